@@ -1,7 +1,7 @@
-//! What each session is doing, for those who look after the node.
+//! The current activity of each session, for `pg_stat_activity`.
 //!
-//! Nobody can see a statement that is answered before anybody looks. So what runs is noted only when it has to wait: a
-//! statement that is ready at once costs nothing here.
+//! A statement is recorded only when it has to wait: one that completes without waiting could not
+//! be observed, so it costs nothing here.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fulmar_engine::{Statement, TransactionStatus};
 use parking_lot::Mutex;
 
-/// Whose session it is; what does not change while it lasts.
+/// The identity of a session, which does not change.
 pub(crate) struct Who {
     pub(crate) user: String,
     pub(crate) address: Option<IpAddr>,
@@ -18,22 +18,22 @@ pub(crate) struct Who {
     pub(crate) since_ms: u64,
 }
 
-/// What a session does.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It waits for its client.
+    /// Waiting for the client, outside a transaction.
     #[default]
     Idle,
-    /// A statement runs.
+    /// Executing a statement.
     Active,
-    /// It waits for its client, who has begun a transaction.
+    /// Waiting for the client, in a transaction.
     InTransaction,
-    /// The same, and the transaction has failed.
+    /// Waiting for the client, in a failed transaction.
     Failed,
 }
 
 impl State {
-    /// As `pg_stat_activity` has it.
+    /// The name in `pg_stat_activity`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             State::Idle => "idle",
@@ -44,41 +44,42 @@ impl State {
     }
 }
 
-/// A moment of a session.
+/// A snapshot of a session's activity.
 #[derive(Clone, Default)]
 pub(crate) struct Moment {
     pub(crate) state: State,
     pub(crate) changed_ms: u64,
-    /// The text of the statement that was noted last, and when. Long texts are cut, since this copy is not charged.
+    /// The text of the last recorded statement and its start. Long texts are truncated, since this
+    /// copy is not charged to the session's memory.
     pub(crate) statement: Option<(Arc<str>, u64)>,
-    /// When its transaction was noted.
+    /// The start of the transaction, as first recorded.
     pub(crate) transaction_ms: Option<u64>,
     pub(crate) application: Arc<str>,
 }
 
-/// A text up to this length is shared with the statement.
+/// Up to this length, the text is shared with the statement.
 const SHARED_TEXT_BYTES: usize = 8 << 10;
-/// A longer one is cut to this length, PostgreSQL's default of `track_activity_query_size`.
-const CUT_TEXT_BYTES: usize = 1 << 10;
+/// A longer text is truncated to this length, PostgreSQL's default for `track_activity_query_size`.
+const TRUNCATED_TEXT_BYTES: usize = 1 << 10;
 
-/// What a session does now.
+/// The current activity of a session.
 #[derive(Default)]
 pub(crate) struct Activity(Mutex<Moment>);
 
 impl Activity {
-    /// A statement has begun that is not ready at once.
+    /// Records a statement that has to wait.
     pub(crate) fn begin(&self, statement: &Arc<Statement>) {
         let now_ms = now_ms();
         let text = match statement.sql.len() {
             0..=SHARED_TEXT_BYTES => statement.sql.clone(),
-            _ => statement.sql[..statement.sql.floor_char_boundary(CUT_TEXT_BYTES)].into(),
+            _ => statement.sql[..statement.sql.floor_char_boundary(TRUNCATED_TEXT_BYTES)].into(),
         };
         let mut moment = self.0.lock();
         moment.statement = Some((text, now_ms));
         moment.change(State::Active, now_ms);
     }
 
-    /// The session waits for its client.
+    /// Records that the session waits for its client.
     pub(crate) fn wait(&self, transaction: TransactionStatus) {
         let state = match transaction {
             TransactionStatus::Idle => State::Idle,
@@ -88,12 +89,12 @@ impl Activity {
         self.0.lock().change(state, now_ms());
     }
 
-    /// What the client calls itself.
+    /// Sets the client's `application_name`.
     pub(crate) fn name(&self, application: &str) {
         self.0.lock().application = application.into();
     }
 
-    /// What it does now.
+    /// The current activity.
     pub(crate) fn now(&self) -> Moment {
         self.0.lock().clone()
     }
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_begins_once() {
+    fn transaction_start_is_kept_until_the_transaction_ends() {
         let activity = Activity::default();
         activity.wait(TransactionStatus::InTransaction);
         let begun = activity.now().transaction_ms;

@@ -1,8 +1,10 @@
-//! Advisory locks: numbers that sessions of a tenant agree about, for migrations that must not run twice at once.
+//! Advisory locks: locks on numbers whose meaning the sessions of a tenant define, for example to
+//! prevent two migrations from running concurrently.
 //!
-//! Postgres's: a session may take one several times, and gives it back as often; what it still has when it ends is
-//! free. One difference: nobody waits here. `pg_advisory_lock` of a number that another session has is refused (55P03), as
-//! if `lock_timeout` were over at once; its caller tries again.
+//! They work as in PostgreSQL. A session can acquire the same lock several times and must release
+//! it as often. Its locks are released when it ends. One difference: sessions do not wait.
+//! `pg_advisory_lock` fails with 55P03 if another session holds the lock, as with an expired
+//! `lock_timeout`, and the client must retry.
 
 use std::collections::HashMap;
 
@@ -12,64 +14,65 @@ use parking_lot::Mutex;
 
 use crate::Result;
 
-/// Numbers that one session may have.
-const MOST: usize = 10_000;
+/// Maximum number of locks per session.
+const MAX_LOCKS_PER_SESSION: usize = 10_000;
 
-/// Who has a number, and how often.
-struct Held {
+/// The session that holds a lock, and the number of times that it acquired it.
+struct Holder {
     pid: i32,
     times: u32,
 }
 
 /// The locks of all tenants.
 #[derive(Default)]
-pub(crate) struct AdvisoryLocks(Mutex<HashMap<(PartitionId, i64), Held>>);
+pub(crate) struct AdvisoryLocks(Mutex<HashMap<(PartitionId, i64), Holder>>);
 
 impl AdvisoryLocks {
-    /// Takes a number for a session; `false` if another one has it.
+    /// Acquires a lock for a session. Returns false if another session holds it.
     pub(crate) fn try_lock(&self, tenant: PartitionId, number: i64, pid: i32) -> Result<bool> {
         let mut locks = self.0.lock();
-        if let Some(held) = locks.get_mut(&(tenant, number)) {
-            let own = held.pid == pid;
-            held.times = held.times.saturating_add(own.into());
-            return Ok(own);
+        if let Some(holder) = locks.get_mut(&(tenant, number)) {
+            let is_holder = holder.pid == pid;
+            holder.times = holder.times.saturating_add(is_holder.into());
+            return Ok(is_holder);
         }
-        if locks.values().filter(|held| held.pid == pid).count() >= MOST {
-            let message = format!("a session has at most {MOST} advisory locks");
+        if locks.values().filter(|holder| holder.pid == pid).count() >= MAX_LOCKS_PER_SESSION {
+            let message = format!("too many advisory locks, limit is {MAX_LOCKS_PER_SESSION} per session");
             return Err(Error::new(fulmar_engine::sqlstate::PROGRAM_LIMIT, message));
         }
-        locks.insert((tenant, number), Held { pid, times: 1 });
+        locks.insert((tenant, number), Holder { pid, times: 1 });
         Ok(true)
     }
 
-    /// Takes a number for a session, or says that another one has it.
+    /// Acquires a lock for a session. Fails if another session holds it.
     pub(crate) fn lock(&self, tenant: PartitionId, number: i64, pid: i32) -> Result<()> {
         const LOCK_NOT_AVAILABLE: &str = "55P03";
         if self.try_lock(tenant, number, pid)? {
             return Ok(());
         }
-        Err(Error::new(LOCK_NOT_AVAILABLE, format!("another session has the advisory lock {number}"))
-            .hint("Sessions do not wait for advisory locks here: try again later."))
+        Err(Error::new(LOCK_NOT_AVAILABLE, format!("could not obtain advisory lock {number}"))
+            .detail("Another session holds the lock.")
+            .hint("Fulmar does not wait for advisory locks. Retry later."))
     }
 
-    /// Gives a number back once; `false` if the session does not have it.
+    /// Releases a lock once. Returns false if the session does not hold it.
     pub(crate) fn unlock(&self, tenant: PartitionId, number: i64, pid: i32) -> bool {
         let mut locks = self.0.lock();
-        let Some(held) = locks.get_mut(&(tenant, number)).filter(|held| held.pid == pid) else {
+        let Some(holder) = locks.get_mut(&(tenant, number)).filter(|holder| holder.pid == pid) else {
             return false;
         };
-        held.times -= 1;
-        if held.times == 0 {
+        holder.times -= 1;
+        if holder.times == 0 {
             locks.remove(&(tenant, number));
         }
         true
     }
 
-    /// Gives back all that a session has.
+    /// Releases all locks of a session.
     pub(crate) fn unlock_all(&self, pid: i32) {
         let mut locks = self.0.lock();
         if !locks.is_empty() {
-            locks.retain(|_, held| held.pid != pid);
+            locks.retain(|_, holder| holder.pid != pid);
         }
     }
 }
@@ -79,12 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_one_sessions() {
+    fn lock_is_exclusive_per_session() {
         let (locks, tenant) = (AdvisoryLocks::default(), PartitionId(1));
         assert!(locks.try_lock(tenant, 7, 1).unwrap() && locks.try_lock(tenant, 7, 1).unwrap());
         assert!(!locks.try_lock(tenant, 7, 2).unwrap());
         assert_eq!(locks.lock(tenant, 7, 2).unwrap_err().state(), "55P03");
-        assert!(locks.try_lock(PartitionId(2), 7, 2).unwrap(), "tenants have nothing to do with each other");
+        assert!(locks.try_lock(PartitionId(2), 7, 2).unwrap(), "locks of different tenants are independent");
         assert!(!locks.unlock(tenant, 7, 2));
         assert!(locks.unlock(tenant, 7, 1) && !locks.try_lock(tenant, 7, 2).unwrap());
         assert!(locks.unlock(tenant, 7, 1) && locks.try_lock(tenant, 7, 2).unwrap());

@@ -1,16 +1,18 @@
-//! SCRAM-SHA-256: a password is proved without being sent, and checked without being kept.
+//! SCRAM-SHA-256 authentication: the client proves that it knows the password without sending it,
+//! and the server verifies the proof without storing the password.
 //!
 //! ```text
-//! client                                        server (knows salt, iterations, StoredKey, ServerKey)
+//! client                                        server (has salt, iterations, StoredKey, ServerKey)
 //!   SASLInitialResponse: name, nonce      -->
 //!                                         <--   SASLContinue: both nonces, salt, iterations
 //!   SASLResponse: ClientProof             -->   SHA256(proof xor signature) = StoredKey ?
 //!                                         <--   SASLFinal: ServerSignature
 //! ```
 //!
-//! The computations are `pgwire`'s. A user that does not exist goes through the same exchange, with keys that no password has, so that
-//! clients cannot find out which names exist. Its salt is derived from the name and a secret in the catalog. It is therefore the same
-//! after a restart and on nodes that read the same catalog, like the salt of a user that exists.
+//! The crate `pgwire` computes the messages. A user that does not exist goes through the same
+//! exchange, with keys that match no password, so that clients cannot probe for user names. Its
+//! salt is derived from the name and a secret in the catalog. The salt is therefore stable across
+//! restarts and nodes that read the same catalog, like the salt of an existing user.
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{SaltKey, ScramVerifier, User};
@@ -23,7 +25,7 @@ use pgwire::messages::startup::Authentication;
 
 use crate::Result;
 
-/// What a server keeps of a password.
+/// Computes the verifier that the server stores instead of a password.
 pub fn scram_verifier(password: &str) -> ScramVerifier {
     let salt = rand::random::<[u8; SALT_BYTES]>().to_vec();
     let salted = gen_salted_password(password, &salt, SCRAM_ITERATIONS);
@@ -31,7 +33,7 @@ pub fn scram_verifier(password: &str) -> ScramVerifier {
         ScramSecret::Verifier { salt, iterations, stored_key, server_key } => {
             ScramVerifier { salt, iterations: iterations as u32, stored_key, server_key }
         }
-        // The other kind is never made from a verifier; keys of nothing let nobody in.
+        // Unreachable: a verifier was requested. Empty keys match no password.
         ScramSecret::SaltedPassword { salt, .. } => ScramVerifier {
             salt,
             iterations: SCRAM_ITERATIONS as u32,
@@ -41,15 +43,15 @@ pub fn scram_verifier(password: &str) -> ScramVerifier {
     }
 }
 
-/// Keeps derived salts apart from other hashes.
-const DECOY_SALT: &[u8] = b"fulmar scram salt\0";
+/// Separates derived salts from other hashes (domain separation).
+const DECOY_SALT_PREFIX: &[u8] = b"fulmar scram salt\0";
 const SALT_BYTES: usize = 16;
 
-/// What a user that does not exist is authenticated against: always in vain.
+/// The secret against which a nonexistent user is authenticated. It always fails.
 fn decoy(user: &str, key: &SaltKey) -> ScramSecret {
     let key = key.0.iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
-    // One round of PBKDF2 is HMAC-SHA-256.
-    let mut salt = gen_salted_password(&key, &[DECOY_SALT, user.as_bytes()].concat(), 1);
+    // PBKDF2 with one iteration is HMAC-SHA-256.
+    let mut salt = gen_salted_password(&key, &[DECOY_SALT_PREFIX, user.as_bytes()].concat(), 1);
     salt.truncate(SALT_BYTES);
     ScramSecret::Verifier {
         salt,
@@ -59,7 +61,7 @@ fn decoy(user: &str, key: &SaltKey) -> ScramSecret {
     }
 }
 
-/// An exchange with a client.
+/// An authentication exchange with a client.
 pub(crate) struct Exchange {
     user: String,
     state: State,
@@ -71,17 +73,17 @@ enum State {
     Ended,
 }
 
-/// How far an exchange has come.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The client is to answer.
+    /// The client must respond.
     Challenge,
-    /// The client has proved who it is.
+    /// The client has proved its identity.
     Authenticated,
 }
 
 impl Exchange {
-    /// Begins: tells the client how to prove itself.
+    /// Starts the exchange: requests SCRAM-SHA-256 from the client.
     pub(crate) fn begin(
         name: &str,
         user: Option<&User>,
@@ -101,12 +103,12 @@ impl Exchange {
         Ok(Exchange { user: name.to_owned(), state: State::Begun(secret) })
     }
 
-    /// Whether the client's proof comes next.
+    /// Returns true if the next message contains the client's proof.
     pub(crate) fn is_challenged(&self) -> bool {
         matches!(self.state, State::Challenged(_))
     }
 
-    /// Goes on with what the client has sent: the body of a message of kind `p`.
+    /// Continues with the client's response: the body of a message of kind `p`.
     pub(crate) fn step(&mut self, body: &[u8], output: &mut Vec<u8>) -> Result<Step> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Begun(secret) => {
@@ -119,22 +121,22 @@ impl Exchange {
                 Ok(Step::Challenge)
             }
             State::Challenged(waiting) => {
-                let signature = waiting.on_client_final_message(body).map_err(|_| self.refused())?;
+                let signature = waiting.on_client_final_message(body).map_err(|_| self.invalid_password())?;
                 put(output, &Authentication::SASLFinal(signature.into()))?;
                 put(output, &Authentication::Ok)?;
                 Ok(Step::Authenticated)
             }
-            State::Ended => Err(malformed("the exchange has ended")),
+            State::Ended => Err(malformed("exchange already completed")),
         }
     }
 
-    fn refused(&self) -> Error {
+    fn invalid_password(&self) -> Error {
         let message = format!("password authentication failed for user \"{}\"", self.user);
         Error::new(sqlstate::INVALID_PASSWORD, message)
     }
 }
 
-/// Writes a message of the codec's: those around logging in.
+/// Writes a message of the crate `pgwire`: those of startup and authentication.
 pub(crate) fn put(output: &mut Vec<u8>, message: &impl Message) -> Result<()> {
     let mut bytes = bytes::BytesMut::new();
     message.encode(&mut bytes).map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
@@ -142,20 +144,20 @@ pub(crate) fn put(output: &mut Vec<u8>, message: &impl Message) -> Result<()> {
     Ok(())
 }
 
-fn malformed(what: &str) -> Error {
-    Error::new(sqlstate::PROTOCOL_VIOLATION, format!("malformed SCRAM message: {what}"))
+fn malformed(problem: &str) -> Error {
+    Error::new(sqlstate::PROTOCOL_VIOLATION, format!("malformed SCRAM message: {problem}"))
 }
 
-/// The client's first message, out of a SASLInitialResponse: mechanism, length, message.
+/// Extracts the client's first message from a SASLInitialResponse: mechanism, length, message.
 fn initial_response(body: &[u8]) -> Result<&[u8]> {
-    let end = body.iter().position(|&byte| byte == 0).ok_or_else(|| malformed("no mechanism"))?;
+    let end = body.iter().position(|&byte| byte == 0).ok_or_else(|| malformed("missing mechanism"))?;
     let (mechanism, rest) = (&body[..end], &body[end + 1..]);
     if mechanism != SCRAM_SHA_256_METHOD.as_bytes() {
-        return Err(malformed("the mechanism is not SCRAM-SHA-256"));
+        return Err(malformed("mechanism is not SCRAM-SHA-256"));
     }
-    let (length, message) = rest.split_first_chunk::<4>().ok_or_else(|| malformed("no length"))?;
+    let (length, message) = rest.split_first_chunk::<4>().ok_or_else(|| malformed("missing length"))?;
     if u32::from_be_bytes(*length) as usize != message.len() {
-        return Err(malformed("the length is wrong"));
+        return Err(malformed("incorrect length"));
     }
     Ok(message)
 }
@@ -184,7 +186,7 @@ mod tests {
         [b"SCRAM-SHA-256\0", &(message.len() as u32).to_be_bytes()[..], message].concat()
     }
 
-    /// A client library logs in; its own check of the server's signature included.
+    /// Logs in with a client library, which also verifies the server's signature.
     fn log_in(verifier: Option<&ScramVerifier>, password: &str) -> Result<()> {
         let mut exchange = exchange(verifier);
         let mut client = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_password_and_no_other() {
+    fn accepts_only_the_correct_password() {
         let verifier = scram_verifier("pencil \u{e9}");
         log_in(Some(&verifier), "pencil \u{e9}").unwrap();
         assert_eq!(log_in(Some(&verifier), "pen").unwrap_err().state(), sqlstate::INVALID_PASSWORD);
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_salt_of_an_unknown_user_depends_on_its_name_and_the_key_only() {
+    fn salt_of_an_unknown_user_depends_only_on_its_name_and_the_key() {
         let salt = |name, key| match decoy(name, &SaltKey(vec![key; 32])) {
             ScramSecret::Verifier { salt, .. } => salt,
             ScramSecret::SaltedPassword { .. } => panic!(),
@@ -221,7 +223,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_anything(first in "[ -~]{0,60}", last in "[ -~]{0,60}", raw in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn rejects_arbitrary_messages(
+            first in "[ -~]{0,60}",
+            last in "[ -~]{0,60}",
+            raw in proptest::collection::vec(any::<u8>(), 0..60),
+        ) {
             let verifier = ScramVerifier { salt: vec![1; 16], iterations: 4096, stored_key: vec![2; 32], server_key: vec![3; 32] };
             let mut output = Vec::new();
             prop_assert!(exchange(Some(&verifier)).step(&raw, &mut output).is_err());

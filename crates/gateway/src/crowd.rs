@@ -1,13 +1,19 @@
-//! Connections of strangers: so many at once, and then the oldest makes room.
+//! Connection slots: bounds the number of unauthenticated connections of a port, and closes the
+//! oldest connection when all slots are in use.
 //!
-//! Anybody who reaches a port can open connections to it and say nothing. To refuse those who come when there are enough would
-//! leave the port to who came first, for as long as he likes; so the oldest is sent away instead. Who has something to say needs a
-//! moment, and has one: nobody is sent away in his first second, and who comes meanwhile waits where connections do that
-//! are not accepted yet. A crowd of honest clients (all of an application after a restart) is let in as fast as it is served.
+//! Any client that can reach a port can open connections and send nothing. If new connections were
+//! rejected when the slots are in use, idle connections could block the port indefinitely.
+//! Therefore the oldest connection is closed instead:
+//!
+//! - A connection keeps its slot for at least 1 s, which is enough for a client that authenticates.
+//! - Until the oldest connection is 1 s old, new connections wait in the accept queue. A burst of
+//!   regular clients, such as an application that restarts, is therefore served without closing
+//!   any.
 //!
 //! ```text
-//!   accepted --> a place, if there is one --> served --> it is given back
-//!            \-> else that of the oldest, when that is a second old: its connection is closed
+//!   accepted --> takes a free slot ----------------------------> served --> the slot is released
+//!            `-> no free slot: closes the oldest connection,
+//!                once that is 1 s old, and takes its slot -----> served --> the slot is released
 //! ```
 
 use std::collections::BTreeMap;
@@ -18,102 +24,105 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// How long a place is one's own.
-const MOMENT: Duration = Duration::from_secs(1);
+/// The minimum time that a connection keeps its slot.
+const MIN_SLOT_TIME: Duration = Duration::from_secs(1);
 
-/// The places of a port.
+/// The connection slots of a port.
 pub(crate) struct Crowd {
-    places: Mutex<Places>,
-    most: usize,
-    /// Told when one is given back.
-    left: Notify,
+    slots: Mutex<Slots>,
+    capacity: usize,
+    /// Notified when a slot is released.
+    released: Notify,
 }
 
 #[derive(Default)]
-struct Places {
-    /// By their age, the oldest first.
-    taken: BTreeMap<u64, Taken>,
+struct Slots {
+    /// The slots in use, oldest first.
+    used: BTreeMap<u64, UsedSlot>,
     next: u64,
-    sent_away: u64,
+    evicted: u64,
 }
 
-struct Taken {
+struct UsedSlot {
     since: Instant,
-    leave: CancellationToken,
+    cancel: CancellationToken,
 }
 
-/// How many there are.
+/// The counters of the slots.
 #[derive(Clone, Copy)]
 pub(crate) struct Count {
+    /// Slots in use.
     pub(crate) now: usize,
-    /// Since the start.
+    /// Connections closed to free a slot, since the start.
     pub(crate) sent_away: u64,
 }
 
 impl Crowd {
-    /// So many places.
-    pub(crate) fn new(most: usize) -> Arc<Crowd> {
-        Arc::new(Crowd { places: Mutex::default(), most, left: Notify::new() })
+    /// Creates `capacity` slots.
+    pub(crate) fn new(capacity: usize) -> Arc<Crowd> {
+        Arc::new(Crowd { slots: Mutex::default(), capacity, released: Notify::new() })
     }
 
-    /// Takes a place when there is one. Everybody is sent away when `closing` says so. There is one who calls this, the acceptor:
-    /// whoever comes is waited for in the order in which they came.
+    /// Waits for a slot and takes it. If `closing` is cancelled, all connections are closed. Only
+    /// the acceptor calls this, so connections get their slots in the order of arrival.
     pub(crate) async fn enter(self: &Arc<Self>, closing: &CancellationToken) -> Place {
         loop {
             match self.try_enter(closing, Instant::now()) {
                 Ok(place) => return place,
                 Err(ready) => {
-                    // Either is a reason to try again. A place that was given back since then is remembered.
-                    let _ = tokio::time::timeout_at(ready.into(), self.left.notified()).await;
+                    // Retries after either event. `Notify` stores a release that happens before the
+                    // wait begins.
+                    let _ = tokio::time::timeout_at(ready.into(), self.released.notified()).await;
                 }
             }
         }
     }
 
-    /// A place, or when that of the oldest can be had.
+    /// Takes a slot, or returns the time at which the oldest connection can be closed.
     fn try_enter(self: &Arc<Self>, closing: &CancellationToken, now: Instant) -> Result<Place, Instant> {
-        let mut places = self.places.lock();
-        if places.taken.len() >= self.most
-            && let Some(oldest) = places.taken.first_entry()
+        let mut slots = self.slots.lock();
+        if slots.used.len() >= self.capacity
+            && let Some(oldest) = slots.used.first_entry()
         {
-            let ready = oldest.get().since + MOMENT;
+            let ready = oldest.get().since + MIN_SLOT_TIME;
             if ready > now {
                 return Err(ready);
             }
-            oldest.remove().leave.cancel();
-            places.sent_away += 1;
+            oldest.remove().cancel.cancel();
+            slots.evicted += 1;
         }
-        let (number, leave) = (places.next, closing.child_token());
-        places.next += 1;
-        places.taken.insert(number, Taken { since: now, leave: leave.clone() });
-        Ok(Place { crowd: self.clone(), number, leave })
+        let (number, cancel) = (slots.next, closing.child_token());
+        slots.next += 1;
+        slots.used.insert(number, UsedSlot { since: now, cancel: cancel.clone() });
+        Ok(Place { crowd: self.clone(), number, cancel })
     }
 
     pub(crate) fn count(&self) -> Count {
-        let places = self.places.lock();
-        Count { now: places.taken.len(), sent_away: places.sent_away }
+        let slots = self.slots.lock();
+        Count { now: slots.used.len(), sent_away: slots.evicted }
     }
 }
 
-/// A connection's place; given back when this is dropped.
+/// The slot of a connection. Released when dropped.
 pub(crate) struct Place {
     crowd: Arc<Crowd>,
     number: u64,
-    leave: CancellationToken,
+    cancel: CancellationToken,
 }
 
 impl Place {
-    /// Does something, unless it has to leave.
+    /// Runs `work` until it completes, or until the connection is closed to free its slot. Returns
+    /// `None` in the latter case.
     pub(crate) fn stay<F: Future>(&self, work: F) -> impl Future<Output = Option<F::Output>> {
-        self.leave.run_until_cancelled(work)
+        self.cancel.run_until_cancelled(work)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Of who was sent away nothing is there any more.
-        if self.crowd.places.lock().taken.remove(&self.number).is_some() {
-            self.crowd.left.notify_one();
+        // The slot of an evicted connection has already been removed.
+        if self.crowd.slots.lock().used.remove(&self.number).is_some() {
+            self.crowd.released.notify_one();
         }
     }
 }
@@ -123,24 +132,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_makes_room_when_it_has_had_its_moment() {
+    fn oldest_connection_is_closed_after_the_minimum_time() {
         let (crowd, closing, begun) = (Crowd::new(2), CancellationToken::new(), Instant::now());
         let enter = |ms| crowd.try_enter(&closing, begun + Duration::from_millis(ms));
         let (first, second) = (enter(0).ok().unwrap(), enter(10).ok().unwrap());
-        assert_eq!(enter(20).err(), Some(begun + MOMENT));
+        assert_eq!(enter(20).err(), Some(begun + MIN_SLOT_TIME));
         drop(second);
         let third = enter(20).ok().unwrap();
         let fourth = enter(1000).ok().unwrap();
-        assert!(first.leave.is_cancelled() && !third.leave.is_cancelled());
+        assert!(first.cancel.is_cancelled() && !third.cancel.is_cancelled());
         assert_eq!(enter(1000).err(), Some(begun + Duration::from_millis(1020)));
         drop(first);
-        assert_eq!((crowd.count().now, crowd.count().sent_away), (2, 1), "its place is another's");
+        assert_eq!(
+            (crowd.count().now, crowd.count().sent_away),
+            (2, 1),
+            "dropping an evicted connection must not release a slot"
+        );
         closing.cancel();
-        assert!(third.leave.is_cancelled() && fourth.leave.is_cancelled());
+        assert!(third.cancel.is_cancelled() && fourth.cancel.is_cancelled());
     }
 
     #[tokio::test]
-    async fn who_waits_gets_the_place_that_is_given_back() {
+    async fn waiting_connection_gets_a_released_slot() {
         let (crowd, closing) = (Crowd::new(1), CancellationToken::new());
         let first = crowd.enter(&closing).await;
         let mut second = std::pin::pin!(crowd.enter(&closing));

@@ -1,30 +1,38 @@
-//! Logins that failed, and how they slow down those that come next.
+//! Login throttling: failed logins delay the next attempts.
 //!
-//! Who guesses passwords has to wait for each answer, the right one too: 100 ms after the first failure for a user, twice as
-//! long after each further one, up to 5 s; and the same for an address, whoever it logs in as. An address may stand for many
-//! clients, so it has a few failures free. A minute without a failure, and all is forgotten.
+//! After a failed login, every further attempt is delayed before its proof is checked, including a
+//! correct one. The delay is 100 ms after the first failure, doubles with every further failure,
+//! and is at most 5 s. Failures are counted per user, and separately per address for all users. An
+//! address may be shared by many clients, so its first 10 failures do not count. Counters expire
+//! 60 s after the last failure.
 //!
 //! ```text
-//!   proof of a password --> wait: the longer of user's and address's --> its turn: check --> wrong: note it for both
-//!                            ^                                             |
-//!                            `--- somebody of that address has failed for --´
-//!                                 that user meanwhile: from then on, anew
+//!   proof of a password --> wait: longer delay of user, address --> check --> wrong: record it
+//!                            ^                                        |
+//!                            `--- a login of this address and user ---´
+//!                                 has failed: wait from then on
 //! ```
 //!
-//! So guesses that are made side by side take as long as those that are made one after the other. A check and the note that
-//! it has failed are one step, under the lock of the table (a few microseconds: what is dear about a password is done by the
-//! client): of all who wait for the same moment one is checked, and if it was wrong the others look again, and wait from
-//! then on. If it was right they are checked at once, and where nothing has failed lately nobody waits: an application may
-//! open all its connections in the same moment.
+//! Parallel guesses are as slow as sequential ones. A check and the recording of its failure are
+//! one step under the lock of the table. The lock is held for a few microseconds, since the client
+//! does the expensive part of the password computation. Of all attempts whose delay ends at the
+//! same time, one is checked. If it fails, the others see the new failure and wait again, counted
+//! from that failure. If it succeeds, the others are checked immediately. Without recent failures
+//! nothing is delayed, so an application can open all its connections at once.
 //!
-//! Only failures of the same address *for the same user* make who waits already wait anew. Others lengthen the wait to 5 s,
-//! counted from its beginning, and no more: else who guesses all the time, from wherever, would shut out the user himself.
-//! The price is that who has many addresses has as many guesses in 5 s. Who shares an address with somebody who guesses his
-//! name waits in line with him, and is refused when that would take longer than 30 s.
+//! Only failures of the same address *and* user restart the wait of an attempt that is already
+//! waiting. Other failures extend the delay up to 5 s, counted from the attempt's arrival.
+//! Otherwise an attacker who guesses continuously from elsewhere could lock out the user. The
+//! consequences:
 //!
-//! Names count as they are said, whether there is such a user or not, so nobody learns which there are. Nothing is held while
-//! a client waits but its connection, of which there are only so many ([`crate::crowd`]). The table is bounded: when it is full,
-//! who failed the longest ago is forgotten.
+//! - An attacker with many addresses gets one guess per address every 5 s.
+//! - A user who shares an address with an attacker guessing that user's password waits in line with
+//!   the attacker, and is rejected when the wait would exceed 30 s.
+//!
+//! User names are counted whether or not the user exists, so that the delays do not reveal which
+//! names exist. A waiting attempt holds only its connection, and connections are limited
+//! ([`crate::crowd`]). The table is bounded: when it is full, the entry whose last failure is
+//! oldest is evicted.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -33,60 +41,60 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// What the first failure that counts costs.
+/// The delay after the first failure that counts.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// Who would have to wait for longer is refused.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// How long nothing may fail until it is forgotten.
-const PEACE: Duration = Duration::from_secs(60);
-/// Failures of an address that cost nothing.
-const FREE_OF_ADDRESS: u32 = 10;
-/// Users, addresses, and pairs of them, that are remembered at most.
-const REMEMBERED: usize = 30_000;
+const MAX_DELAY: Duration = Duration::from_secs(5);
+/// Attempts that would have to wait longer are rejected.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Failures expire after this time without a further failure.
+const FAILURE_TTL: Duration = Duration::from_secs(60);
+/// Failures of an address that do not count.
+const FREE_ATTEMPTS_PER_ADDRESS: u32 = 10;
+/// Maximum number of entries: users, addresses, and pairs of them.
+const MAX_ENTRIES: usize = 30_000;
 
-/// Who failed.
+/// The origin of a login attempt.
 #[derive(Clone, Copy)]
 pub(crate) struct Who<'a> {
-    /// `None` for who came with a token: it names nobody.
+    /// `None` for a token, which names no user.
     pub(crate) user: Option<&'a str>,
-    /// `None` if it is not known.
+    /// `None` if unknown.
     pub(crate) address: Option<IpAddr>,
 }
 
-/// The failures of one user or address, or of the one from the other.
-struct Failed {
+/// The failures of a user, of an address, or of a pair.
+struct FailureCount {
     times: u32,
     last: Instant,
 }
 
-/// By a hash that nobody can foresee: a name may be long.
-type Table = HashMap<u64, Failed>;
+/// Keyed by a hash with a random seed, since names may be long.
+type Table = HashMap<u64, FailureCount>;
 
-/// The logins that failed lately.
+/// The recent failed logins.
 pub(crate) struct Failures {
     table: Mutex<Table>,
     hash: RandomState,
 }
 
-/// Too many guess: it would take too long to wait for a turn.
+/// The wait would be too long, because too many attempts have failed.
 #[derive(Debug)]
 pub(crate) struct Crowded;
 
-/// The right to check one proof. Nobody else checks any meanwhile, so it is to be kept for the check alone.
+/// The right to check one proof. It holds the lock of the table: hold it only for the check.
 pub(crate) struct Turn<'a> {
     failures: &'a Failures,
     table: MutexGuard<'a, Table>,
-    who: Who<'a>,
+    origin: Who<'a>,
 }
 
 impl Turn<'_> {
-    /// The proof was wrong.
+    /// Records that the proof was wrong.
     pub(crate) fn failed(mut self, now: Instant) {
-        let Turn { failures, table, who } = &mut self;
-        let counted = failures.counted(*who).map(|(key, _)| key);
-        for key in counted.chain([failures.pair(*who)]) {
-            note(table, key, now);
+        let Turn { failures, table, origin } = &mut self;
+        let throttle_keys = failures.throttle_keys(*origin).map(|(key, _)| key);
+        for key in throttle_keys.chain([failures.pair_key(*origin)]) {
+            record_failure(table, key, now);
         }
     }
 }
@@ -97,64 +105,68 @@ impl Failures {
     }
 
     /// Waits until a proof may be checked.
-    pub(crate) async fn turn<'a>(&'a self, who: Who<'a>) -> Result<Turn<'a>, Crowded> {
+    pub(crate) async fn turn<'a>(&'a self, origin: Who<'a>) -> Result<Turn<'a>, Crowded> {
         let arrived = Instant::now();
         loop {
-            let ready = match self.look(who, arrived, Instant::now()) {
+            let ready = match self.try_turn(origin, arrived, Instant::now()) {
                 Ok(turn) => return Ok(turn),
                 Err(ready) => ready,
             };
-            if ready.saturating_duration_since(arrived) > LONGEST_WAIT {
+            if ready.saturating_duration_since(arrived) > MAX_WAIT {
                 return Err(Crowded);
             }
             tokio::time::sleep_until(ready.into()).await;
         }
     }
 
-    /// The turn of who has come at `arrived`, or when to look again.
-    fn look<'a>(&'a self, who: Who<'a>, arrived: Instant, now: Instant) -> Result<Turn<'a>, Instant> {
+    /// The turn of an attempt that arrived at `arrived`, or the time to try again.
+    fn try_turn<'a>(&'a self, origin: Who<'a>, arrived: Instant, now: Instant) -> Result<Turn<'a>, Instant> {
         let table = self.table.lock();
-        let lately =
-            |key: u64| table.get(&key).filter(|failed| now.saturating_duration_since(failed.last) < PEACE);
-        let delays = self.counted(who).filter_map(|(key, free)| {
-            lately(key).map(|failed| delay_after(failed.times.saturating_sub(free)))
+        let recent = |key: u64| {
+            table.get(&key).filter(|failed| now.saturating_duration_since(failed.last) < FAILURE_TTL)
+        };
+        let delays = self.throttle_keys(origin).filter_map(|(key, free)| {
+            recent(key).map(|failed| delay_after(failed.times.saturating_sub(free)))
         });
         let delay = delays.max().unwrap_or_default();
-        let since = lately(self.pair(who)).map_or(arrived, |failed| failed.last.max(arrived));
+        let since = recent(self.pair_key(origin)).map_or(arrived, |failed| failed.last.max(arrived));
         let ready = since + delay;
         if ready > now {
             return Err(ready);
         }
-        Ok(Turn { failures: self, table, who })
+        Ok(Turn { failures: self, table, origin })
     }
 
-    /// What counts, and how many failures of each are free.
-    fn counted(&self, who: Who<'_>) -> impl Iterator<Item = (u64, u32)> {
-        let user = who.user.map(|user| (self.hash.hash_one((0, user)), 0));
-        let address = who.address.map(|address| (self.hash.hash_one((1, site(address))), FREE_OF_ADDRESS));
+    /// The keys under which failures count, with the number of failures that do not count for each.
+    fn throttle_keys(&self, origin: Who<'_>) -> impl Iterator<Item = (u64, u32)> {
+        let user = origin.user.map(|user| (self.hash.hash_one((0, user)), 0));
+        let address = origin
+            .address
+            .map(|address| (self.hash.hash_one((1, network(address))), FREE_ATTEMPTS_PER_ADDRESS));
         user.into_iter().chain(address)
     }
 
-    /// Who waits for each other.
-    fn pair(&self, who: Who<'_>) -> u64 {
-        self.hash.hash_one((2, who.user, who.address.map(site)))
+    /// The key of the attempts that wait for each other.
+    fn pair_key(&self, origin: Who<'_>) -> u64 {
+        self.hash.hash_one((2, origin.user, origin.address.map(network)))
     }
 }
 
-fn note(table: &mut Table, key: u64, now: Instant) {
-    if table.len() >= REMEMBERED && !table.contains_key(&key) {
-        make_room(table, now);
+fn record_failure(table: &mut Table, key: u64, now: Instant) {
+    if table.len() >= MAX_ENTRIES && !table.contains_key(&key) {
+        evict(table, now);
     }
-    let failed = table.entry(key).or_insert(Failed { times: 0, last: now });
-    if now.saturating_duration_since(failed.last) >= PEACE {
+    let failed = table.entry(key).or_insert(FailureCount { times: 0, last: now });
+    if now.saturating_duration_since(failed.last) >= FAILURE_TTL {
         failed.times = 0;
     }
     failed.times = failed.times.saturating_add(1);
     failed.last = now;
 }
 
-/// What stands for all addresses that one client can easily have: with IPv6 those are the lower 64 bits.
-fn site(address: IpAddr) -> u128 {
+/// The network of an address: a client can easily use all addresses with the same upper 64 bits of
+/// an IPv6 address.
+fn network(address: IpAddr) -> u128 {
     match address.to_canonical() {
         IpAddr::V4(address) => u128::from(address.to_bits()),
         IpAddr::V6(address) => address.to_bits() & !u128::from(u64::MAX),
@@ -164,14 +176,14 @@ fn site(address: IpAddr) -> u128 {
 fn delay_after(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,
-        _ => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures - 1)).min(LONGEST_DELAY),
+        _ => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures - 1)).min(MAX_DELAY),
     }
 }
 
-/// Forgets what is over; if nothing is, who failed the longest ago.
-fn make_room(table: &mut Table, now: Instant) {
-    table.retain(|_, failed| now.saturating_duration_since(failed.last) < PEACE);
-    if table.len() >= REMEMBERED
+/// Removes the expired entries. If there are none, removes the entry whose last failure is oldest.
+fn evict(table: &mut Table, now: Instant) {
+    table.retain(|_, failed| now.saturating_duration_since(failed.last) < FAILURE_TTL);
+    if table.len() >= MAX_ENTRIES
         && let Some(oldest) = table.iter().min_by_key(|(_, failed)| failed.last).map(|(key, _)| *key)
     {
         table.remove(&oldest);
@@ -182,131 +194,147 @@ fn make_room(table: &mut Table, now: Instant) {
 mod tests {
     use super::*;
 
-    fn who<'a>(user: &'a str, address: &str) -> Who<'a> {
+    fn origin<'a>(user: &'a str, address: &str) -> Who<'a> {
         Who { user: Some(user), address: Some(address.parse().unwrap()) }
     }
 
-    fn nowhere(user: &str) -> Who<'_> {
+    fn without_address(user: &str) -> Who<'_> {
         Who { user: Some(user), address: None }
     }
 
-    /// How long who comes now has to wait.
-    fn delay(failures: &Failures, who: Who<'_>, now: Instant) -> Duration {
-        failures.look(who, now, now).err().map_or(Duration::ZERO, |ready| ready - now)
+    /// The delay of an attempt that arrives now.
+    fn delay(failures: &Failures, origin: Who<'_>, now: Instant) -> Duration {
+        failures.try_turn(origin, now, now).err().map_or(Duration::ZERO, |ready| ready - now)
     }
 
-    /// A wrong proof, after its wait.
-    fn fail(failures: &Failures, who: Who<'_>, now: Instant) {
-        failures.look(who, now - LONGEST_DELAY, now).ok().unwrap().failed(now);
+    /// A wrong proof, after its delay.
+    fn fail(failures: &Failures, origin: Who<'_>, now: Instant) {
+        failures.try_turn(origin, now - MAX_DELAY, now).ok().unwrap().failed(now);
     }
 
     #[test]
-    fn each_failure_doubles_the_wait_up_to_a_bound_until_there_is_peace() {
+    fn each_failure_doubles_the_delay_up_to_a_limit_until_it_expires() {
         let failures = Failures::new();
-        let mut now = Instant::now() + PEACE;
+        let mut now = Instant::now() + FAILURE_TTL;
         let mut delays = Vec::new();
         for _ in 0..8 {
-            let delay = delay(&failures, who("anna", "10.0.0.1"), now);
+            let delay = delay(&failures, origin("anna", "10.0.0.1"), now);
             delays.push(delay.as_millis());
             now += delay;
-            fail(&failures, who("anna", "10.0.0.1"), now);
+            fail(&failures, origin("anna", "10.0.0.1"), now);
         }
         assert_eq!(delays, [0, 100, 200, 400, 800, 1600, 3200, 5000]);
         for _ in 0..100 {
-            now += LONGEST_DELAY;
-            fail(&failures, who("anna", "10.0.0.1"), now);
+            now += MAX_DELAY;
+            fail(&failures, origin("anna", "10.0.0.1"), now);
         }
-        assert_eq!(delay(&failures, who("anna", "10.0.0.2"), now), LONGEST_DELAY, "from elsewhere, too");
-        assert_eq!(delay(&failures, who("bert", "10.0.0.2"), now), Duration::ZERO);
-        assert_eq!(delay(&failures, who("anna", "10.0.0.1"), now + PEACE), Duration::ZERO);
-        fail(&failures, who("anna", "10.0.0.1"), now + PEACE);
-        assert_eq!(delay(&failures, who("anna", "10.0.0.1"), now + PEACE), FIRST_DELAY);
+        assert_eq!(
+            delay(&failures, origin("anna", "10.0.0.2"), now),
+            MAX_DELAY,
+            "the delay of a user applies to all addresses"
+        );
+        assert_eq!(delay(&failures, origin("bert", "10.0.0.2"), now), Duration::ZERO);
+        assert_eq!(delay(&failures, origin("anna", "10.0.0.1"), now + FAILURE_TTL), Duration::ZERO);
+        fail(&failures, origin("anna", "10.0.0.1"), now + FAILURE_TTL);
+        assert_eq!(delay(&failures, origin("anna", "10.0.0.1"), now + FAILURE_TTL), FIRST_DELAY);
     }
 
-    /// When each of so many who have come at once is checked, in the order in which they are; nobody after half a minute.
-    fn checked(failures: &Failures, many: usize, who: Who<'_>, begun: Instant, right: bool) -> Vec<u128> {
-        let (mut checked, mut waiting) = (Vec::new(), vec![begun; many]);
-        while let Some(next) = waiting.iter().min().copied().filter(|next| *next <= begun + LONGEST_WAIT) {
+    /// The times in milliseconds at which `attempts` simultaneous attempts are checked, in order,
+    /// within 30 s.
+    fn check_times(
+        failures: &Failures,
+        attempts: usize,
+        origin: Who<'_>,
+        start: Instant,
+        right: bool,
+    ) -> Vec<u128> {
+        let (mut check_times, mut waiting) = (Vec::new(), vec![start; attempts]);
+        while let Some(next) = waiting.iter().min().copied().filter(|next| *next <= start + MAX_WAIT) {
             for place in (0..waiting.len()).rev().filter(|place| waiting[*place] == next).collect::<Vec<_>>()
             {
-                match failures.look(who, begun, next) {
+                match failures.try_turn(origin, start, next) {
                     Err(ready) => waiting[place] = ready,
                     Ok(turn) => {
                         if !right {
                             turn.failed(next);
                         }
-                        checked.push((next - begun).as_millis());
+                        check_times.push((next - start).as_millis());
                         waiting.swap_remove(place);
                     }
                 }
             }
         }
-        checked
+        check_times
     }
 
     #[test]
-    fn guesses_side_by_side_take_as_long_as_one_after_the_other() {
-        let (failures, begun) = (Failures::new(), Instant::now());
-        let wrong = checked(&failures, 100, who("anna", "10.0.0.1"), begun, false);
+    fn parallel_guesses_are_as_slow_as_sequential_ones() {
+        let (failures, start) = (Failures::new(), Instant::now());
+        let wrong = check_times(&failures, 100, origin("anna", "10.0.0.1"), start, false);
         assert_eq!(wrong, [0, 100, 300, 700, 1500, 3100, 6300, 11300, 16300, 21300, 26300]);
-        // Nor does it help to guess tokens, which name nobody; but for those that are free.
+        // Guessing tokens, which name no user, is as slow after the free attempts of the address.
         let tokens = Who { user: None, address: Some("10.0.0.2".parse().unwrap()) };
-        let wrong = checked(&failures, 100, tokens, begun, false);
+        let wrong = check_times(&failures, 100, tokens, start, false);
         assert_eq!(wrong[..13], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 100, 300]);
     }
 
     #[test]
-    fn right_ones_side_by_side_do_not_wait_for_each_other() {
-        let (failures, begun) = (Failures::new(), Instant::now());
-        assert_eq!(checked(&failures, 100, who("anna", "10.0.0.1"), begun, true), [0; 100]);
-        failures.look(who("anna", "10.0.0.1"), begun, begun).ok().unwrap().failed(begun);
-        assert_eq!(checked(&failures, 100, who("anna", "10.0.0.1"), begun, true), [100; 100]);
+    fn parallel_correct_logins_do_not_wait_for_each_other() {
+        let (failures, start) = (Failures::new(), Instant::now());
+        assert_eq!(check_times(&failures, 100, origin("anna", "10.0.0.1"), start, true), [0; 100]);
+        failures.try_turn(origin("anna", "10.0.0.1"), start, start).ok().unwrap().failed(start);
+        assert_eq!(check_times(&failures, 100, origin("anna", "10.0.0.1"), start, true), [100; 100]);
     }
 
     #[test]
-    fn who_guesses_elsewhere_shuts_nobody_out() {
-        let (failures, begun) = (Failures::new(), Instant::now());
-        let mut now = begun;
+    fn failures_from_another_address_do_not_lock_out_a_user() {
+        let (failures, start) = (Failures::new(), Instant::now());
+        let mut now = start;
         for _ in 0..7 {
-            while let Err(ready) = failures.look(who("anna", "10.0.0.2"), begun, now) {
+            while let Err(ready) = failures.try_turn(origin("anna", "10.0.0.2"), start, now) {
                 now = ready;
             }
-            fail(&failures, who("anna", "10.0.0.2"), now);
+            fail(&failures, origin("anna", "10.0.0.2"), now);
         }
-        let waits = |address| failures.look(who("anna", address), begun, now).err();
-        assert!(now > begun + LONGEST_DELAY);
-        assert_eq!(waits("10.0.0.1"), None, "it has waited for long enough, whatever failed meanwhile");
-        assert_eq!(waits("10.0.0.2"), Some(now + LONGEST_DELAY));
+        let waits = |address| failures.try_turn(origin("anna", address), start, now).err();
+        assert!(now > start + MAX_DELAY);
+        assert_eq!(waits("10.0.0.1"), None, "failures from other addresses must not restart the wait");
+        assert_eq!(waits("10.0.0.2"), Some(now + MAX_DELAY));
     }
 
     #[test]
-    fn an_address_is_slowed_down_whoever_it_says_it_is() {
-        let (failures, now) = (Failures::new(), Instant::now() + PEACE);
-        let names: Vec<String> = (0..=FREE_OF_ADDRESS).map(|n| format!("u{n}")).collect();
+    fn an_address_is_delayed_for_all_user_names() {
+        let (failures, now) = (Failures::new(), Instant::now() + FAILURE_TTL);
+        let names: Vec<String> = (0..=FREE_ATTEMPTS_PER_ADDRESS).map(|n| format!("u{n}")).collect();
         for name in &names {
-            assert_eq!(delay(&failures, who("new", "2001:db8::1"), now), Duration::ZERO);
-            fail(&failures, who(name, "2001:db8::1"), now);
+            assert_eq!(delay(&failures, origin("new", "2001:db8::1"), now), Duration::ZERO);
+            fail(&failures, origin(name, "2001:db8::1"), now);
         }
-        assert_eq!(delay(&failures, who("new", "2001:db8::1"), now), FIRST_DELAY);
-        assert_eq!(delay(&failures, who("new", "2001:db8::ffff:2"), now), FIRST_DELAY, "the same network");
-        assert_eq!(delay(&failures, who("new", "2001:db8:0:1::1"), now), Duration::ZERO);
+        assert_eq!(delay(&failures, origin("new", "2001:db8::1"), now), FIRST_DELAY);
+        assert_eq!(
+            delay(&failures, origin("new", "2001:db8::ffff:2"), now),
+            FIRST_DELAY,
+            "addresses of one /64 network share a counter"
+        );
+        assert_eq!(delay(&failures, origin("new", "2001:db8:0:1::1"), now), Duration::ZERO);
         assert_eq!(delay(&failures, Who { user: Some("new"), address: None }, now), Duration::ZERO);
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_the_oldest() {
-        let (failures, start) = (Failures::new(), Instant::now() + PEACE);
-        let user = |name: &str, ms: u64| fail(&failures, nowhere(name), start + Duration::from_millis(ms));
+    fn full_table_evicts_the_oldest_entry() {
+        let (failures, start) = (Failures::new(), Instant::now() + FAILURE_TTL);
+        let user =
+            |name: &str, ms: u64| fail(&failures, without_address(name), start + Duration::from_millis(ms));
         user("first", 0);
         user("second", 1);
-        // Each has two entries: its own, and that of its (unknown) address for it.
-        for n in 0..REMEMBERED as u64 / 2 - 1 {
+        // Each name has two entries: the user's, and that of the pair with the (unknown) address.
+        for n in 0..MAX_ENTRIES as u64 / 2 - 1 {
             user(&n.to_string(), 2 + n % 1000);
         }
-        assert_eq!(failures.table.lock().len(), REMEMBERED);
-        let delay = |user| delay(&failures, nowhere(user), start + Duration::from_secs(2));
+        assert_eq!(failures.table.lock().len(), MAX_ENTRIES);
+        let delay = |user| delay(&failures, without_address(user), start + Duration::from_secs(2));
         assert_eq!((delay("first"), delay("second")), (Duration::ZERO, FIRST_DELAY));
-        fail(&failures, nowhere("late"), start + 2 * PEACE);
+        fail(&failures, without_address("late"), start + 2 * FAILURE_TTL);
         assert_eq!(failures.table.lock().len(), 2);
     }
 }

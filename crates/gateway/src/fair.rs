@@ -1,24 +1,32 @@
-//! A fair queue for each worker's time, so that a tenant at full load does not slow down the others.
+//! Fair scheduling of each worker's time between tenants: start-time fair queueing (Goyal, Vin,
+//! Cheng 1996), so that a tenant at full load does not slow down the others.
 //!
-//! A worker runs sessions as they become ready, first come first served. That is cheap, and unfair: a tenant with sixty
-//! busy connections stands sixty times in that line. So each tenant has an account at each worker, of the time that its
-//! sessions have kept the worker busy, over its weight (`cpu_share`): its *virtual time*. Before each slice of work a
-//! session passes its [`Gate`]:
+//! A runtime polls sessions in the order in which they become ready. This is cheap but unfair: a
+//! tenant with 60 busy connections is polled 60 times per round. Therefore each tenant has an
+//! account at each worker. Its *virtual time* is the time that its sessions have kept the worker
+//! busy, divided by its weight (`cpu_share`). Before each slice of work a session passes its
+//! [`Gate`]:
 //!
 //! ```text
-//!  ready --> gate --- its tenant has used little --------------------> works for a slice; its tenant is charged
-//!             |                                                          ^
-//!             `-- it has used much, and others are busy too --> queue ---' called one by one; between two calls the
-//!                                   (the least virtual time first)         worker looks at its sockets
+//!  ready --> gate -- low usage --------------------------> one slice; the tenant is charged
+//!             |                                              ^
+//!             `-- high usage, other tenants busy --> queue --'
+//!                        (lowest virtual time first)    one session at a time; between two
+//!                                                       sessions the worker polls its sockets
 //! ```
-//! *Little* is less than [`QUANTUM_NS`] since the worker last had nothing to do: nobody waits while there is time enough for
-//! all. So a tenant that uses little finds at most a few slices before it, however many sessions of another one are ready;
-//! and one that uses much gets all the time that nobody else wants.
 //!
-//! A slice is one poll of a session: some ten microseconds for ordinary statements, about a millisecond at most for long ones
-//! (the engine's fibers yield) and for many that came together ([`slice_is_over`]). The order is that of start-time fair queueing (Goyal, Vin, Cheng 1996): a slice
-//! starts at its tenant's virtual time, or at the worker's (that of the slice before) if the tenant has rested: what was not
-//! used is not saved up. Tenants are spread over the workers, and each worker is fair by itself.
+//! - *Low usage* is at most [`QUANTUM_NS`] since the worker was last idle. As long as the worker
+//!   has enough time for all tenants, no session is queued.
+//! - A session of a tenant with low usage waits for a few slices at most, independent of how many
+//!   sessions of other tenants are ready.
+//! - A tenant with high usage gets all the time that the other tenants do not use.
+//!
+//! A slice is one poll of a session: about 10 us for ordinary statements, and up to about 1 ms for
+//! long statements, in which the engine's fibers yield, and for many statements that arrived
+//! together ([`slice_is_over`]). A slice starts at its tenant's virtual time, or at the worker's
+//! virtual time (the start of the previous slice) if that is later. A tenant therefore does not
+//! accumulate credit while it is idle. Tenants are distributed over the workers, and each worker is
+//! fair by itself.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -33,14 +41,14 @@ use fulmar_pages::PartitionId;
 
 use crate::rest;
 
-/// What a tenant may use, in virtual nanoseconds, before it has to queue.
+/// The virtual time that a tenant can use before its sessions are queued, in nanoseconds.
 const QUANTUM_NS: u64 = 200_000;
-/// Who has worked within such a period is busy in the next.
-const PERIOD: Duration = Duration::from_millis(500);
-/// The weight whose virtual time is real time, and that a tenant has unless it was given another.
-const USUAL_WEIGHT: u64 = 100;
+/// A tenant that has worked in such a period counts as busy in this period and the next.
+const ACTIVITY_PERIOD: Duration = Duration::from_millis(500);
+/// The default weight, with which virtual time equals real time.
+const DEFAULT_WEIGHT: u64 = 100;
 
-/// How long a session works before it lets others on its worker work.
+/// How long a session works before it yields to other sessions of its worker.
 const SLICE: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -48,12 +56,12 @@ thread_local! {
     static SLICE_BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// A session is polled.
+/// Called when the poll of a session begins.
 pub(crate) fn slice_begins() {
     SLICE_BEGAN.set(Some(Instant::now()));
 }
 
-/// Whether the session that is being polled has worked for so long that it should give way before it goes on.
+/// Returns true if the session that is being polled should yield before it continues.
 pub(crate) fn slice_is_over() -> bool {
     SLICE_BEGAN.get().is_some_and(|began| began.elapsed() >= SLICE)
 }
@@ -62,22 +70,24 @@ pub(crate) fn slice_is_over() -> bool {
 #[derive(Default)]
 struct Queue {
     accounts: RefCell<HashMap<PartitionId, Weak<Account>>>,
-    /// Tenants with sessions that wait, by the virtual time at which their next slice starts (and a number).
+    /// Tenants with queued sessions, by the virtual time at which their next slice starts, and a
+    /// sequence number.
     waiting: RefCell<BTreeMap<(u64, u64), Rc<Account>>>,
-    places: Cell<u64>,
+    next_sequence: Cell<u64>,
     dispatcher: Cell<Option<Waker>>,
     /// The worker's virtual time: the start of the last slice.
     virtual_ns: Cell<u64>,
     period: Cell<Period>,
 }
 
-/// Whether several tenants are busy.
+/// Counts the busy tenants of the current period.
 #[derive(Clone, Copy, Default)]
 struct Period {
     number: u64,
     ends: Option<Instant>,
-    /// Tenants that have worked in this period so far, and in the one before.
+    /// Tenants that have worked in this period so far.
     tenants: u32,
+    /// Tenants that worked in the previous period.
     tenants_before: u32,
 }
 
@@ -85,71 +95,75 @@ struct Period {
 struct Account {
     limits: Arc<LiveLimits>,
     virtual_ns: Cell<u64>,
-    /// Virtual time used since the worker rested, the last time that it worked; and how often it had rested then.
+    /// Virtual time used since the worker was idle.
     used_ns: Cell<u64>,
-    era: Cell<u64>,
-    /// The period in which it last worked.
+    /// The number of idle periods of the worker when `used_ns` was last updated.
+    idle_count: Cell<u64>,
+    /// The period in which the tenant last worked.
     period: Cell<u64>,
-    places: RefCell<VecDeque<Rc<Place>>>,
-    /// It is in the queue, or the dispatcher will put it back.
+    waiters: RefCell<VecDeque<Rc<Waiter>>>,
+    /// The account is in the queue, or the dispatcher will put it back.
     queued: Cell<bool>,
 }
 
-/// A session's place in the queue.
+/// A session in the queue.
 #[derive(Default)]
-struct Place {
+struct Waiter {
     state: Cell<State>,
     waker: RefCell<Option<Waker>>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum State {
+    /// Not queued.
     #[default]
     Outside,
+    /// Queued.
     Waiting,
-    /// It may pass.
+    /// Dequeued: the session can pass the gate.
     Called,
 }
 
-/// Where a session asks before it works.
+/// The gate that a session passes before each slice.
 pub(crate) struct Gate {
     account: Rc<Account>,
-    /// Made when it has to wait for the first time.
-    place: Option<Rc<Place>>,
+    /// Created when the session is queued for the first time.
+    waiter: Option<Rc<Waiter>>,
 }
 
 impl Gate {
-    /// For a session of a tenant, on this worker.
+    /// Creates the gate of a session of the tenant on this worker.
     pub(crate) fn new(partition: PartitionId, limits: &Arc<LiveLimits>) -> Gate {
-        Gate { account: QUEUE.with(|queue| queue.account(partition, limits)), place: None }
+        Gate { account: QUEUE.with(|queue| queue.account(partition, limits)), waiter: None }
     }
 
-    /// Ready when the session may work; it does so at once, and says with [`Gate::worked`] how long.
+    /// Ready when the session can work. It must do so immediately, and then report the time with
+    /// [`Gate::worked`].
     pub(crate) fn poll_pass(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<()> {
-        let state = self.place.as_ref().map_or(State::Outside, |place| place.state.get());
+        let state = self.waiter.as_ref().map_or(State::Outside, |waiter| waiter.state.get());
         QUEUE.with(|queue| {
             let passes = match state {
                 State::Called => true,
                 State::Waiting => false,
-                State::Outside => !queue.has_used_much(&self.account, now),
+                State::Outside => !queue.must_wait(&self.account, now),
             };
             if passes {
-                if let Some(place) = &self.place {
-                    place.state.set(State::Outside);
+                if let Some(waiter) = &self.waiter {
+                    waiter.state.set(State::Outside);
                 }
                 queue.start(&self.account);
                 return Poll::Ready(());
             }
-            let place = self.place.get_or_insert_default();
-            place.wait(cx);
+            let waiter = self.waiter.get_or_insert_default();
+            waiter.wait(cx);
             if state == State::Outside {
-                queue.enter(&self.account, place.clone());
+                queue.enter(&self.account, waiter.clone());
             }
             Poll::Pending
         })
     }
 
-    /// The session has kept the worker busy.
+    /// Charges the tenant for the time that the session has worked.
     pub(crate) fn worked(&self, time: Duration) {
         self.account.charge(time);
     }
@@ -157,14 +171,14 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // Its place is passed over when its turn comes.
-        if let Some(place) = &self.place {
-            place.waker.take();
+        // A waiter without a waker is skipped when it is dequeued.
+        if let Some(waiter) = &self.waiter {
+            waiter.waker.take();
         }
     }
 }
 
-impl Place {
+impl Waiter {
     fn wait(&self, cx: &Context<'_>) {
         self.state.set(State::Waiting);
         match &mut *self.waker.borrow_mut() {
@@ -176,17 +190,17 @@ impl Place {
 
 impl Account {
     fn charge(&self, time: Duration) {
-        let weight = self.limits.get(Limit::CpuShare).unwrap_or(USUAL_WEIGHT).max(1);
-        let cost_ns = time.as_nanos() as u64 * USUAL_WEIGHT / weight;
+        let weight = self.limits.get(Limit::CpuShare).unwrap_or(DEFAULT_WEIGHT).max(1);
+        let cost_ns = time.as_nanos() as u64 * DEFAULT_WEIGHT / weight;
         self.virtual_ns.set(self.virtual_ns.get() + cost_ns);
         self.used_ns.set(self.used_ns.get() + cost_ns);
     }
 
-    /// Calls the first session that still waits. Whether there was one.
+    /// Dequeues and wakes the first session that still exists. Returns false if there is none.
     fn call(&self) -> bool {
-        while let Some(place) = self.places.borrow_mut().pop_front() {
-            place.state.set(State::Called);
-            if let Some(waker) = place.waker.take() {
+        while let Some(waiter) = self.waiters.borrow_mut().pop_front() {
+            waiter.state.set(State::Called);
+            if let Some(waker) = waiter.waker.take() {
                 waker.wake();
                 return true;
             }
@@ -208,42 +222,43 @@ impl Queue {
             limits: limits.clone(),
             virtual_ns: Cell::new(0),
             used_ns: Cell::new(0),
-            era: Cell::new(0),
+            idle_count: Cell::new(0),
             period: Cell::new(0),
-            places: RefCell::default(),
+            waiters: RefCell::default(),
             queued: Cell::new(false),
         });
         accounts.insert(partition, Rc::downgrade(&account));
         account
     }
 
-    /// Whether a session of the tenant has to queue.
-    fn has_used_much(&self, account: &Account, now: Instant) -> bool {
+    /// Returns true if a session of the tenant must be queued.
+    fn must_wait(&self, account: &Account, now: Instant) -> bool {
         let mut period = self.period.get();
         if period.ends.is_none_or(|ends| now >= ends) {
-            let (number, ends) = (period.number + 1, Some(now + PERIOD));
+            let (number, ends) = (period.number + 1, Some(now + ACTIVITY_PERIOD));
             period = Period { number, ends, tenants: 0, tenants_before: period.tenants };
         }
         if account.period.replace(period.number) != period.number {
             period.tenants += 1;
         }
         self.period.set(period);
-        let era = rest::rested().times;
-        if account.era.replace(era) != era {
+        let idle_count = rest::rested().times;
+        if account.idle_count.replace(idle_count) != idle_count {
             account.used_ns.set(0);
         }
         account.used_ns.get() > QUANTUM_NS && period.tenants.max(period.tenants_before) > 1
     }
 
-    /// A slice of the tenant's starts.
+    /// Starts a slice of the tenant.
     fn start(&self, account: &Account) {
         let start_ns = account.virtual_ns.get().max(self.virtual_ns.get());
         account.virtual_ns.set(start_ns);
         self.virtual_ns.set(start_ns);
     }
 
-    fn enter(&self, account: &Rc<Account>, place: Rc<Place>) {
-        account.places.borrow_mut().push_back(place);
+    /// Queues a session.
+    fn enter(&self, account: &Rc<Account>, waiter: Rc<Waiter>) {
+        account.waiters.borrow_mut().push_back(waiter);
         if !account.queued.replace(true) {
             self.put(account.clone());
         }
@@ -252,29 +267,31 @@ impl Queue {
         }
     }
 
+    /// Queues an account by the start of its next slice.
     fn put(&self, account: Rc<Account>) {
-        let number = self.places.replace(self.places.get() + 1);
+        let sequence = self.next_sequence.replace(self.next_sequence.get() + 1);
         let start_ns = account.virtual_ns.get().max(self.virtual_ns.get());
-        self.waiting.borrow_mut().insert((start_ns, number), account);
+        self.waiting.borrow_mut().insert((start_ns, sequence), account);
     }
 
-    /// Calls the next session; answers its tenant.
+    /// Wakes the next session. Returns its tenant's account.
     fn call(&self) -> Option<Rc<Account>> {
         let (_, account) = self.waiting.borrow_mut().pop_first()?;
         account.call();
         Some(account)
     }
 
-    /// The tenant whose session was called has been charged: its next one takes its place.
+    /// Puts an account back into the queue if it has further waiting sessions. Called after the
+    /// woken session's work has been charged.
     fn called(&self, account: Rc<Account>) {
-        match account.places.borrow().is_empty() {
+        match account.waiters.borrow().is_empty() {
             true => account.queued.set(false),
             false => self.put(account.clone()),
         }
     }
 }
 
-/// Calls those who wait, for as long as the worker lives.
+/// The dispatcher task of a worker: wakes queued sessions one at a time. Never ends.
 pub(crate) async fn dispatch() {
     loop {
         let account = poll_fn(|cx| {
@@ -287,8 +304,8 @@ pub(crate) async fn dispatch() {
             })
         })
         .await;
-        // The worker's line is run to its end, in which the one stands who was called; then its sockets are looked at.
-        // Who has become ready stands before those who are called next.
+        // Lets the runtime run all ready tasks, including the woken session, and then poll its
+        // sockets. Sessions that become ready by this run before the next queued session.
         tokio::task::yield_now().await;
         QUEUE.with(|queue| queue.called(account));
     }
@@ -302,7 +319,9 @@ mod tests {
 
     use super::*;
 
-    /// A worker's line: each session works for so long, again and again; those that wait are called between.
+    /// Simulates a worker. `shares` has the weight, the number of sessions and the cost of a slice
+    /// of each tenant. In each round all ready sessions work for a slice, and one queued session is
+    /// dequeued. Returns the time that each tenant has worked, in microseconds.
     fn run(shares: &[(u64, usize, u64)], rounds: usize) -> Vec<u64> {
         let now = Instant::now();
         let mut sessions = Vec::new();
@@ -332,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_get_their_shares_however_many_sessions_they_have() {
+    fn tenants_get_their_shares_independent_of_session_count() {
         let worked = run(&[(100, 30, 20), (100, 2, 30), (200, 5, 25)], 20_000);
         let of = |tenant: usize| worked[tenant] as f64 / worked.iter().sum::<u64>() as f64;
         assert!((of(0) - 0.25).abs() < 0.02 && (of(1) - 0.25).abs() < 0.02, "{worked:?}");
@@ -340,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_never_waits() {
+    fn single_busy_tenant_is_never_queued() {
         let worked = run(&[(100, 30, 20)], 1000);
         assert_eq!(worked, [30 * 20 * 1000]);
     }
 
     #[test]
-    fn nobody_saves_up_time() {
+    fn idle_tenant_does_not_accumulate_credit() {
         let now = Instant::now();
         let mut cx = Context::from_waker(Waker::noop());
         let limits = Arc::new(LiveLimits::new(&Limits::default()));
@@ -358,16 +377,19 @@ mod tests {
         assert!(rested.poll_pass(&mut cx, now).is_ready());
         rested.worked(Duration::ZERO);
         assert!(rested.account.virtual_ns.get() >= 999_000_000);
-        assert!(busy.poll_pass(&mut cx, now).is_pending(), "now there are two");
+        assert!(
+            busy.poll_pass(&mut cx, now).is_pending(),
+            "a tenant with high usage must be queued while another is busy"
+        );
         rest::falls_asleep();
         std::thread::sleep(Duration::from_millis(1));
         rest::wakes_up();
         let mut other = Gate::new(PartitionId(1), &limits);
-        assert!(other.poll_pass(&mut cx, now).is_ready(), "there was time for all");
+        assert!(other.poll_pass(&mut cx, now).is_ready(), "usage must be reset after the worker was idle");
     }
 
     #[test]
-    fn who_has_gone_is_passed_over() {
+    fn dropped_session_is_skipped_in_the_queue() {
         let now = Instant::now();
         let mut cx = Context::from_waker(Waker::noop());
         let limits = Arc::new(LiveLimits::new(&Limits::default()));

@@ -1,7 +1,10 @@
-//! The gateway as a whole: acceptor, [workers](crate::worker), shutdown.
+//! The gateway: accepts connections, distributes them to [workers](crate::worker), and shuts down.
 //!
-//! A shutdown has three steps: no new connections, and sessions that wait are told to go (57P01); statements that run
-//! get a while to end; what still runs then is cancelled.
+//! A shutdown has three steps:
+//!
+//! 1. No new connections are accepted, and idle sessions are terminated (57P01).
+//! 2. Running statements can complete within `shutdown_grace`.
+//! 3. The remaining statements are cancelled.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -31,42 +34,47 @@ use crate::tenants::{TenantCounts, Tenants};
 use crate::tokens::{self, Refused, Scope};
 use crate::worker::{self, Worker, Workers};
 
-/// How long cancelled statements get to end before a shutdown goes on without them.
-const LAST_WAIT: Duration = Duration::from_secs(10);
+/// How long a shutdown waits for cancelled statements to end.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a gateway is set up.
+/// The configuration of a gateway.
 #[derive(Clone)]
 pub struct GatewayConfig {
-    /// Where clients connect; port 0 takes a free one.
+    /// The listen address for SQL clients. Port 0 selects a free port.
     pub sql_address: SocketAddr,
-    /// The certificate, if clients may ask for TLS.
+    /// The TLS configuration. `None` disables TLS.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Everybody is a superuser and needs no password.
+    /// Disables authentication: every client is a superuser.
     pub insecure: bool,
-    /// Threads that serve sessions; half as many again help while sessions wait for the disk.
+    /// Worker threads that serve sessions. 50 % more are started as spare workers for times when
+    /// sessions often wait for disk reads.
     pub workers: usize,
-    /// How many of them are active. `None`: as many as the load needs. Tests set it, from 1 to `workers`.
+    /// The number of active workers, from 1 to `workers`. Set by tests; `None` scales with the
+    /// load.
     pub active_workers: Option<Arc<AtomicUsize>>,
-    /// Sessions at once; more are refused (53300). The last ten places are for superusers.
+    /// Maximum number of concurrent sessions. Further sessions are rejected (53300). The last 10
+    /// are reserved for superusers.
     pub max_sessions: usize,
-    /// Connections at once that are no sessions yet; then the oldest make room.
+    /// Maximum number of connections that are not sessions yet. If it is reached, the oldest are
+    /// closed.
     pub max_logins: usize,
-    /// Memory that all sessions may hold for messages, statements and results; a database may use half of it.
+    /// Memory budget of all sessions for messages, statements and results. A database can use half
+    /// of it.
     pub session_memory_bytes: u64,
-    /// Where answers go that do not fit in memory; the files are unlinked.
+    /// The directory of temporary files for large results. The files are unlinked.
     pub temporary_directory: PathBuf,
-    /// How long running statements get to end at a shutdown.
+    /// How long running statements can continue at a shutdown before they are cancelled.
     pub shutdown_grace: Duration,
-    /// Statements that take longer are logged; `None`: none are.
+    /// The threshold of the slow query log. `None` disables it.
     pub slow_statement: Option<Duration>,
-    /// Metrics are told without a token.
+    /// Serves metrics without a token.
     pub public_metrics: bool,
-    /// Where it is noted what happens.
+    /// The event log.
     pub journal: Arc<Journal>,
 }
 
 impl GatewayConfig {
-    /// The usual set-up: a worker for each processor, passwords, no TLS.
+    /// The default configuration: one worker per CPU, password authentication, no TLS.
     pub fn new(sql_address: SocketAddr) -> GatewayConfig {
         GatewayConfig {
             sql_address,
@@ -86,7 +94,7 @@ impl GatewayConfig {
     }
 }
 
-/// What all sessions share.
+/// The state shared by all sessions.
 pub(crate) struct Shared {
     pub(crate) config: GatewayConfig,
     pub(crate) engine: Arc<Engine>,
@@ -96,14 +104,14 @@ pub(crate) struct Shared {
     pub(crate) memory: SessionMemory,
     pub(crate) advisory: AdvisoryLocks,
     pub(crate) slow: SlowLog,
-    /// Milliseconds since 1970.
+    /// The start time, in milliseconds since 1970.
     pub(crate) started_ms: u64,
-    /// Used while the catalog has none: it is that of an owner of an earlier version.
+    /// Used if the catalog has no salt key, because the primary node runs an earlier version.
     pub(crate) fallback_salt_key: Arc<SaltKey>,
     pub(crate) failures: Failures,
-    /// Connections that are no sessions yet.
+    /// Connections that are not sessions yet.
     pub(crate) logins: Arc<Crowd>,
-    /// The gateway shuts down: connections that are no sessions yet end.
+    /// Cancelled at shutdown: closes connections that are not sessions yet.
     pub(crate) closing: CancellationToken,
 }
 
@@ -122,27 +130,28 @@ pub struct Gateway {
     metrics: Arc<MetricsSource>,
 }
 
-/// Where the figures for a scrape come from.
+/// The source of the gateway's metrics.
 pub(crate) struct MetricsSource {
     shared: Arc<Shared>,
     crew: Arc<Crew>,
     workers: Arc<[Worker]>,
     worker_metrics: Vec<Arc<WorkerMetrics>>,
-    /// The first so many workers have a CPU each.
+    /// The number of regular workers. The workers after them are spare.
     regular: usize,
 }
 
-/// A worker that does not answer within this time counts as stuck: sessions yield every millisecond.
+/// A worker that does not respond to a ping within this time is considered stuck: sessions yield
+/// every millisecond.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl MetricsSource {
-    /// Whether all regular workers answer.
+    /// Returns true if all regular workers respond to a ping.
     pub(crate) async fn workers_answer(&self) -> bool {
-        let asked = self.workers[..self.regular].iter().map(|worker| worker.answers_within(WORKER_TIMEOUT));
-        futures::future::join_all(asked).await.into_iter().all(|answers| answers)
+        let pings = self.workers[..self.regular].iter().map(|worker| worker.answers_within(WORKER_TIMEOUT));
+        futures::future::join_all(pings).await.into_iter().all(|responded| responded)
     }
 
-    /// The figures that may be seen, as Prometheus reads them.
+    /// Renders the metrics that the scope includes, in Prometheus's text format.
     pub(crate) fn render(&self, scope: Scope) -> String {
         let Shared { engine, registry, logins, memory, .. } = &*self.shared;
         match scope {
@@ -163,7 +172,7 @@ impl MetricsSource {
         }
     }
 
-    /// What the bearer of a token may see.
+    /// The scope of metrics that a token grants.
     pub(crate) async fn authorize(
         &self,
         secret: Option<&str>,
@@ -199,24 +208,25 @@ impl MetricsSource {
         named.collect()
     }
 
-    /// Whether commits are accepted.
+    /// Returns true if commits are accepted.
     pub(crate) fn is_healthy(&self) -> bool {
         self.shared.engine.accepts_commits()
     }
 
-    /// Whether it reads the databases of another node.
+    /// Returns true if the node is a replica.
     pub(crate) fn reads_beside(&self) -> bool {
         self.shared.engine.reads_beside()
     }
 
-    /// Whether those of databases that are shared are, as far as it is up to their log.
+    /// Returns true if the shared log accepts commits.
     pub(crate) fn is_shared_log_healthy(&self) -> bool {
         self.shared.engine.health().shared_log.accepts()
     }
 }
 
 impl Gateway {
-    /// Listens and serves. Must be called inside a tokio runtime, which is to outlive the gateway.
+    /// Starts listening and serving. Must be called inside a tokio runtime that outlives the
+    /// gateway.
     pub fn start(config: GatewayConfig, engine: Arc<Engine>, catalog: Arc<Catalog>) -> io::Result<Gateway> {
         let listener = listen(config.sql_address)?;
         let local_address = listener.local_addr()?;
@@ -250,12 +260,12 @@ impl Gateway {
         Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
     }
 
-    /// Where clients connect.
+    /// The listen address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_address
     }
 
-    /// How many sessions there are.
+    /// The number of sessions.
     pub fn sessions(&self) -> usize {
         self.shared.registry.len()
     }
@@ -264,18 +274,21 @@ impl Gateway {
         self.metrics.clone()
     }
 
-    /// Ends all sessions: those that wait at once, those that run a statement when it has ended, or when the grace is
-    /// over.
+    /// Ends all sessions: idle sessions immediately, others when their statement has completed, or
+    /// is cancelled after `shutdown_grace`.
     pub async fn shutdown(self) {
         self.acceptor.abort();
-        let _ = self.acceptor.await; // it was aborted; its listener is closed now
+        let _ = self.acceptor.await; // waits until the listener is closed
         let registry = &self.shared.registry;
         self.shared.closing.cancel();
         registry.close_all();
         if tokio::time::timeout(self.shared.config.shutdown_grace, registry.wait_empty(None)).await.is_err() {
             registry.kill_all();
-            if tokio::time::timeout(LAST_WAIT, registry.wait_empty(None)).await.is_err() {
-                tracing::warn!(sessions = registry.len(), "sessions did not end when they were cancelled");
+            if tokio::time::timeout(CANCEL_TIMEOUT, registry.wait_empty(None)).await.is_err() {
+                tracing::warn!(
+                    sessions = registry.len(),
+                    "sessions did not end after their statements were cancelled"
+                );
                 return;
             }
         }
@@ -284,12 +297,13 @@ impl Gateway {
             threads.into_iter().filter_map(|thread| thread.join().err()).count()
         });
         if !matches!(joined.await, Ok(0)) {
-            tracing::error!("a worker of the gateway has panicked");
+            tracing::error!("gateway worker panicked");
         }
     }
 }
 
-/// Accepted connections inherit keep-alive: a client whose machine vanished is noticed within hours, not never.
+/// Opens the listener. Accepted connections inherit TCP keep-alive, so that a client whose machine
+/// has failed is detected after some hours.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -298,14 +312,16 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-/// Hands connections to the regular workers, for ever. Who cannot move would stay with a spare one.
+/// Accepts connections and hands each to the regular worker with the fewest connections. Spare
+/// workers get none, because a session over TLS cannot migrate away from them later.
 async fn accept(listener: TcpListener, workers: Arc<[Worker]>, regular: usize, shared: Arc<Shared>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                // Out of file descriptors, most likely: it would fail again at once.
+                tracing::warn!(%error, "could not accept new connection");
+                // The process is probably out of file descriptors; an immediate retry would fail
+                // too.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }

@@ -1,13 +1,19 @@
-//! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
+//! The HTTP server: `/metrics` for Prometheus, `/healthz` for health checks.
 //!
-//! The server listens before the node is ready ([`listen`]). Until then every request gets 503 and the progress of the start.
+//! The server listens before the node is ready ([`listen`]). Until then every request gets 503 and
+//! the progress of the start.
 //!
-//! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
-//! that of the node as a whole (of one that reads beside another: whether it can); that only databases which are `shared` cannot commit is in its text.
-//! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
+//! `/healthz` requires no authentication: load balancers have no tokens, and the response only
+//! reports whether commits are accepted. The status code is that of the node as a whole (on a read
+//! replica: whether it can read). If only databases with `shared` durability cannot commit, the
+//! status is 200 and the text reports it.
 //!
-//! Who connects is bounded in number ([`crate::crowd`]: the oldest make room, so that who holds connections open keeps nobody
-//! from seeing whether the node is well) and in time: who does not send a request's head for half a minute is closed.
+//! `/metrics` contains tenant names and requires a token ([`crate::tokens`]). The token of a tenant
+//! shows only that tenant.
+//!
+//! Connections are limited in number ([`crate::crowd`]: when the limit is reached, the oldest is
+//! closed, so that idle connections cannot block health checks) and in time: a client that does not
+//! send a complete request head within 30 s is disconnected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,12 +38,12 @@ use crate::crowd::Crowd;
 use crate::gateway::{Gateway, MetricsSource};
 use crate::tokens::Refused;
 
-/// Connections at once; then the oldest make room.
-const CONNECTIONS: usize = 100;
-/// How long a request's head may take, and silence before it.
-const HEAD: Duration = Duration::from_secs(30);
+/// Maximum number of connections. Beyond it, the oldest connection is closed.
+const MAX_CONNECTIONS: usize = 100;
+/// Timeout for receiving a request's head, including idle time before it.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the progress of a start in a few words, such as `reading the shared log`.
+/// Returns the progress of the start in a few words, such as `reading the shared log`.
 pub type StartProgress = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// A running HTTP server.
@@ -49,14 +55,15 @@ pub struct HttpServer {
     task: JoinHandle<()>,
 }
 
-/// Serves the figures of a gateway and its engine. Port 0 takes a free one.
+/// Serves the metrics of a gateway and its engine. Port 0 selects a free port.
 pub async fn serve(address: SocketAddr, gateway: &Gateway) -> io::Result<HttpServer> {
     let server = listen(address, Arc::new(|| "starting".to_owned())).await?;
     server.ready(gateway);
     Ok(server)
 }
 
-/// Listens while the node starts. Until [`HttpServer::ready`] every request gets 503 and the progress. Port 0 takes a free one.
+/// Listens while the node starts. Until [`HttpServer::ready`] every request gets 503 and the
+/// progress. Port 0 selects a free port.
 pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<HttpServer> {
     let listener = TcpListener::bind(address).await?;
     let local_address = listener.local_addr()?;
@@ -67,50 +74,55 @@ pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<
     Ok(HttpServer { local_address, ready, stop: closing.drop_guard(), task })
 }
 
-/// The router for new connections, before and after the node is ready.
+/// The routers for new connections, before and after the node is ready.
 struct Routers {
     starting: Router,
     ready: Arc<OnceLock<Router>>,
 }
 
 impl HttpServer {
-    /// Serves the figures of a gateway and its engine from now on.
+    /// Serves the metrics of a gateway and its engine from now on.
     pub fn ready(&self, gateway: &Gateway) {
         let router = Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(health))
             .with_state(gateway.metrics());
-        // It is called once.
+        // Called once.
         let _ = self.ready.set(router);
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_address
     }
 
-    /// Answers what has been asked, then stops.
+    /// Completes the requests that have been received, then stops.
     pub async fn shutdown(self) -> io::Result<()> {
         drop(self.stop);
         self.task.await.map_err(io::Error::other)
     }
 }
 
-/// Serves who comes; when the server is to stop, those who are there to the end of what they have asked.
+/// Accepts connections. After `closing`, waits until the open connections have answered their
+/// requests.
 async fn accept(listener: TcpListener, routers: Routers, closing: CancellationToken) {
-    // Not ended by `closing`, as logins are: what has been asked is answered.
-    let (crowd, never, connections) = (Crowd::new(CONNECTIONS), CancellationToken::new(), TaskTracker::new());
+    // Unlike logins, connections are not cancelled by `closing`: their requests are answered first.
+    let (slots, not_cancelled, connections) =
+        (Crowd::new(MAX_CONNECTIONS), CancellationToken::new(), TaskTracker::new());
     while let Some(accepted) = closing.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, address)) => {
                 let router = routers.ready.get().unwrap_or(&routers.starting).clone();
                 let router = router.layer(Extension(ConnectInfo(address)));
-                let (place, closing) = (crowd.enter(&never).await, closing.clone());
-                connections.spawn(async move { place.stay(converse(stream, router, HEAD, closing)).await });
+                let (slot, closing) = (slots.enter(&not_cancelled).await, closing.clone());
+                connections.spawn(async move {
+                    slot.stay(handle_connection(stream, router, HEAD_TIMEOUT, closing)).await
+                });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                // Out of file descriptors, most likely: it would fail again at once.
+                tracing::warn!(%error, "could not accept new connection");
+                // The process is probably out of file descriptors, so an immediate retry would fail
+                // too.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -120,19 +132,20 @@ async fn accept(listener: TcpListener, routers: Routers, closing: CancellationTo
     connections.wait().await;
 }
 
-/// Serves a connection, until its client is silent for too long. How else it ends is the client's business.
-async fn converse(stream: TcpStream, router: Router, head: Duration, closing: CancellationToken) {
+/// Serves a connection until it closes or its client times out. Errors of the connection are
+/// ignored.
+async fn handle_connection(stream: TcpStream, router: Router, head: Duration, closing: CancellationToken) {
     let (stream, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
     let mut http = http1::Builder::new();
     let mut connection =
         pin!(http.timer(TokioTimer::new()).header_read_timeout(head).serve_connection(stream, service));
     if closing.run_until_cancelled(connection.as_mut()).await.is_none() {
         connection.as_mut().graceful_shutdown();
-        let _ = connection.await; // its end is what counts
+        let _ = connection.await; // errors of a closing connection do not matter
     }
 }
 
-/// Closes the connection, so that the next request is answered by the router of that time.
+/// Closes the connection, so that the next request uses the current router.
 async fn starting(State(progress): State<StartProgress>) -> impl IntoResponse {
     (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], format!("starting: {}\n", progress()))
 }
@@ -148,14 +161,14 @@ async fn metrics(
             ([kind], source.render(scope)).into_response()
         }
         Err(Refused::Crowded) => {
-            let text = "too many unknown tokens have come from this address lately; try again in a minute\n";
+            let text = "too many invalid tokens from this address; retry after one minute\n";
             (StatusCode::TOO_MANY_REQUESTS, text).into_response()
         }
         Err(Refused::Missing) => unauthorized(
-            "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n",
+            "token required: send Authorization: Bearer TOKEN; superusers create one with CREATE TOKEN\n",
         ),
         Err(Refused::Unknown) => {
-            unauthorized("the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n")
+            unauthorized("token unknown or expired; superusers create one with CREATE TOKEN\n")
         }
     }
 }
@@ -164,7 +177,7 @@ fn unauthorized(text: &'static str) -> Response {
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
 }
 
-/// The token that a client sends, if it sends one.
+/// The token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, secret) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
@@ -173,20 +186,21 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
     if !source.is_healthy() {
         let text = match source.reads_beside() {
-            true => "the log of the node that owns the store cannot be read, or the disk is full\n",
-            false => "commits are not accepted: the log is failing, or the disk is full\n",
+            true => "unavailable: cannot read the primary's log, or the disk is full\n",
+            false => "commits are not accepted: log writes fail, or the disk is full\n",
         };
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
     if !source.workers_answer().await {
         return (StatusCode::SERVICE_UNAVAILABLE, "a worker thread does not respond\n");
     }
-    // It serves all others: a balancer that took it away would take those away too.
+    // The status is 200, since other databases are served: a load balancer that removed the node
+    // would interrupt them.
     match source.is_shared_log_healthy() {
         true => (StatusCode::OK, "ok\n"),
         false => (
             StatusCode::OK,
-            "ok, but commits of shared databases are not accepted: the log in the store is failing, or full\n",
+            "ok, but commits of shared databases are not accepted: the log in the store fails or is full\n",
         ),
     }
 }
@@ -198,14 +212,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_during_a_start_get_503_and_its_progress() {
+    async fn requests_during_start_get_503_and_the_progress() {
         let progress: StartProgress = Arc::new(|| "read 7 of 9 objects".to_owned());
         let server = listen(SocketAddr::from(([127, 0, 0, 1], 0)), progress).await.unwrap();
         for path in ["/healthz", "/metrics", "/"] {
             let mut client = TcpStream::connect(server.local_addr()).await.unwrap();
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
             client.write_all(request.as_bytes()).await.unwrap();
-            // To the end of the connection, which must not outlive the start.
+            // Reads to the end of the connection, which must not outlive the start.
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();
             assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
@@ -215,13 +229,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_come_to_the_point_is_closed() {
+    async fn incomplete_request_head_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let (never, head) = (CancellationToken::new(), Duration::from_millis(100));
+        let (not_cancelled, head) = (CancellationToken::new(), Duration::from_millis(100));
         let router = Router::new().route("/", get(|| async { "here" }));
-        let served = tokio::spawn(converse(stream, router, head, never));
+        let served = tokio::spawn(handle_connection(stream, router, head, not_cancelled));
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTT").await.unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();

@@ -1,22 +1,24 @@
-//! The gateway: the side of a node that holds client sessions and routes their statements.
+//! The gateway: the part of a node that holds client sessions and routes their statements.
 //!
 //! ```text
-//!                       +--------------------- worker thread (one runtime, its sessions) ----+
-//!  client --TCP/TLS-->  | startup: TLS, who, which tenant      auth: SCRAM-SHA-256            |
-//!      acceptor chooses |    v                                                                |
-//!      the worker with  | session: wire <-> protocol (messages) <-> types (values)            |
-//!      fewest sessions  |    |        dialect: what is SQLite's own, what is rewritten,       |
-//!                       |    |                 what the gateway does itself                   |
-//!                       |    |           admin (tenants, users)   system (pg_catalog ...)      |
-//!                       |    v                                                                |
+//!                       +--------------- worker thread (one runtime, its sessions) ----------+
+//!  client --TCP/TLS-->  | startup: TLS, user, tenant           auth: SCRAM-SHA-256           |
+//!      acceptor selects |    v                                                               |
+//!      the worker with  | session: wire <-> protocol (messages) <-> types (values)           |
+//!      the lowest load  |    |        dialect: passes SQL to SQLite, rewrites it, or makes   |
+//!                       |    |                 it a command of the gateway                   |
+//!                       |    |           admin (tenants, users)   system (pg_catalog, ...)    |
+//!                       |    v                                                               |
 //!                       +-- engine session: prepare, execute --------------------------------+
 //! ```
 //!
-//! A session stays on its worker: a statement takes no hop to another thread or task. What a point read costs is one
-//! `recv`, the engine, one `send`, and next to no allocation. SQL is the engine's matter; this crate knows messages,
-//! types, and the handful of statements that SQLite does not have.
+//! A statement runs on the worker of its session, without a switch to another thread or task. A
+//! point read costs one `recv`, its execution in the engine, one `send`, and almost no allocation.
+//! The engine executes SQL. This crate implements messages, types, and the few statements that
+//! SQLite does not have.
 //!
-//! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health. What happens is noted in [`events`].
+//! [`Gateway::start`] serves SQL, [`http::serve`] serves metrics and health checks. [`events`] is
+//! the event log.
 
 mod activity;
 mod admin;
@@ -52,15 +54,16 @@ pub use auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig};
 pub use memory::session_memory_bytes;
 
-/// What most functions here answer: an error is one for the client, unless something else is said.
+/// The result of most functions. Unless stated otherwise, the error is reported to the client.
 pub(crate) type Result<T, E = fulmar_engine::Error> = std::result::Result<T, E>;
 
-/// As which Postgres Fulmar speaks, and its own version: drivers read the number in front.
+/// The emulated PostgreSQL version, followed by the Fulmar version. Drivers parse the leading
+/// number.
 pub(crate) const SERVER_VERSION: &str = concat!("15.0 (Fulmar ", env!("CARGO_PKG_VERSION"), ")");
-/// The number in front, as `server_version_num` has it.
+/// The emulated PostgreSQL version, in the format of `server_version_num`.
 pub(crate) const SERVER_VERSION_NUMBER: &str = "150000";
 
-/// What `version()` answers.
+/// The result of `version()`.
 pub(crate) fn version_text() -> String {
-    format!("PostgreSQL {SERVER_VERSION}, SQL as SQLite has it")
+    format!("PostgreSQL {SERVER_VERSION}, SQLite SQL dialect")
 }

@@ -1,23 +1,24 @@
-//! Memory that sessions make the gateway hold: bounded for each tenant and for the node.
+//! Accounts for the memory that sessions use at the gateway, and limits it per tenant and per node.
 //!
-//! Receive buffers, half-received messages, bound parameters, prepared statements, unsent results and the translation
-//! of SQL are charged before they are held:
+//! Receive buffers, incomplete messages, bound parameters, prepared statements, unsent results and
+//! the translation of SQL are charged before the memory is allocated:
 //!
 //! ```text
 //! Share of a message, portal, result ...  -->  Account of the session  -->  Budget of the tenant  -->  Budget of the node
 //!                                              16 KiB free, then 64 KiB steps
 //! ```
 //!
-//! - The node's limit is a quarter of `--memory`, at least 32 MiB. A tenant may use half of it.
-//! - A session that has charged at most 128 KiB may exceed its tenant's limit by an eighth, and the node's by a quarter. So
-//!   small messages pass while large ones fill the limits.
-//! - Rows that could be in a temporary file instead may use a quarter of the limits only.
-//! - A charge that can never succeed is rejected with 54000, any other with 53200. A message waits up to 5 s for memory
-//!   before it is rejected ([`crate::session`]).
-//! - While a session waits for memory of the node, sessions whose clients stopped in the middle of a message are ended, until
-//!   the memory suffices.
+//! - The node's limit is a quarter of `--memory`, at least 32 MiB. The limit of a tenant is half of
+//!   that.
+//! - A session with at most 128 KiB of charges may exceed its tenant's limit by an eighth, and the
+//!   node's by a quarter. Small messages therefore succeed while large ones fill the limits.
+//! - Rows that could be written to a temporary file instead may only use a quarter of the limits.
+//! - A charge that can never succeed is rejected with 54000, any other with 53200. A message waits
+//!   up to 5 s for memory before it is rejected ([`crate::session`]).
+//! - While a session waits for memory of the node, sessions whose clients stopped in the middle of
+//!   a message are closed, until enough memory is free.
 //!
-//! [`crate::session::held`] has the session's part of it.
+//! [`crate::session::held`] implements the per-session accounting.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,40 +29,40 @@ use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The smallest limit of a node.
+/// Minimum limit of a node.
 pub(crate) const MIN_NODE_BYTES: u64 = 32 << 20;
-/// The part of `--memory` that the gateway may use: a quarter.
-const MEMORY_SHARE: u64 = 4;
+/// The divisor of `--memory` that gives the node's limit.
+const MEMORY_DIVISOR: u64 = 4;
 
 /// The node's limit for the given `--memory`.
 pub fn session_memory_bytes(memory_bytes: u64) -> u64 {
-    (memory_bytes / MEMORY_SHARE).max(MIN_NODE_BYTES)
+    (memory_bytes / MEMORY_DIVISOR).max(MIN_NODE_BYTES)
 }
 
-/// How much of the limits a charge may use.
+/// The part of the limits that a charge may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Of a session that holds little: the limits and the reserve beyond them.
+    /// A session with few charges: the limits plus the reserve.
     Small,
     /// The limits.
     Large,
-    /// Of memory that the session can do without: a quarter of the limits.
+    /// Memory that the session can do without: a quarter of the limits.
     Optional,
 }
 
-/// Why a charge was rejected.
+/// The reason why a charge was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    /// It exceeds the tenant's limit by itself.
+    /// The charge exceeds the tenant's limit by itself.
     TooLarge { bytes: u64, limit_bytes: u64 },
-    /// The tenant's sessions use too much.
+    /// The limit of the tenant is reached.
     Tenant { used_bytes: u64, limit_bytes: u64 },
-    /// All sessions together use too much.
+    /// The limit of the node is reached.
     Node { used_bytes: u64, limit_bytes: u64 },
 }
 
 impl Shortage {
-    /// Whether the charge can succeed once other sessions have released memory.
+    /// Returns true if the charge can succeed after other sessions have released memory.
     pub(crate) fn is_temporary(self) -> bool {
         !matches!(self, Shortage::TooLarge { .. })
     }
@@ -111,17 +112,18 @@ impl Shortage {
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit_bytes: u64,
-    /// Small charges may exceed the limit by this much.
+    /// The number of bytes by which small charges may exceed the limit.
     reserve_bytes: u64,
     used_bytes: AtomicU64,
-    /// The node's budget, for a tenant's.
+    /// The node's budget, if this is a tenant's.
     node: Option<Arc<Budget>>,
-    /// Charges that were rejected (of the node's budget).
+    /// Number of rejected charges. Only used in the node's budget.
     rejected: AtomicU64,
-    /// Sessions that wait for a release (of the node's budget).
+    /// Number of sessions that wait for a release. Only used in the node's budget.
     waiting: AtomicU64,
     released: Notify,
-    /// Sessions that wait since the node's limit is reached, not their tenant's (of the node's budget).
+    /// Number of sessions that wait because the node's limit is reached, not their tenant's. Only
+    /// used in the node's budget.
     short_sessions: AtomicU64,
     /// Notified when `short_sessions` grows.
     shortage: Notify,
@@ -157,27 +159,27 @@ impl Budget {
         self.node.as_deref().unwrap_or(self)
     }
 
-    /// Charges bytes for a session that has charged `held_bytes` before.
+    /// Charges bytes for a session that has already charged `held_bytes`.
     pub(crate) fn charge(&self, bytes: u64, held_bytes: u64, class: Class) -> Result<(), Shortage> {
         if held_bytes.saturating_add(bytes) > self.limit_bytes {
             let bytes = held_bytes.saturating_add(bytes);
             return Err(Shortage::TooLarge { bytes, limit_bytes: self.limit_bytes });
         }
         if let Some(node) = &self.node
-            && let Err(used_bytes) = node.take(bytes, class)
+            && let Err(used_bytes) = node.try_add(bytes, class)
         {
             return Err(Shortage::Node { used_bytes, limit_bytes: node.limit_bytes });
         }
-        self.take(bytes, class).map_err(|used_bytes| {
+        self.try_add(bytes, class).map_err(|used_bytes| {
             if let Some(node) = &self.node {
-                node.give(bytes);
+                node.subtract(bytes);
             }
             Shortage::Tenant { used_bytes, limit_bytes: self.limit_bytes }
         })
     }
 
-    /// Takes bytes, or returns how many are used.
-    fn take(&self, bytes: u64, class: Class) -> Result<(), u64> {
+    /// Adds to the used bytes. If that would exceed the limit, returns the used bytes.
+    fn try_add(&self, bytes: u64, class: Class) -> Result<(), u64> {
         let limit_bytes = match class {
             Class::Small => self.limit_bytes + self.reserve_bytes,
             Class::Large => self.limit_bytes,
@@ -189,15 +191,15 @@ impl Budget {
         taken.map(|_| ())
     }
 
-    fn give(&self, bytes: u64) {
+    fn subtract(&self, bytes: u64) {
         self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// Returns a charge, and wakes the sessions that wait for memory.
+    /// Releases a charge, and wakes the sessions that wait for memory.
     pub(crate) fn release(&self, bytes: u64) {
-        self.give(bytes);
+        self.subtract(bytes);
         if let Some(node) = &self.node {
-            node.give(bytes);
+            node.subtract(bytes);
         }
         let root = self.root();
         if root.waiting.load(Ordering::Acquire) > 0 {
@@ -205,39 +207,40 @@ impl Budget {
         }
     }
 
-    /// Counts a request that got an error for want of memory.
+    /// Counts a request that failed for lack of memory.
     pub(crate) fn count_rejection(&self) {
         self.root().rejected.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Resolves once `attempt` succeeds or fails for good; it is repeated after every release on the node.
+    /// Completes once `attempt` succeeds or fails permanently. It is repeated after every release
+    /// on the node.
     pub(crate) async fn wait_for<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Shortage>,
     ) -> Result<T, Shortage> {
         let root = self.root();
         root.waiting.fetch_add(1, Ordering::AcqRel);
-        let _waiting = Waiting(root);
+        let _waiting = WaitingSession(root);
         loop {
-            // Registered before the attempt: a release in between is not missed.
+            // Registered before the attempt, so that no release is missed.
             let mut released = std::pin::pin!(root.released.notified());
             released.as_mut().enable();
             match attempt() {
                 Err(shortage) if shortage.is_temporary() => {
                     let of_node = matches!(shortage, Shortage::Node { .. });
-                    let _short = of_node.then(|| Short::new(root));
+                    let _short = of_node.then(|| ShortSession::new(root));
                     released.await;
                 }
-                decided => return decided,
+                result => return result,
             }
         }
     }
 
-    /// Resolves once a session waits for memory of the node.
+    /// Completes once a session waits for memory of the node.
     pub(crate) async fn node_shortage(&self) {
         let root = self.root();
         loop {
-            // Registered before the counter is read: a session that begins to wait in between is not missed.
+            // Registered before the counter is read, so that no notification is missed.
             let mut shortage = std::pin::pin!(root.shortage.notified());
             shortage.as_mut().enable();
             if root.short_sessions.load(Ordering::Acquire) > 0 {
@@ -252,33 +255,33 @@ impl Budget {
     }
 }
 
-/// Counts a session that waits.
-struct Waiting<'a>(&'a Budget);
+/// Counts a waiting session.
+struct WaitingSession<'a>(&'a Budget);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingSession<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Counts a session that waits for memory of the node, and announces it.
-struct Short<'a>(&'a Budget);
+/// Counts a session that waits for memory of the node, and notifies the others.
+struct ShortSession<'a>(&'a Budget);
 
-impl Short<'_> {
-    fn new(root: &Budget) -> Short<'_> {
+impl ShortSession<'_> {
+    fn new(root: &Budget) -> ShortSession<'_> {
         root.short_sessions.fetch_add(1, Ordering::AcqRel);
         root.shortage.notify_waiters();
-        Short(root)
+        ShortSession(root)
     }
 }
 
-impl Drop for Short<'_> {
+impl Drop for ShortSession<'_> {
     fn drop(&mut self) {
         self.0.short_sessions.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// The figures of a scrape.
+/// The statistics for a scrape of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) used_bytes: u64,
@@ -286,7 +289,7 @@ pub(crate) struct Usage {
     pub(crate) rejected: u64,
 }
 
-/// The budgets of a node and of its tenants that have sessions.
+/// The budgets of a node and of all tenants that have sessions.
 pub(crate) struct SessionMemory {
     node: Arc<Budget>,
     tenants: Mutex<HashMap<PartitionId, Weak<Budget>>>,
@@ -303,7 +306,7 @@ impl SessionMemory {
         if let Some(budget) = tenants.get(&tenant).and_then(Weak::upgrade) {
             return budget;
         }
-        // Growing is when the map costs memory, so it is when entries without sessions are removed.
+        // Entries without sessions are removed when the map would otherwise grow.
         if tenants.len() == tenants.capacity() {
             tenants.retain(|_, budget| budget.strong_count() > 0);
         }
@@ -338,13 +341,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_node_allows_a_quarter_of_its_memory() {
+    fn node_limit_is_a_quarter_of_its_memory() {
         assert_eq!(session_memory_bytes(256 * MIB), 64 * MIB);
         assert_eq!(session_memory_bytes(64 * MIB), MIN_NODE_BYTES);
     }
 
     #[test]
-    fn charges_count_for_tenant_and_node() {
+    fn charges_count_against_tenant_and_node() {
         let memory = SessionMemory::new(64 * MIB);
         let [one, two, three] = [1, 2, 3].map(|id| memory.of(PartitionId(id)));
         assert_eq!(
@@ -383,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_without_sessions_is_forgotten() {
+    fn budgets_of_tenants_without_sessions_are_removed() {
         let memory = SessionMemory::new(64 * MIB);
         for id in 0..10_000 {
             memory.of(PartitionId(id)).charge(MIB, 0, Class::Large).unwrap();
@@ -420,14 +423,14 @@ mod tests {
         one.charge(32 * MIB, 0, Class::Large).unwrap();
         let mut of_tenant = Box::pin(one.wait_for(|| one.charge(MIB, 0, Class::Large)));
         assert!(of_tenant.poll_unpin(&mut cx).is_pending());
-        assert!(shortage.poll_unpin(&mut cx).is_pending(), "the node has memory");
+        assert!(shortage.poll_unpin(&mut cx).is_pending(), "the node's limit is not reached");
         two.charge(32 * MIB, 0, Class::Large).unwrap();
         let mut of_node = Box::pin(three.wait_for(|| three.charge(MIB, 0, Class::Large)));
         assert!(of_node.poll_unpin(&mut cx).is_pending());
         assert!(shortage.poll_unpin(&mut cx).is_ready());
         drop(of_node);
         let mut later = Box::pin(two.node_shortage());
-        assert!(later.poll_unpin(&mut cx).is_pending(), "the session that waited has ended");
+        assert!(later.poll_unpin(&mut cx).is_pending(), "no session waits any more");
     }
 
     #[test]

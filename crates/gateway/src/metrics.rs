@@ -1,7 +1,8 @@
-//! Counters, for Prometheus.
+//! Metrics in the Prometheus text format.
 //!
-//! Each worker counts for itself: only its own thread writes its counters, so a count is a load and a store, without a
-//! locked instruction and without a cache line that others want. A scrape adds them up.
+//! Each worker has its own counters, which only its thread writes. An increment is therefore a load
+//! and a store, without an atomic read-modify-write instruction and without contention for the
+//! cache line. A scrape sums the counters of all workers.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,14 +16,16 @@ use crate::crowd::Count;
 use crate::memory::Usage;
 use crate::tenants::TenantCounts;
 
-/// Upper bounds of the buckets for statement times: 16 us, doubled so often.
+/// Number of finite histogram buckets for statement times. The first bound is 16 us, and each
+/// further one is twice the previous.
 pub(crate) const BUCKETS: usize = 21;
 const FIRST_BUCKET_US: u64 = 16;
 
-/// Tenants that have figures of their own: the busiest. A node has thousands, and each name makes new time series.
+/// Maximum number of tenants with metrics of their own: the busiest ones. A node has thousands of
+/// tenants, and each label value creates new time series.
 pub(crate) const TENANTS: usize = 20;
 
-/// A counter that one thread writes.
+/// A counter that a single thread writes.
 #[derive(Default)]
 struct Counter(AtomicU64);
 
@@ -36,7 +39,7 @@ impl Counter {
     }
 }
 
-/// What one worker counts.
+/// The counters of a worker.
 #[derive(Default)]
 pub(crate) struct WorkerMetrics {
     statements: Counter,
@@ -51,7 +54,7 @@ pub(crate) struct WorkerMetrics {
 }
 
 impl WorkerMetrics {
-    /// A statement has been run.
+    /// Records an executed statement.
     pub(crate) fn ran(&self, time: Duration, rows: u64) {
         let time_us = time.as_micros() as u64;
         self.statements.add(1);
@@ -60,69 +63,69 @@ impl WorkerMetrics {
         self.rows.add(rows);
     }
 
-    /// A client was told of an error.
+    /// Records an error sent to a client.
     pub(crate) fn failed(&self) {
         self.errors.add(1);
     }
 
-    /// Bytes have come from a client.
+    /// Records bytes received from a client.
     pub(crate) fn received(&self, bytes: usize) {
         self.received_bytes.add(bytes as u64);
     }
 
-    /// Bytes go to a client.
+    /// Records bytes sent to a client.
     pub(crate) fn sent(&self, bytes: usize) {
         self.sent_bytes.add(bytes as u64);
     }
 
-    /// A session has come from another worker.
+    /// Records a session that was moved here from another worker.
     pub(crate) fn moved(&self) {
         self.moved.add(1);
     }
 
-    /// A client has connected.
+    /// Records a new session.
     pub(crate) fn connected(&self) {
         self.sessions.add(1);
     }
 }
 
-/// Who is connected.
+/// The current connections.
 pub(crate) struct Connections {
     pub(crate) sessions: usize,
-    /// Those that are no sessions yet.
+    /// Connections that are not authenticated yet.
     pub(crate) logins: Count,
-    /// Memory that the sessions hold.
+    /// Memory charged by the sessions.
     pub(crate) memory: Usage,
 }
 
-/// What is told of one tenant.
+/// The metrics of a tenant.
 pub(crate) struct TenantFigures {
     pub(crate) name: String,
     pub(crate) counts: TenantCounts,
     pub(crate) commits: u64,
     pub(crate) sessions: u64,
-    /// Memory that its sessions hold.
+    /// Memory charged by its sessions.
     pub(crate) session_memory_bytes: u64,
 }
 
-/// The bucket whose upper bound is the first that is not below `time_us`.
+/// The first bucket whose upper bound is at least `time_us`.
 pub(crate) fn bucket(time_us: u64) -> usize {
     let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
     ((units - 1).checked_ilog2().map_or(0, |log| log + 1) as usize).min(BUCKETS)
 }
 
-/// The upper bound of a bucket, microseconds.
+/// The upper bound of a bucket in microseconds.
 pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
     FIRST_BUCKET_US << bucket
 }
 
-/// Writes all figures of a node in the Prometheus text format.
+/// Renders all metrics of a node in the Prometheus text format.
 pub(crate) fn render(
     workers: &[Arc<WorkerMetrics>],
     workers_active: usize,
     connections: Connections,
     engine: &EngineStatistics,
-    beside: Option<&BesideStatistics>,
+    replica: Option<&BesideStatistics>,
     store: &[OperationStatistics],
     tenants: &[TenantFigures],
 ) -> String {
@@ -130,72 +133,67 @@ pub(crate) fn render(
     let sum =
         |counter: fn(&WorkerMetrics) -> &Counter| workers.iter().map(|worker| counter(worker).get()).sum();
     let Connections { sessions, logins, memory } = connections;
-    gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions as u64);
-    gauge(&mut out, "fulmar_logins", "Connections that are no sessions yet.", logins.now as u64);
-    let help = "Connections that were closed before they were sessions, to make room for others.";
+    gauge(&mut out, "fulmar_sessions", "Open sessions.", sessions as u64);
+    gauge(&mut out, "fulmar_logins", "Connections that are not authenticated yet.", logins.now as u64);
+    let help = "Unauthenticated connections that were closed because of the connection limit.";
     counter(&mut out, "fulmar_logins_sent_away_total", help, logins.sent_away);
-    session_memory_figures(&mut out, memory);
-    counter(&mut out, "fulmar_sessions_total", "Sessions since the start.", sum(|worker| &worker.sessions));
+    session_memory_metrics(&mut out, memory);
+    counter(
+        &mut out,
+        "fulmar_sessions_total",
+        "Sessions opened since the start.",
+        sum(|worker| &worker.sessions),
+    );
     let active = workers_active as u64;
     gauge(
         &mut out,
         "fulmar_workers_active",
-        "Threads that sessions are kept on; as few as the load needs.",
+        "Worker threads that serve sessions; the number follows the load.",
         active,
     );
     let moved = sum(|worker| &worker.moved);
-    counter(
-        &mut out,
-        "fulmar_sessions_moved_total",
-        "Times that a session moved to another of these threads.",
-        moved,
-    );
+    counter(&mut out, "fulmar_sessions_moved_total", "Moves of a session to another worker thread.", moved);
     counter(&mut out, "fulmar_rows_total", "Rows sent to clients.", sum(|worker| &worker.rows));
-    counter(
-        &mut out,
-        "fulmar_errors_total",
-        "Errors that clients were told of.",
-        sum(|worker| &worker.errors),
-    );
+    counter(&mut out, "fulmar_errors_total", "Errors sent to clients.", sum(|worker| &worker.errors));
     let (received, sent) = (sum(|worker| &worker.received_bytes), sum(|worker| &worker.sent_bytes));
-    counter(&mut out, "fulmar_received_bytes_total", "Bytes from clients.", received);
-    counter(&mut out, "fulmar_sent_bytes_total", "Bytes to clients.", sent);
+    counter(&mut out, "fulmar_received_bytes_total", "Bytes received from clients.", received);
+    counter(&mut out, "fulmar_sent_bytes_total", "Bytes sent to clients.", sent);
     statement_times(&mut out, workers);
-    engine_figures(&mut out, engine);
+    engine_metrics(&mut out, engine);
     if let Some(cache) = &engine.disk_cache {
-        disk_cache_figures(&mut out, cache);
+        disk_cache_metrics(&mut out, cache);
     }
-    if let Some(beside) = beside {
-        beside_figures(&mut out, beside);
+    if let Some(replica) = replica {
+        replica_metrics(&mut out, replica);
     }
-    store_figures(&mut out, store);
-    tenant_figures(&mut out, tenants);
+    store_metrics(&mut out, store);
+    tenant_metrics(&mut out, tenants);
     out
 }
 
-/// The same of one tenant: what its own may see.
+/// Renders the metrics of one tenant, for clients with that tenant's token.
 pub(crate) fn render_tenant(tenant: Option<TenantFigures>) -> String {
     let mut out = String::new();
-    tenant_figures(&mut out, tenant.as_slice());
+    tenant_metrics(&mut out, tenant.as_slice());
     out
 }
 
-fn session_memory_figures(out: &mut String, memory: Usage) {
+fn session_memory_metrics(out: &mut String, memory: Usage) {
     gauge(
         out,
         "fulmar_session_memory_bytes",
-        "Bytes of messages, prepared statements, portals and unsent results that sessions hold.",
+        "Memory charged to sessions: messages, prepared statements, portals, unsent results.",
         memory.used_bytes,
     );
-    let help = "The limit of fulmar_session_memory_bytes; half of it for one database.";
+    let help = "The limit of fulmar_session_memory_bytes; half of it per database.";
     gauge(out, "fulmar_session_memory_limit_bytes", help, memory.limit_bytes);
-    let help = "Requests that failed because their session could not have more memory.";
+    let help = "Requests that failed for lack of session memory.";
     counter(out, "fulmar_session_memory_rejections_total", help, memory.rejected);
 }
 
 fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
     const NAME: &str = "fulmar_statement_seconds";
-    header(out, NAME, "How long statements take in the server.", "histogram");
+    header(out, NAME, "Execution time of statements.", "histogram");
     let mut total = 0;
     for index in 0..=BUCKETS {
         total += workers.iter().map(|worker| worker.buckets[index].get()).sum::<u64>();
@@ -209,49 +207,49 @@ fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
     line(out, format_args!("{NAME}_count {statements}"));
 }
 
-fn engine_figures(out: &mut String, engine: &EngineStatistics) {
+fn engine_metrics(out: &mut String, engine: &EngineStatistics) {
     let totals = [
         ("fulmar_log_bytes_total", "Bytes written to the commit log.", engine.log_bytes),
         ("fulmar_log_records_total", "Commit records in the log.", engine.records),
         ("fulmar_log_record_bytes_total", "Bytes of commit records.", engine.record_bytes),
         ("fulmar_log_pages_total", "Changed pages in commit records.", engine.record_pages),
-        ("fulmar_log_syncs_total", "Syncs of the commit log.", engine.log_syncs),
-        ("fulmar_log_failures_total", "Failures to write the commit log.", engine.log_failures),
+        ("fulmar_log_syncs_total", "Fsyncs of the commit log.", engine.log_syncs),
+        ("fulmar_log_failures_total", "Failed writes of the commit log.", engine.log_failures),
         (
             "fulmar_shared_log_bytes_total",
-            "Bytes of objects put into the commit log in the store.",
+            "Bytes of objects written to the shared commit log.",
             engine.shared_log_bytes,
         ),
-        ("fulmar_shared_log_puts_total", "Objects of the commit log in the store.", engine.shared_log_puts),
+        ("fulmar_shared_log_puts_total", "Objects written to the shared commit log.", engine.shared_log_puts),
         (
             "fulmar_shared_log_failures_total",
-            "Times that another process has closed the commit log in the store.",
+            "Times that another process sealed the shared commit log.",
             engine.shared_log_failures,
         ),
         ("fulmar_commits_total", "Commits.", engine.commits),
         (
             "fulmar_conflicts_total",
-            "Transactions that met a newer version of what they had read.",
+            "Transactions that had read pages that were changed meanwhile.",
             engine.conflicts,
         ),
-        ("fulmar_replays_total", "Transactions that were run again.", engine.replays),
-        ("fulmar_page_hits_total", "Pages that statements found in memory.", engine.page_hits),
+        ("fulmar_replays_total", "Transactions that were replayed.", engine.replays),
+        ("fulmar_page_hits_total", "Pages that statements found in the page cache.", engine.page_hits),
         (
             "fulmar_page_misses_total",
-            "Pages that they had to read from the store, or from the disk cache before it.",
+            "Pages that statements read from the disk cache or the store.",
             engine.page_misses,
         ),
         (
             "fulmar_pages_read_ahead_total",
-            "Pages that were read with others, before they were asked for.",
+            "Pages that were read ahead of their use.",
             engine.pages_read_ahead,
         ),
         (
             "fulmar_pages_warmed_total",
-            "Pages that were read when their database opened, since it had used them before.",
+            "Pages that were prewarmed when their database was opened.",
             engine.pages_warmed,
         ),
-        ("fulmar_pages_evicted_total", "Pages that left memory for others.", engine.pages_evicted),
+        ("fulmar_pages_evicted_total", "Pages evicted from the page cache.", engine.pages_evicted),
         ("fulmar_flushes_total", "Flushes of changed pages to the store.", engine.flushes),
         (
             "fulmar_temporary_files_total",
@@ -262,36 +260,36 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
     for (name, help, value) in totals {
         counter(out, name, help, value);
     }
-    let now = [
-        ("fulmar_log_size_bytes", "Bytes of the commit log's files.", engine.log_size_bytes),
-        ("fulmar_log_sync_microseconds", "Smoothed time of a sync.", engine.log_sync_us),
+    let gauges = [
+        ("fulmar_log_size_bytes", "Size of the commit log's files.", engine.log_size_bytes),
+        ("fulmar_log_sync_microseconds", "Smoothed time of an fsync of the commit log.", engine.log_sync_us),
         (
             "fulmar_shared_log_size_bytes",
-            "Bytes of the commit log in the store that are needed.",
+            "Size of the part of the shared commit log that is still needed.",
             engine.shared_log_size_bytes,
         ),
         (
             "fulmar_shared_log_backlog_objects",
-            "Objects of the commit log in the store that a start would read.",
+            "Objects of the shared commit log that a start of the node would read.",
             engine.shared_log_backlog_objects,
         ),
         (
             "fulmar_shared_log_put_microseconds",
-            "Smoothed time until an object is known to be there.",
+            "Smoothed time to write an object of the shared commit log.",
             engine.shared_log_put_us,
         ),
         (
             "fulmar_shared_log_refuses",
-            "1 while the commit log in the store takes no commits.",
+            "1 while the shared commit log accepts no commits.",
             engine.shared_log_refuses,
         ),
-        ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
+        ("fulmar_memory_bytes", "Size of the page cache.", engine.memory_bytes),
         (
             "fulmar_memory_unwritten_bytes",
-            "Bytes of pages in memory that no segment of the store holds yet.",
+            "Size of the cached pages that have not been flushed to the store.",
             engine.memory_unwritten_bytes,
         ),
-        ("fulmar_memory_limit_bytes", "The budget for pages in memory.", engine.memory_limit_bytes),
+        ("fulmar_memory_limit_bytes", "The limit of the page cache.", engine.memory_limit_bytes),
         ("fulmar_statement_memory_bytes", "Memory charged to statements.", engine.statement_bytes),
         (
             "fulmar_statement_memory_limit_bytes",
@@ -306,71 +304,71 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ),
         (
             "fulmar_disk_available_bytes",
-            "What the file system of the data directory still has.",
+            "Space available in the file system of the data directory.",
             engine.disk_available_bytes,
         ),
-        ("fulmar_disk_reserve_bytes", "What of it is kept free.", engine.disk_reserve_bytes),
+        ("fulmar_disk_reserve_bytes", "Disk space that is kept free.", engine.disk_reserve_bytes),
         (
             "fulmar_disk_level",
-            "0: enough; 1: commits that need more space are refused; 2: all commits are.",
+            "0: enough space; 1: commits that need more space are rejected; 2: all commits are rejected.",
             engine.disk_level,
         ),
-        ("fulmar_partitions_open", "Partitions that are open.", engine.open_partitions),
+        ("fulmar_partitions_open", "Open partitions.", engine.open_partitions),
     ];
-    for (name, help, value) in now {
+    for (name, help, value) in gauges {
         gauge(out, name, help, value);
     }
 }
 
-fn disk_cache_figures(out: &mut String, cache: &DiskCacheStatistics) {
+fn disk_cache_metrics(out: &mut String, cache: &DiskCacheStatistics) {
     let totals = [
-        ("hits", "Pages and indexes of segments that the disk cache had.", cache.hits),
-        ("misses", "Those that it had not: they were read from the store.", cache.misses),
+        ("hits", "Pages and segment indexes found in the disk cache.", cache.hits),
+        ("misses", "Pages and segment indexes that had to be read from the store.", cache.misses),
         ("written_bytes", "Bytes written to the disk cache.", cache.written_bytes),
-        ("dropped", "What the disk cache did not keep: too much at once, or no room.", cache.dropped),
-        ("failures", "Reads and writes of the disk cache that failed.", cache.failures),
+        ("dropped", "Entries that were not cached: too many at a time, or no space.", cache.dropped),
+        ("failures", "Failed reads and writes of the disk cache.", cache.failures),
     ];
-    for (figure, help, value) in totals {
-        counter(out, &format!("fulmar_disk_cache_{figure}_total"), help, value);
+    for (suffix, help, value) in totals {
+        counter(out, &format!("fulmar_disk_cache_{suffix}_total"), help, value);
     }
-    let now = [
-        ("bytes", "Bytes of the disk cache's files.", cache.bytes),
+    let gauges = [
+        ("bytes", "Size of the disk cache's files.", cache.bytes),
         (
             "limit_bytes",
-            "What they may take: less than --disk-cache if the disk is short.",
+            "The limit of the disk cache: --disk-cache, or less if disk space is low.",
             cache.limit_bytes,
         ),
-        ("entries", "Pages and indexes of segments in the disk cache.", cache.entries),
+        ("entries", "Pages and segment indexes in the disk cache.", cache.entries),
     ];
-    for (figure, help, value) in now {
-        gauge(out, &format!("fulmar_disk_cache_{figure}"), help, value);
+    for (suffix, help, value) in gauges {
+        gauge(out, &format!("fulmar_disk_cache_{suffix}"), help, value);
     }
 }
 
-/// Of a node that reads the databases of another one.
-fn beside_figures(out: &mut String, beside: &BesideStatistics) {
-    counter(
-        out,
-        "fulmar_reader_looks_total",
-        "Looks at the log of the node that owns the store.",
-        beside.looks,
-    );
+/// Metrics of a read replica.
+fn replica_metrics(out: &mut String, replica: &BesideStatistics) {
+    counter(out, "fulmar_reader_looks_total", "Polls of the primary's log.", replica.looks);
     counter(
         out,
         "fulmar_reader_reopened_total",
-        "Databases that were opened anew, since the node that owns them had gone on.",
-        beside.reopened,
+        "Databases reopened after a restore, or because the primary had truncated its log.",
+        replica.reopened,
     );
-    gauge(out, "fulmar_reader_fails", "1 if the last look at the log failed.", u64::from(beside.fails));
-    if let Some(age_ms) = beside.age_ms {
-        let help = "How old the last look at the log is; it grows while nobody reads.";
+    gauge(
+        out,
+        "fulmar_reader_fails",
+        "1 if the last poll of the primary's log failed.",
+        u64::from(replica.fails),
+    );
+    if let Some(age_ms) = replica.age_ms {
+        let help = "Time since the last poll of the primary's log; it grows while no session reads.";
         gauge(out, "fulmar_reader_age_milliseconds", help, age_ms);
     }
 }
 
-fn store_figures(out: &mut String, store: &[OperationStatistics]) {
+fn store_metrics(out: &mut String, store: &[OperationStatistics]) {
     const NAME: &str = "fulmar_store_seconds";
-    header(out, NAME, "How long the store takes to answer, try by try.", "histogram");
+    header(out, NAME, "Duration of each attempt of a store operation.", "histogram");
     for one in store {
         let operation = one.operation.label();
         let mut total = 0;
@@ -384,7 +382,7 @@ fn store_figures(out: &mut String, store: &[OperationStatistics]) {
     }
     type Value = fn(&OperationStatistics) -> u64;
     let totals: [(&str, &str, Value); 2] = [
-        ("fulmar_store_retries_total", "Tries after a failure.", |one| one.retries),
+        ("fulmar_store_retries_total", "Attempts after a failed one.", |one| one.retries),
         ("fulmar_store_bytes_total", "Bytes of objects written to or read from the store.", |one| one.bytes),
     ];
     for (name, help, value) in totals {
@@ -394,7 +392,7 @@ fn store_figures(out: &mut String, store: &[OperationStatistics]) {
         }
     }
     const FAILURES: &str = "fulmar_store_failures_total";
-    header(out, FAILURES, "Tries that failed.", "counter");
+    header(out, FAILURES, "Failed attempts.", "counter");
     for one in store {
         for (kind, count) in FailureKind::ALL.iter().zip(one.failures) {
             let (operation, kind) = (one.operation.label(), kind.label());
@@ -403,41 +401,38 @@ fn store_figures(out: &mut String, store: &[OperationStatistics]) {
     }
 }
 
-fn tenant_figures(out: &mut String, tenants: &[TenantFigures]) {
+fn tenant_metrics(out: &mut String, tenants: &[TenantFigures]) {
     type Value = fn(&TenantFigures) -> f64;
-    let figures: [(&str, &str, &str, Value); 6] = [
-        ("statements_total", "counter", "Statements of the tenant.", |tenant| {
+    let metrics: [(&str, &str, &str, Value); 6] = [
+        ("statements_total", "counter", "Statements executed for the tenant.", |tenant| {
             tenant.counts.statements as f64
         }),
         (
             "busy_seconds_total",
             "counter",
-            "How long the tenant's sessions have kept workers busy.",
+            "Time for which the tenant's sessions kept workers busy.",
             |tenant| tenant.counts.busy_us as f64 / 1e6,
         ),
-        ("errors_total", "counter", "Errors that clients of the tenant were told of.", |tenant| {
+        ("errors_total", "counter", "Errors sent to clients of the tenant.", |tenant| {
             tenant.counts.errors as f64
         }),
         ("commits_total", "counter", "Commits of the tenant.", |tenant| tenant.commits as f64),
-        ("sessions", "gauge", "Sessions of the tenant that are open.", |tenant| tenant.sessions as f64),
-        (
-            "session_memory_bytes",
-            "gauge",
-            "Bytes that sessions of the tenant hold at the gateway.",
-            |tenant| tenant.session_memory_bytes as f64,
-        ),
+        ("sessions", "gauge", "Open sessions of the tenant.", |tenant| tenant.sessions as f64),
+        ("session_memory_bytes", "gauge", "Memory charged to sessions of the tenant.", |tenant| {
+            tenant.session_memory_bytes as f64
+        }),
     ];
-    for (figure, kind, help, value) in figures {
-        let name = format!("fulmar_tenant_{figure}");
+    for (suffix, kind, help, value) in metrics {
+        let name = format!("fulmar_tenant_{suffix}");
         header(out, &name, help, kind);
         for tenant in tenants {
-            line(out, format_args!("{name}{{tenant=\"{}\"}} {}", escaped(&tenant.name), value(tenant)));
+            line(out, format_args!("{name}{{tenant=\"{}\"}} {}", escape_label(&tenant.name), value(tenant)));
         }
     }
 }
 
-/// The value of a label, as the format wants it.
-fn escaped(label: &str) -> String {
+/// Escapes the value of a label.
+fn escape_label(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -457,7 +452,7 @@ fn header(out: &mut String, name: &str, help: &str, kind: &str) {
 }
 
 fn line(out: &mut String, line: std::fmt::Arguments<'_>) {
-    let _ = writeln!(out, "{line}"); // a String grows: it does not fail
+    let _ = writeln!(out, "{line}"); // writing to a String cannot fail
 }
 
 #[cfg(test)]
@@ -465,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_what_their_bound_says() {
+    fn buckets_match_their_bounds() {
         assert_eq!([0, 1, 16, 17, 32, 33, 64].map(bucket), [0, 0, 0, 1, 1, 2, 2]);
         assert_eq!(bucket(16 << 20), 20);
         assert_eq!(bucket((16 << 20) + 1), BUCKETS);
@@ -478,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_added_up() {
+    fn render_sums_all_workers() {
         let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
         workers[0].ran(Duration::from_micros(20), 3);
         workers[1].ran(Duration::from_secs(60), 4);
@@ -505,27 +500,27 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_is_in_the_manual() {
+    fn manual_lists_exactly_the_existing_metrics() {
         let engine =
             EngineStatistics { disk_cache: Some(DiskCacheStatistics::default()), ..Default::default() };
-        let beside = BesideStatistics { age_ms: Some(1), ..BesideStatistics::default() };
-        let text = render(&[], 1, connected(0), &engine, Some(&beside), &[], &[]);
+        let replica = BesideStatistics { age_ms: Some(1), ..BesideStatistics::default() };
+        let text = render(&[], 1, connected(0), &engine, Some(&replica), &[], &[]);
         let manual = include_str!("../../../docs/operations.md");
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let missing: Vec<&str> =
             types.clone().filter(|name| !manual.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
         assert!(types.count() > 60);
-        // Nor are there any in it that no node tells.
-        let told = |name: &&str| text.contains(&format!("# TYPE {name} "));
-        let of_manual = manual.split('`').filter(|word| word.starts_with("fulmar_") && !word.ends_with('_'));
-        let names = of_manual.map(|word| word.split('{').next().unwrap_or_default());
-        let unknown: Vec<&str> = names.filter(|name| !told(name)).collect();
+        // The manual must not list metrics that do not exist.
+        let is_rendered = |name: &&str| text.contains(&format!("# TYPE {name} "));
+        let documented = manual.split('`').filter(|word| word.starts_with("fulmar_") && !word.ends_with('_'));
+        let names = documented.map(|word| word.split('{').next().unwrap_or_default());
+        let unknown: Vec<&str> = names.filter(|name| !is_rendered(name)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
     }
 
     #[test]
-    fn tenants_are_told_by_their_names() {
+    fn tenant_metrics_have_escaped_name_labels() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let name = "a \"b\\\n".into();
         let shop = TenantFigures { name, counts, commits: 1 << 50, sessions: 4, session_memory_bytes: 5 };

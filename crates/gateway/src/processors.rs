@@ -1,40 +1,41 @@
-//! What the kernel says of the processors: how long some were idle, how long this thread was on one, and has waited for one.
+//! CPU statistics of the kernel: idle time of the machine, and run time and run-queue time of this
+//! thread.
 //!
-//! Two small files of `/proc`, kept open by each thread that asks. Asked once in a worker's window, which is too seldom to be
-//! seen in what a statement costs.
+//! They are read from two small files in `/proc`, which each thread keeps open. A worker reads them
+//! once per measuring window, so the cost per statement is negligible.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Seconds since the machine has started, and seconds in which its processors were idle, all together.
-const MACHINE: &str = "/proc/uptime";
-/// Nanoseconds on a processor, nanoseconds in line for one, and how often it has come to one.
-const THREAD: &str = "/proc/thread-self/schedstat";
+/// Seconds since boot, and idle seconds summed over all CPUs.
+const UPTIME_FILE: &str = "/proc/uptime";
+/// Nanoseconds on a CPU, nanoseconds in the run queue, and number of time slices.
+const SCHEDSTAT_FILE: &str = "/proc/thread-self/schedstat";
 
 thread_local! {
-    static SOURCES: Option<(File, File)> = File::open(MACHINE).ok().zip(File::open(THREAD).ok());
+    static SOURCES: Option<(File, File)> = File::open(UPTIME_FILE).ok().zip(File::open(SCHEDSTAT_FILE).ok());
 }
 
-/// Since a time in the past; only differences mean something.
+/// Counters. Only their differences are meaningful.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Processors {
-    /// For how long those of the machine were idle, all together.
+    /// Idle time, summed over all CPUs of the machine.
     pub(crate) idle: Duration,
-    /// For how long this thread was on one.
+    /// Time that this thread ran.
     pub(crate) used: Duration,
-    /// For how long this thread was ready to run while others ran.
+    /// Time that this thread was runnable and did not run.
     pub(crate) waited: Duration,
 }
 
-/// As of now. `None` where the kernel does not tell.
+/// The current counters. `None` if the kernel does not provide them.
 pub(crate) fn look() -> Option<Processors> {
     SOURCES.with(|sources| {
         let (machine, thread) = sources.as_ref()?;
         let [_, idle] = numbers(machine)?;
-        let [used_ns, waited_ns, times]: [f64; 3] = numbers(thread)?;
-        // A kernel that does not count has nothing but zeros.
-        if times == 0.0 {
+        let [used_ns, waited_ns, timeslices]: [f64; 3] = numbers(thread)?;
+        // A kernel without scheduler statistics reports zeros.
+        if timeslices == 0.0 {
             return None;
         }
         Some(Processors {
@@ -45,7 +46,7 @@ pub(crate) fn look() -> Option<Processors> {
     })
 }
 
-/// The numbers that a file begins with.
+/// The first numbers of a file.
 fn numbers<const N: usize>(file: &File) -> Option<[f64; N]> {
     let mut line = [0; 128];
     let length = file.read_at(&mut line, 0).ok()?;
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn used_time_grows_while_a_thread_computes() {
+    fn run_time_grows_while_a_thread_computes() {
         let before = look().unwrap();
         let after = loop {
             let now = look().unwrap();

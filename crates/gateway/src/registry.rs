@@ -1,8 +1,10 @@
-//! Who is connected: to cancel statements, to close sessions, to count them.
+//! The registry of sessions: for cancelling statements, closing sessions, and counting them.
 //!
-//! A client cancels from another connection, which another worker may serve, with the process id and secret that it
-//! was told at the start. Closing has two steps: [`Handle::close`] lets what runs come to its end,
-//! [`Handle::kill`] does not.
+//! A cancel request arrives on its own connection, possibly at another worker. It identifies the
+//! session by the process id and secret that the session's client received at startup.
+//!
+//! A session is ended in one of two ways: [`Handle::close`] lets the running statement complete,
+//! [`Handle::kill`] cancels it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,9 +23,9 @@ const OPEN: u8 = 0;
 const CLOSING: u8 = 1;
 const KILLED: u8 = 2;
 
-/// A session, as seen from outside.
+/// A session, as seen by other components.
 pub(crate) struct Handle {
-    /// What the client knows the session by.
+    /// The process id that the client received.
     pub(crate) pid: i32,
     secret: i32,
     pub(crate) partition: PartitionId,
@@ -35,27 +37,27 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// What only this client knows.
+    /// The secret that only this client received.
     pub(crate) fn secret(&self) -> i32 {
         self.secret
     }
 
-    /// Cancels what the session runs.
+    /// Cancels the running statement.
     pub(crate) fn canceller(&self) -> &Canceller {
         &self.canceller
     }
 
-    /// The session's task is woken through this when the session is to close.
+    /// Registers the waker of the session's task, which is woken when the session must close.
     pub(crate) fn register(&self, waker: &Waker) {
         self.waker.register(waker);
     }
 
-    /// Whether the session should end when it has answered what runs.
+    /// Returns true if the session must end after the running statement.
     pub(crate) fn is_closing(&self) -> bool {
         self.state.load(Ordering::Acquire) != OPEN
     }
 
-    /// Whether the session should end at once.
+    /// Returns true if the session must end immediately.
     pub(crate) fn is_killed(&self) -> bool {
         self.state.load(Ordering::Acquire) == KILLED
     }
@@ -65,7 +67,7 @@ impl Handle {
         self.waker.wake();
     }
 
-    /// Cancels what runs, and ends the session.
+    /// Cancels the running statement, and ends the session.
     pub(crate) fn kill(&self) {
         self.state.store(KILLED, Ordering::Release);
         self.canceller.cancel(CancelReason::Shutdown);
@@ -76,9 +78,9 @@ impl Handle {
 #[derive(Default)]
 struct Sessions {
     by_pid: HashMap<i32, Arc<Handle>>,
-    /// How many sessions each partition has that has any.
+    /// The number of sessions of each partition that has any.
     counts: HashMap<PartitionId, usize>,
-    /// The gateway shuts down: nobody enters any more.
+    /// The gateway is shutting down and accepts no more sessions.
     closed: bool,
 }
 
@@ -89,22 +91,21 @@ impl Sessions {
 
     fn leave(&mut self, handle: &Handle) {
         self.by_pid.remove(&handle.pid);
-        let left = self.count(handle.partition).saturating_sub(1);
-        match left {
+        match self.count(handle.partition).saturating_sub(1) {
             0 => self.counts.remove(&handle.partition),
             left => self.counts.insert(handle.partition, left),
         };
     }
 }
 
-/// Why a session cannot be entered.
+/// The reason why a session was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// There are as many as there may be.
+    /// The node's session limit is reached.
     TooMany,
-    /// There are as many of the partition as it may have.
+    /// The partition's session limit is reached.
     TooManyOfPartition,
-    /// The gateway shuts down.
+    /// The gateway is shutting down.
     Closed,
 }
 
@@ -113,17 +114,18 @@ pub(crate) struct Registry {
     sessions: Mutex<Sessions>,
     next_pid: AtomicI32,
     limit: usize,
-    /// Told when a session leaves.
+    /// Notified when a session leaves.
     left: Notify,
 }
 
 impl Registry {
-    /// A registry that takes so many sessions at most.
+    /// A registry of at most `limit` sessions.
     pub(crate) fn new(limit: usize) -> Registry {
         Registry { sessions: Mutex::default(), next_pid: AtomicI32::new(1), limit, left: Notify::new() }
     }
 
-    /// Enters a session, unless its partition has `most` already, or it would leave less than so many places to others.
+    /// Admits a session, unless its partition has `most` sessions already, or fewer than `leaves`
+    /// free slots would remain on the node afterwards.
     pub(crate) fn enter(
         self: &Arc<Self>,
         partition: PartitionId,
@@ -163,50 +165,50 @@ impl Registry {
         Ok(Entry { registry: self.clone(), handle })
     }
 
-    /// Cancels what a session runs, if the secret is right; says nothing if it is not.
+    /// Cancels the running statement of a session. Does nothing if the secret is wrong.
     pub(crate) fn cancel(&self, pid: i32, secret: i32) {
         let handle = self.sessions.lock().by_pid.get(&pid).filter(|handle| handle.secret == secret).cloned();
         if let Some(handle) = handle {
             handle.canceller.cancel(CancelReason::User);
-            handle.waker.wake(); // the session's task may be the only one that can notice soon
+            handle.waker.wake(); // a waiting session notices the cancellation only if it is polled
         }
     }
 
-    /// A session.
+    /// The session with this process id.
     pub(crate) fn find(&self, pid: i32) -> Option<Arc<Handle>> {
         self.sessions.lock().by_pid.get(&pid).cloned()
     }
 
-    /// All of them, by their numbers.
+    /// All sessions, sorted by process id.
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
         let mut handles: Vec<Arc<Handle>> = self.sessions.lock().by_pid.values().cloned().collect();
         handles.sort_by_key(|handle| handle.pid);
         handles
     }
 
-    /// How many sessions there are.
+    /// The number of sessions.
     pub(crate) fn len(&self) -> usize {
         self.sessions.lock().by_pid.len()
     }
 
-    /// How many sessions a partition has.
+    /// The number of sessions of a partition.
     pub(crate) fn count(&self, partition: PartitionId) -> usize {
         self.sessions.lock().count(partition)
     }
 
-    /// Takes no more sessions, and asks all to end when they have answered what runs.
+    /// Admits no more sessions, and asks all sessions to end after their running statement.
     pub(crate) fn close_all(&self) {
         let mut sessions = self.sessions.lock();
         sessions.closed = true;
         sessions.by_pid.values().for_each(|handle| handle.close());
     }
 
-    /// Cancels what runs, everywhere, and ends all sessions.
+    /// Cancels the running statements of all sessions, and ends the sessions.
     pub(crate) fn kill_all(&self) {
         self.sessions.lock().by_pid.values().for_each(|handle| handle.kill());
     }
 
-    /// Cancels what runs on a partition, and ends its sessions.
+    /// Cancels the running statements of a partition, and ends its sessions.
     pub(crate) fn kill(&self, partition: PartitionId) {
         let sessions = self.sessions.lock();
         sessions
@@ -216,23 +218,23 @@ impl Registry {
             .for_each(|handle| handle.kill());
     }
 
-    /// Waits until there are none at all, or none on `partition`.
+    /// Waits until no session is left, or none of `partition`.
     pub(crate) async fn wait_empty(&self, partition: Option<PartitionId>) {
         loop {
-            let mut left = std::pin::pin!(self.left.notified());
-            left.as_mut().enable(); // from here on a leave is not missed
+            let mut notified = std::pin::pin!(self.left.notified());
+            notified.as_mut().enable(); // registered before the count is read: no notification is missed
             if partition.map_or_else(|| self.len(), |partition| self.count(partition)) == 0 {
                 return;
             }
-            left.await;
+            notified.await;
         }
     }
 }
 
-/// A session's place in the registry; it leaves when this is dropped.
+/// A session's entry in the registry. Dropping it removes the session.
 pub(crate) struct Entry {
     registry: Arc<Registry>,
-    /// The session, as others see it.
+    /// The session, as seen by other components.
     pub(crate) handle: Arc<Handle>,
 }
 

@@ -1,40 +1,41 @@
-//! How long this thread's runtime has slept.
+//! Measures how long this thread's runtime sleeps.
 //!
-//! The runtime calls [`falls_asleep`] before it waits for events and [`wakes_up`] after; often they are there already. The
-//! commit log is told: while a worker has sessions to serve, one sync is enough for all of them.
+//! The runtime calls [`falls_asleep`] before it waits for events and [`wakes_up`] afterwards. Often
+//! there are events already. [`falls_asleep`] also notifies the commit log: while a worker has
+//! sessions to serve, their commits share one sync.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A worker that has slept for so long had nothing to do.
-const REST: Duration = Duration::from_micros(50);
+/// Minimum duration of a sleep that counts as idle.
+const MIN_IDLE: Duration = Duration::from_micros(50);
 
 thread_local! {
-    static ASLEEP_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    static RESTED: Cell<Rested> = const { Cell::new(Rested { times: 0, time: Duration::ZERO }) };
+    static PARKED_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+    static IDLE_TIME: Cell<Rested> = const { Cell::new(Rested { times: 0, time: Duration::ZERO }) };
 }
 
-/// What a worker has slept, since it was started.
+/// The time that a worker has slept since it started.
 #[derive(Clone, Copy)]
 pub(crate) struct Rested {
-    /// How often it had nothing to do.
+    /// The number of idle periods.
     pub(crate) times: u64,
-    /// For how long it slept, all together.
+    /// The total time slept.
     pub(crate) time: Duration,
 }
 
 pub(crate) fn falls_asleep() {
     fulmar_store::this_thread_rests();
-    ASLEEP_SINCE.set(Some(Instant::now()));
+    PARKED_SINCE.set(Some(Instant::now()));
 }
 
 pub(crate) fn wakes_up() {
-    let Some(since) = ASLEEP_SINCE.take() else { return };
-    let (slept, Rested { times, time }) = (since.elapsed(), RESTED.get());
-    RESTED.set(Rested { times: times + u64::from(slept >= REST), time: time + slept });
+    let Some(since) = PARKED_SINCE.take() else { return };
+    let (slept, Rested { times, time }) = (since.elapsed(), IDLE_TIME.get());
+    IDLE_TIME.set(Rested { times: times + u64::from(slept >= MIN_IDLE), time: time + slept });
 }
 
-/// What this thread has slept.
+/// The time that this thread has slept.
 pub(crate) fn rested() -> Rested {
-    RESTED.get()
+    IDLE_TIME.get()
 }

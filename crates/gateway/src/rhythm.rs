@@ -1,75 +1,81 @@
-//! The rhythm of a client, and polling for the one that is quick.
+//! Adaptive busy-polling: a worker polls for the next message of a client that responds quickly.
 //!
-//! A client that asks again as soon as it is answered spends most of a round trip waking up threads: its own and ours.
-//! On a virtual machine waking an idle processor costs more than the statement. So a worker that has had nobody but one
-//! quick client for a while does not go to sleep at once when it has answered: it polls for the next message, for
-//! about as long as that client usually takes, and letting everything else on the worker run in between.
+//! For a client that sends its next request as soon as it has a response, most of the round trip is
+//! spent waking up threads, both the client's and the worker's. On a virtual machine, waking an
+//! idle CPU costs more than the statement. If a worker has served a single fast client for a while,
+//! it therefore does not sleep after a response. It polls for the next message for about as long as
+//! the client usually takes, and lets everything else on the worker run in between.
 //!
-//! Bounds, so that this never costs others anything: the client was alone on its worker for the last
-//! [`ALONE`] messages; its usual gap is below [`QUICK`]; at most [`most_polling`] clients of the process are polled
-//! for at once (half of the processors, at least one); and a client that slows down loses it after a few messages.
+//! Limits keep the cost to others small:
+//!
+//! - The client sent the last [`MIN_EXCLUSIVE_MESSAGES`] messages of its worker.
+//! - Its usual gap between a response and the next message is at most [`MAX_GAP`].
+//! - At most [`max_polled_clients`] clients of the process are polled at a time: half of the CPUs,
+//!   at least one.
+//! - A client that slows down is no longer polled after a few messages.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Messages in a row that must have come from this client alone.
-const ALONE: u32 = 32;
-/// The usual gap between answer and next message, below which a client is quick.
-const QUICK: Duration = Duration::from_micros(100);
+/// The number of consecutive messages of a worker that must come from the same client.
+const MIN_EXCLUSIVE_MESSAGES: u32 = 32;
+/// The maximum usual gap between a response and the next message.
+const MAX_GAP: Duration = Duration::from_micros(100);
 
-/// Clients that are polled for at the moment.
-static POLLING: AtomicUsize = AtomicUsize::new(0);
-static CLIENTS: AtomicU64 = AtomicU64::new(1);
+/// The number of clients that are currently polled.
+static POLLED_CLIENTS: AtomicUsize = AtomicUsize::new(0);
+static NEXT_CLIENT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The client that this worker heard of last, and how many times in a row.
-    static LAST: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+    /// The client that sent this worker's last message, and the number of consecutive messages from
+    /// it.
+    static LAST_CLIENT: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
 }
 
-/// Half of the processors. Asking the system costs more than a statement, so it is asked once.
-fn most_polling() -> &'static usize {
-    static MOST: OnceLock<usize> = OnceLock::new();
-    MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| (n.get() / 2).max(1)))
+/// Half of the CPUs. Cached, since the system call costs more than a statement.
+fn max_polled_clients() -> &'static usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    MAX.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| (n.get() / 2).max(1)))
 }
 
-/// One client's rhythm.
+/// The message timing of a client.
 pub(crate) struct Rhythm {
     client: u64,
-    /// Smoothed gap between an answer and the next message.
+    /// The smoothed gap between a response and the next message.
     gap: Duration,
 }
 
 impl Rhythm {
     pub(crate) fn new() -> Rhythm {
-        Rhythm { client: CLIENTS.fetch_add(1, Ordering::Relaxed), gap: Duration::from_secs(1) }
+        Rhythm { client: NEXT_CLIENT.fetch_add(1, Ordering::Relaxed), gap: Duration::from_secs(1) }
     }
 
-    /// A message has come, `gap` after the last answer.
+    /// Records that a message arrived `gap` after the last response.
     pub(crate) fn heard(&mut self, gap: Duration) {
-        // A long pause does not count for more than it must: a quick client is quick again after a few messages.
-        let sample = gap.min(10 * QUICK);
-        self.gap = (self.gap.min(10 * QUICK) * 7 + sample) / 8;
-        let (client, times) = LAST.get();
-        LAST.set((self.client, if client == self.client { times.saturating_add(1) } else { 0 }));
+        // A long pause is capped, so that the client is fast again after a few messages.
+        let sample = gap.min(10 * MAX_GAP);
+        self.gap = (self.gap.min(10 * MAX_GAP) * 7 + sample) / 8;
+        let (client, times) = LAST_CLIENT.get();
+        LAST_CLIENT.set((self.client, if client == self.client { times.saturating_add(1) } else { 0 }));
     }
 
-    /// For how long to poll for the next message, if at all.
+    /// Returns a poll budget if the client should be polled.
     pub(crate) fn patience(&self) -> Option<Patience> {
-        let (client, times) = LAST.get();
-        if client != self.client || times < ALONE || self.gap > QUICK {
+        let (client, times) = LAST_CLIENT.get();
+        if client != self.client || times < MIN_EXCLUSIVE_MESSAGES || self.gap > MAX_GAP {
             return None;
         }
-        let most = *most_polling();
-        let polling = POLLING.fetch_add(1, Ordering::Relaxed);
-        let patience = Patience(Instant::now() + 2 * self.gap);
-        // Dropping it gives the place back.
-        (polling < most).then_some(patience)
+        let max = *max_polled_clients();
+        let polling = POLLED_CLIENTS.fetch_add(1, Ordering::Relaxed);
+        let budget = Patience(Instant::now() + 2 * self.gap);
+        // Dropping it releases the slot.
+        (polling < max).then_some(budget)
     }
 }
 
-/// A place among those who poll, until the patience is over.
+/// The right to poll for a client, until the budget is used up.
 pub(crate) struct Patience(Instant);
 
 impl Patience {
@@ -80,7 +86,7 @@ impl Patience {
 
 impl Drop for Patience {
     fn drop(&mut self) {
-        POLLING.fetch_sub(1, Ordering::Relaxed);
+        POLLED_CLIENTS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -89,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_quick_client_that_is_alone_is_polled_for() {
+    fn polls_only_a_fast_client_without_competitors() {
         let (mut quick, mut other) = (Rhythm::new(), Rhythm::new());
         for _ in 0..100 {
             quick.heard(Duration::from_micros(20));
@@ -98,10 +104,10 @@ mod tests {
         assert!(other.patience().is_none());
         other.heard(Duration::from_micros(20));
         quick.heard(Duration::from_micros(20));
-        assert!(quick.patience().is_none(), "not alone any more");
+        assert!(quick.patience().is_none(), "another client has sent a message");
         for _ in 0..100 {
             quick.heard(Duration::from_millis(5));
         }
-        assert!(quick.patience().is_none(), "slow by now");
+        assert!(quick.patience().is_none(), "the client has become slow");
     }
 }

@@ -1,13 +1,17 @@
-//! From a fresh connection to a session: TLS, who it is, which tenant.
+//! Connection startup: TLS negotiation, authentication, and selection of the tenant.
 //!
 //! ```text
-//! SSLRequest?  -> 'S' and a TLS handshake, or 'N'
-//! CancelRequest -> cancel, and that is all
-//! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
+//! SSLRequest    -> 'S' and a TLS handshake, or 'N'
+//! CancelRequest -> cancel the statement, close the connection
+//! Startup: user, database, parameters -> SCRAM -> check tenant, access and limits -> session
 //! ```
 //!
-//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all, and less if many others come
-//! ([`crate::crowd`]). Who guesses passwords waits for the answers ([`crate::failures`]).
+//! Resources of unauthenticated clients are limited:
+//!
+//! - A packet can have up to 10,000 bytes, and the startup can take up to 60 s.
+//! - The number of connections in startup is limited; the oldest are closed first
+//!   ([`crate::crowd`]).
+//! - Failed logins delay further attempts ([`crate::failures`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,29 +46,31 @@ use crate::registry::Entry;
 use crate::session::{Identity, Link, Session, Settings};
 use crate::wire::{Stream, Wire};
 
-/// Bytes of a packet before the client is known.
-const PACKET_BYTES: usize = 10_000;
-/// How long a client may take to become a session.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum size of a packet before authentication.
+const MAX_PACKET_BYTES: usize = 10_000;
+/// Maximum duration of the startup.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes a session of a connection, if it is to be one. Until then it has a place among those that are none.
+/// Performs the startup of a connection. Returns the session, or `None` if the connection does not
+/// become one. Until then the connection holds its slot.
 pub(crate) async fn serve(
     stream: TcpStream,
     place: Place,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
-    // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
+    // Disables Nagle's algorithm, so that small responses are sent immediately. A failure only
+    // costs latency.
     let _ = stream.set_nodelay(true);
-    // Boxed: what only the beginning needs is not to be held for as long as the session lasts.
-    let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics));
-    Box::pin(place.stay(greeted)).await?.ok()?
+    // Boxed, so that the memory of the startup is freed before the session starts.
+    let startup = tokio::time::timeout(STARTUP_TIMEOUT, start(stream, shared, metrics));
+    Box::pin(place.stay(startup)).await?.ok()?
 }
 
-/// A connection before it is a session.
-struct Greeting {
+/// A connection in startup.
+struct PendingConnection {
     stream: Stream,
-    /// Where the client is; `None` if the system does not say.
+    /// The client's address. `None` if the operating system does not report it.
     address: Option<IpAddr>,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -72,9 +78,9 @@ struct Greeting {
 
 /// Why a connection does not become a session.
 enum Refusal {
-    /// It is gone, or was only a cancel request.
+    /// The client has disconnected, or sent only a cancel request.
     Silent,
-    /// The client is told.
+    /// The error is reported to the client.
     Error(Error),
 }
 
@@ -90,37 +96,38 @@ impl From<Error> for Refusal {
     }
 }
 
-fn violation(what: impl Into<String>) -> Refusal {
-    Refusal::Error(Error::new(sqlstate::PROTOCOL_VIOLATION, what))
+fn protocol_violation(message: impl Into<String>) -> Refusal {
+    Refusal::Error(Error::new(sqlstate::PROTOCOL_VIOLATION, message))
 }
 
-async fn greet(
+/// Performs the startup without the timeout.
+async fn start(
     stream: TcpStream,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     let (input, output) = (Vec::new(), Vec::new());
     let address = stream.peer_addr().ok().map(|address| address.ip());
-    let greeting = Greeting { stream: Stream::Plain(stream), address, input, output };
-    let (mut greeting, packet) = greeting.first_packet(&shared).await?;
-    match greeting.log_in(&packet, &shared).await {
-        Ok((identity, settings)) => greeting.into_session(identity, settings, shared, metrics).await,
+    let connection = PendingConnection { stream: Stream::Plain(stream), address, input, output };
+    let (mut connection, packet) = connection.startup_packet(&shared).await?;
+    match connection.log_in(&packet, &shared).await {
+        Ok((identity, settings)) => connection.into_session(identity, settings, shared, metrics).await,
         Err(Refusal::Silent) => None,
         Err(Refusal::Error(error)) => {
-            greeting.refuse(&error).await;
+            connection.refuse(&error).await;
             None
         }
     }
 }
 
-impl Greeting {
-    /// Negotiates TLS and takes cancel requests; answers the start-up packet.
-    async fn first_packet(mut self, shared: &Shared) -> Option<(Greeting, Vec<u8>)> {
+impl PendingConnection {
+    /// Negotiates TLS and handles cancel requests. Returns the startup packet.
+    async fn startup_packet(mut self, shared: &Shared) -> Option<(PendingConnection, Vec<u8>)> {
         loop {
             let packet = self.read_packet().await.ok()?;
             if CancelRequest::is_cancel_request_packet(&packet) {
                 cancel(&packet, shared);
-                // Some clients wait for the end of TLS, not only of the connection.
+                // Some clients wait for the end of the TLS session, not only of the connection.
                 let _ = self.stream.shutdown().await;
                 return None;
             }
@@ -132,13 +139,13 @@ impl Greeting {
         }
     }
 
-    async fn negotiate(self, wants_tls: bool, shared: &Shared) -> Option<Greeting> {
-        // Bytes that came with the request were not encrypted: to take them for the client's would let a stranger in
-        // between put words into its mouth.
+    async fn negotiate(self, wants_tls: bool, shared: &Shared) -> Option<PendingConnection> {
+        // Bytes that follow the request in plain text are rejected. Accepting them would let a
+        // man-in-the-middle inject messages before the TLS handshake (CVE-2021-23214).
         if !self.input.is_empty() {
             return None;
         }
-        let Greeting { stream, address, input, output } = self;
+        let PendingConnection { stream, address, input, output } = self;
         let stream = match (stream, &shared.config.tls) {
             (Stream::Plain(mut stream), Some(tls)) if wants_tls => {
                 stream.write_all(b"S").await.ok()?;
@@ -149,14 +156,14 @@ impl Greeting {
                 stream
             }
         };
-        Some(Greeting { stream, address, input, output })
+        Some(PendingConnection { stream, address, input, output })
     }
 
-    /// Reads a packet that has a length but no kind.
+    /// Reads a packet that has a length but no type byte.
     async fn read_packet(&mut self) -> io::Result<Vec<u8>> {
         self.fill(8).await?;
         let length = (&self.input[..4]).get_u32() as usize;
-        if !(8..=PACKET_BYTES).contains(&length) {
+        if !(8..=MAX_PACKET_BYTES).contains(&length) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         self.fill(length).await?;
@@ -186,13 +193,15 @@ impl Greeting {
         }
     }
 
-    /// From the start-up packet to who the client is.
+    /// Authenticates the client of a startup packet. Returns its identity and parameters.
     async fn log_in(&mut self, packet: &[u8], shared: &Shared) -> Result<(Identity, Settings), Refusal> {
         let startup =
             Startup::decode(&mut BytesMut::from(packet), &DecodeContext::new(ProtocolVersion::PROTOCOL3_0))
                 .ok()
                 .flatten()
-                .ok_or_else(|| violation("unsupported frontend protocol, or a malformed start-up packet"))?;
+                .ok_or_else(|| {
+                    protocol_violation("unsupported frontend protocol or invalid startup packet")
+                })?;
         self.negotiate_version(&startup);
         let parameters = startup.parameters;
         let user = parameters.get("user").filter(|user| !user.is_empty());
@@ -200,7 +209,7 @@ impl Greeting {
             Error::new(sqlstate::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
         })?;
         let account = self.authenticate(user, shared).await?;
-        // Nobody has an account who needs none.
+        // Without authentication there is no account, and every client is a superuser.
         let superuser = account.as_ref().is_none_or(|account| account.superuser);
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
         let (tenant, access) = tenant(database, user, shared)?;
@@ -212,7 +221,8 @@ impl Greeting {
         Ok((identity, settings))
     }
 
-    /// A client that wants a newer protocol, or options of one, is told that it gets 3.0.
+    /// Responds with NegotiateProtocolVersion to a client that requests a newer protocol or
+    /// protocol options. Only version 3.0 is supported.
     fn negotiate_version(&mut self, startup: &Startup) {
         let unknown: Vec<&String> =
             startup.parameters.keys().filter(|name| name.starts_with("_pq_.")).collect();
@@ -222,7 +232,7 @@ impl Greeting {
         let length = 12 + unknown.iter().map(|name| name.len() + 1).sum::<usize>();
         self.output.put_u8(b'v');
         self.output.put_u32(length as u32);
-        self.output.put_u32(0); // the newest minor version that we speak
+        self.output.put_u32(0); // the newest supported minor version
         self.output.put_u32(unknown.len() as u32);
         for name in unknown {
             self.output.put_slice(name.as_bytes());
@@ -230,7 +240,7 @@ impl Greeting {
         }
     }
 
-    /// Lets the client prove who it is; answers that, or nothing where all are let in.
+    /// Authenticates the client. Returns its user, or `None` if authentication is disabled.
     async fn authenticate(&mut self, name: &str, shared: &Shared) -> Result<Option<Arc<User>>, Refusal> {
         if shared.config.insecure {
             auth::put(&mut self.output, &Authentication::Ok)?;
@@ -243,15 +253,16 @@ impl Greeting {
             self.send().await?;
             let body = self.read_password().await?;
             if self.step(&mut exchange, &body, name, shared).await? == Step::Authenticated {
-                // Nobody proves to be somebody who is not there.
+                // Not reachable: authentication as a user that does not exist always fails.
                 let user =
-                    user.ok_or_else(|| Error::new(sqlstate::INVALID_PASSWORD, "there is no such user"))?;
+                    user.ok_or_else(|| Error::new(sqlstate::INVALID_PASSWORD, "user does not exist"))?;
                 return Ok(Some(user));
             }
         }
     }
 
-    /// Goes on with the exchange; after failures the client's proof, right or wrong, has to wait for its turn.
+    /// Performs a step of the authentication exchange. After failed logins, the check of the
+    /// client's proof is delayed, whether the proof is right or wrong.
     async fn step(
         &mut self,
         exchange: &mut Exchange,
@@ -263,7 +274,7 @@ impl Greeting {
             return exchange.step(body, &mut self.output);
         }
         let who = Who { user: Some(user), address: self.address };
-        let turn = shared.failures.turn(who).await.map_err(|Crowded| crowded(user))?;
+        let turn = shared.failures.turn(who).await.map_err(|Crowded| throttled(user))?;
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
             turn.failed(Instant::now());
@@ -276,19 +287,20 @@ impl Greeting {
     /// Reads a message of kind `p`.
     async fn read_password(&mut self) -> Result<Vec<u8>, Refusal> {
         loop {
-            match frontend::frame(&self.input, PACKET_BYTES).map_err(|malformed| violation(malformed.0))? {
+            let frame = frontend::frame(&self.input, MAX_PACKET_BYTES);
+            match frame.map_err(|malformed| protocol_violation(malformed.0))? {
                 Some(frame) if frame.kind == b'p' => {
                     let (body, size) = (frame.body.to_vec(), frame.size);
                     self.input.drain(..size);
                     return Ok(body);
                 }
-                Some(_) => return Err(violation("expected an answer to the password request")),
+                Some(_) => return Err(protocol_violation("expected password response")),
                 None => self.fill(self.input.len() + 1).await?,
             }
         }
     }
 
-    /// Makes the session and tells the client what it needs to know.
+    /// Creates the session, and sends the parameters, the cancellation key and ReadyForQuery.
     async fn into_session(
         mut self,
         identity: Identity,
@@ -325,9 +337,9 @@ impl Greeting {
         let handle = entry.handle.clone();
         handle.activity.name(settings.get("application_name").unwrap_or_default());
         let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
-        let told = auth::put(&mut self.output, &key).is_ok();
+        let has_key = auth::put(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
-        if !told || self.send().await.is_err() {
+        if !has_key || self.send().await.is_err() {
             engine.close().await;
             return None;
         }
@@ -338,16 +350,16 @@ impl Greeting {
     }
 }
 
-fn crowded(user: &str) -> Error {
-    let message = format!("too many logins of user \"{user}\" have failed lately, and others wait already");
-    Error::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(
-        "Try again in a minute. Who keeps trying a wrong password is an event: SELECT * FROM fulmar.events.",
-    )
+fn throttled(user: &str) -> Error {
+    let message = format!("too many failed login attempts for user \"{user}\"");
+    Error::new(sqlstate::TOO_MANY_CONNECTIONS, message)
+        .detail("Other login attempts of this user are already waiting.")
+        .hint("Try again in a minute. The table fulmar.events shows the addresses of failed logins.")
 }
 
 fn cancel(packet: &[u8], shared: &Shared) {
     let context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
-    // Such a packet has exactly 16 bytes in the protocol that we speak.
+    // In protocol version 3.0 the packet has exactly 16 bytes.
     if packet.len() == 16
         && let Ok(Some(request)) = CancelRequest::decode(&mut BytesMut::from(packet), &context)
         && let Some(secret) = request.secret_key.as_i32()
@@ -356,7 +368,7 @@ fn cancel(packet: &[u8], shared: &Shared) {
     }
 }
 
-/// The parameters that say who the client is and what it may set.
+/// The read-only parameters that describe the session, and the bounds of the others.
 fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
     let mut settings = Settings::default();
     settings.set_bounds(&identity.limits, identity.access);
@@ -369,7 +381,7 @@ fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
     settings
 }
 
-/// The same with the parameters that the client sets when it connects.
+/// Adds the parameters of the startup packet to `settings`.
 fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Result<Settings> {
     for (name, value) in parameters {
         match name.as_str() {
@@ -394,7 +406,7 @@ fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Re
     Ok(settings)
 }
 
-/// `-c name=value --name=value`; a backslash keeps a blank.
+/// Parses command-line options: `-c name=value --name=value`. A backslash escapes a space.
 fn options(text: &str) -> Result<Vec<(String, String)>> {
     let mut words: Vec<String> = Vec::new();
     let mut word = String::new();
@@ -421,7 +433,7 @@ fn options(text: &str) -> Result<Vec<(String, String)>> {
         let setting = setting.as_deref().and_then(|setting| setting.split_once('='));
         let (name, value) = setting.ok_or_else(|| {
             Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("invalid command-line argument: {word}"))
-                .hint("options takes -c name=value.")
+                .hint("Use -c name=value in the connection parameter \"options\".")
         })?;
         options.push((name.replace('-', "_"), value.to_owned()));
     }
@@ -433,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_as_libpq_passes_them() {
+    fn options_are_parsed_as_libpq_passes_them() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let parsed = options("-c statement_timeout=5s  -capp.a=x\\ y --extra-float-digits=3").unwrap();
         let expected =
@@ -444,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_of_a_client() {
+    fn startup_parameters_are_applied_and_checked() {
         let map = |pairs: &[(&str, &str)]| {
             pairs
                 .iter()

@@ -1,7 +1,8 @@
-//! What is counted of each tenant at the gateway: statements, their times, rows, errors.
+//! Statistics of each tenant at the gateway: statements, execution times, rows, errors.
 //!
-//! Counters are those of a partition, as the engine's are; a tenant has one. It is counted from its first session on; counters
-//! outlive its sessions. All workers count in the same place, with a few relaxed additions for a statement.
+//! Counters belong to a partition, like those of the engine; a tenant has one partition. They exist
+//! from its first session on, and outlive its sessions. All workers update the same counters, with
+//! a few relaxed additions per statement.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::metrics::{BUCKETS, bucket, bucket_bound_us};
 
-/// Of a new time, in the smoothed one: an eighth.
+/// The weight of a new sample in the smoothed time is 1/8.
 const SMOOTHING_SHIFT: u32 = 3;
 
 /// The counters of a tenant.
@@ -26,45 +27,46 @@ pub(crate) struct TenantStats {
     errors: AtomicU64,
     time_us: AtomicU64,
     smoothed_us: AtomicU64,
-    /// Not microseconds: a worker is often busy for a few only, and what is cut off would add up.
+    /// In nanoseconds: busy periods of a worker are often a few microseconds, and truncation errors
+    /// would add up.
     busy_ns: AtomicU64,
     buckets: [AtomicU64; BUCKETS + 1],
 }
 
-/// What they stand at.
+/// The values of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TenantCounts {
     pub(crate) statements: u64,
-    /// Those of them that read data, and those that may have changed some.
+    /// The statements that read data, and those that may have changed data.
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) rows: u64,
     pub(crate) errors: u64,
-    /// From a statement's begin to its end, all together.
+    /// Total execution time.
     pub(crate) time_us: u64,
-    /// The same of the last ones.
+    /// Smoothed execution time of recent statements.
     pub(crate) smoothed_us: u64,
-    /// How long its sessions have kept workers busy.
+    /// Total time for which its sessions kept workers busy.
     pub(crate) busy_us: u64,
-    /// Statements by their times, in the classes that [`bucket_bound_us`] bounds.
+    /// Statements by execution time, in the buckets bounded by [`bucket_bound_us`].
     pub(crate) buckets: [u64; BUCKETS + 1],
 }
 
-/// What a statement does with the tenant's data.
+/// How a statement accesses the tenant's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Nothing: it steers a session or a transaction.
+    /// No access: it controls a session or transaction.
     None,
     Read,
-    /// It may change something.
+    /// It may change data.
     Write,
 }
 
 impl TenantStats {
-    /// A statement has been run.
-    pub(crate) fn ran(&self, what: Use, time: Duration, rows: u64) {
+    /// Records an executed statement.
+    pub(crate) fn ran(&self, access: Use, time: Duration, rows: u64) {
         let time_us = time.as_micros() as u64;
-        match what {
+        match access {
             Use::None => (),
             Use::Read => add(&self.reads, 1),
             Use::Write => add(&self.writes, 1),
@@ -74,7 +76,8 @@ impl TenantStats {
         if rows > 0 {
             add(&self.rows, rows);
         }
-        // Two workers at once lose one of the two: it is smoothed all the same.
+        // If two workers update this concurrently, one sample is lost. The value is smoothed, so
+        // that does not matter.
         let before = self.smoothed_us.load(Ordering::Relaxed);
         let after = if before == 0 {
             time_us
@@ -84,17 +87,17 @@ impl TenantStats {
         self.smoothed_us.store(after, Ordering::Relaxed);
     }
 
-    /// A client was told of an error.
+    /// Records an error sent to a client.
     pub(crate) fn failed(&self) {
         add(&self.errors, 1);
     }
 
-    /// A session has kept a worker busy.
+    /// Records time for which a session kept a worker busy.
     pub(crate) fn worked(&self, time: Duration) {
         add(&self.busy_ns, time.as_nanos() as u64);
     }
 
-    /// What has been counted.
+    /// The current values.
     pub(crate) fn counts(&self) -> TenantCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let buckets = self.buckets.each_ref().map(load);
@@ -113,15 +116,16 @@ impl TenantStats {
 }
 
 impl TenantCounts {
-    /// An upper bound of the times of so many percent of the statements: that of the last bucket that they are in.
+    /// An upper bound of the execution time of this percentage of the statements: the bound of the
+    /// bucket that contains the quantile.
     pub(crate) fn quantile_us(&self, percent: u64) -> u64 {
         let wanted = (self.statements * percent).div_ceil(100);
         let mut below = 0;
-        let place = self.buckets.iter().position(|count| {
+        let bucket_index = self.buckets.iter().position(|count| {
             below += count;
             below >= wanted
         });
-        if wanted == 0 { 0 } else { place.map_or(0, bucket_bound_us) }
+        if wanted == 0 { 0 } else { bucket_index.map_or(0, bucket_bound_us) }
     }
 }
 
@@ -134,18 +138,18 @@ fn add(counter: &AtomicU64, amount: u64) {
 pub(crate) struct Tenants(Mutex<HashMap<PartitionId, Arc<TenantStats>>>);
 
 impl Tenants {
-    /// Those of a tenant, for one of its sessions.
+    /// The counters of a tenant, for one of its sessions.
     pub(crate) fn of(&self, tenant: PartitionId) -> Arc<TenantStats> {
         self.0.lock().entry(tenant).or_default().clone()
     }
 
-    /// What has been counted of a tenant; `None` if it has had no session.
+    /// The values of a tenant's counters. `None` if it has had no session.
     pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
         let stats = self.0.lock().get(&tenant).cloned();
         stats.map(|stats| stats.counts())
     }
 
-    /// Those that have kept workers busy longest, so many.
+    /// The `count` tenants that have kept workers busy longest.
     pub(crate) fn busiest(&self, count: usize) -> HashMap<PartitionId, TenantCounts> {
         let busy_ns = |stats: &Arc<TenantStats>| stats.busy_ns.load(Ordering::Relaxed);
         let mut all: Vec<(u64, PartitionId, Arc<TenantStats>)> =
@@ -154,7 +158,7 @@ impl Tenants {
         all.iter().take(count).map(|(_, tenant, stats)| (*tenant, stats.counts())).collect()
     }
 
-    /// Forgets a tenant that has been dropped.
+    /// Removes a tenant that has been dropped.
     pub(crate) fn forget(&self, tenant: PartitionId) {
         self.0.lock().remove(&tenant);
     }
@@ -165,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_bounds() {
+    fn quantiles_are_upper_bounds() {
         let stats = TenantStats::default();
         assert_eq!(stats.counts(), TenantCounts::default());
         for _ in 0..99 {
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_are_found() {
+    fn returns_the_busiest_tenants() {
         let tenants = Tenants::default();
         for id in 1..=5 {
             tenants.of(PartitionId(id)).worked(Duration::from_micros(id % 4));

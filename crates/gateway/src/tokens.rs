@@ -1,8 +1,9 @@
-//! Tokens: how clients of HTTP prove what they may see.
+//! Tokens that authorize HTTP clients.
 //!
-//! A token is `fulmar_` and 160 random bits. It is shown once, when it is made; the catalog keeps a hash. Nobody guesses so
-//! many bits, so the hash has no salt and is quick, and a token is found by it. Who comes with a token that is none waits
-//! like who guesses passwords ([`crate::failures`]).
+//! A token consists of `fulmar_` and 160 random bits. It is shown once, when it is created; the
+//! catalog stores a hash. 160 bits cannot be guessed, so the hash is fast and has no per-token
+//! salt, and tokens are looked up by it. A client that sends an unknown token is slowed down like
+//! one that sends a wrong password ([`crate::failures`]).
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -15,44 +16,44 @@ use crate::events::{Actor, Event, Kind};
 use crate::failures::{Crowded, Who};
 use crate::gateway::Shared;
 
-/// Says what it is to who finds one in a file.
+/// Makes a leaked token recognizable, for example by secret scanners.
 const PREFIX: &str = "fulmar_";
 const RANDOM_BYTES: usize = 20;
-/// It keeps hashes apart from those of other things.
+/// Separates these hashes from hashes of other secrets (domain separation).
 const SALT: &[u8] = b"fulmar token";
 
-/// What a client may see.
+/// The data that a client may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Everything.
+    /// All data of the node.
     Node,
-    /// One tenant's figures.
+    /// The statistics of one tenant.
     Tenant(PartitionId),
 }
 
-/// Why a client may see nothing.
+/// The reason why access was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It came without a token.
+    /// The request has no token.
     Missing,
-    /// With one that is unknown, or has expired.
+    /// The token is unknown or expired.
     Unknown,
-    /// Others that come from where it does have tried too many of these.
+    /// Too many unknown tokens have been sent from the client's address.
     Crowded,
 }
 
-/// A new secret.
+/// Generates a secret.
 pub(crate) fn new_secret() -> String {
     let random = rand::random::<[u8; RANDOM_BYTES]>();
     random.iter().fold(PREFIX.to_owned(), |secret, byte| format!("{secret}{byte:02x}"))
 }
 
-/// What is kept of a secret: HMAC-SHA-256, which is what one round of PBKDF2 is.
+/// The stored hash of a secret: HMAC-SHA-256, which is PBKDF2 with one iteration.
 pub(crate) fn hash(secret: &str) -> SecretHash {
     SecretHash(gen_salted_password(secret, SALT, 1))
 }
 
-/// What the bearer of a secret may see.
+/// Returns the scope of a token.
 pub(crate) async fn authorize(
     secret: Option<&str>,
     address: Option<IpAddr>,
@@ -62,11 +63,11 @@ pub(crate) async fn authorize(
         return Ok(Scope::Node);
     }
     let secret = secret.ok_or(Refused::Missing)?;
-    let who = Who { user: None, address };
-    let turn = shared.failures.turn(who).await.map_err(|Crowded| Refused::Crowded)?;
-    // Of what is no token by its length no hash is computed.
-    let is_one = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
-    let found = if is_one { shared.catalog.find_token(&hash(secret)) } else { None };
+    let origin = Who { user: None, address };
+    let turn = shared.failures.turn(origin).await.map_err(|Crowded| Refused::Crowded)?;
+    // Avoids hashing a text that cannot be a token.
+    let has_token_length = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
+    let found = if has_token_length { shared.catalog.find_token(&hash(secret)) } else { None };
     match found {
         Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
         None => {
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_differ_and_so_do_their_hashes() {
+    fn secrets_and_their_hashes_are_distinct() {
         let (one, other) = (new_secret(), new_secret());
         assert!(one != other && one.starts_with(PREFIX) && one.len() == 47, "{one}");
         assert!(hash(&one).matches(&hash(&one)) && !hash(&one).matches(&hash(&other)));

@@ -1,15 +1,15 @@
-//! A client's connection: bytes in, bytes out, with or without TLS.
+//! A client connection: reads and writes bytes, with or without TLS.
 //!
-//! Buffers belong to the worker, not to the connection. A session takes one when there is something to read or to
-//! say and gives it back when it waits, so that a thousand idle sessions hold none and the busy ones share a few
-//! that are warm in the cache:
+//! Buffers belong to the worker, not to the connection. A session takes a buffer when there is
+//! something to read or write, and returns it before it waits. Idle sessions therefore hold no
+//! buffers, and active sessions share a few that are warm in the CPU cache:
 //!
 //! ```text
-//! wait for bytes ----> take buffer, one recv ----> run statements, fill output ----> one send, give back
+//! wait for bytes ----> take buffer, one recv ----> run statements, fill output ----> one send, return buffer
 //! ```
 //!
-//! While a statement runs, [`Wire::watch`] keeps an eye on the connection: bytes that come early are kept (up to a
-//! bound), and a client that goes away is noticed.
+//! While a statement runs, [`Wire::watch`] polls the connection. Bytes that arrive early are
+//! buffered, up to a limit, and a disconnect is detected.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -28,58 +28,60 @@ use tokio_rustls::server::TlsStream;
 use crate::registry::Handle;
 use crate::rhythm::Rhythm;
 
-/// Bytes of a fresh buffer.
+/// Initial capacity of a buffer.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// A read gets at least this much room.
+/// Minimum free space in the buffer before a read.
 pub(crate) const READ_ROOM_BYTES: usize = BUFFER_BYTES / 4;
-/// A buffer that has grown beyond this is not kept.
+/// A buffer that has grown beyond this size is freed instead of returned to the pool.
 pub(crate) const KEEP_BYTES: usize = 64 * 1024;
-/// Buffers that a worker keeps at most.
-const KEEP_BUFFERS: usize = 16;
-/// Bytes that are read ahead while a statement runs; the rest waits in the kernel. They are not charged to the tenant, so they are no
-/// more than a fresh buffer.
-const AHEAD_BYTES: usize = BUFFER_BYTES;
+/// Maximum number of pooled buffers per worker.
+const MAX_POOLED_BUFFERS: usize = 16;
+/// Maximum number of bytes read ahead while a statement runs. The rest stays in the kernel's
+/// buffer. Read-ahead is not charged to the tenant's memory, so it is limited to the size of a new
+/// buffer.
+const MAX_READ_AHEAD_BYTES: usize = BUFFER_BYTES;
 
-/// How often a socket is asked that is polled, before the runtime is.
-const PROBES: u32 = 8;
+/// The number of receive attempts on a polled socket before the runtime is polled.
+const RECEIVE_ATTEMPTS: u32 = 8;
 
 thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer of this worker.
+/// Takes an empty buffer from this worker's pool.
 pub(crate) fn take_buffer() -> Vec<u8> {
     BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
 }
 
-/// Gives a buffer back; its content is forgotten.
+/// Clears a buffer and returns it to the pool.
 pub(crate) fn give_buffer(mut buffer: Vec<u8>) {
     buffer.clear();
     BUFFERS.with_borrow_mut(|buffers| {
-        if (BUFFER_BYTES / 2..=KEEP_BYTES).contains(&buffer.capacity()) && buffers.len() < KEEP_BUFFERS {
+        if (BUFFER_BYTES / 2..=KEEP_BYTES).contains(&buffer.capacity()) && buffers.len() < MAX_POOLED_BUFFERS
+        {
             buffers.push(buffer);
         }
     });
 }
 
-/// Why nothing more can be read or written.
+/// The reason why a connection can no longer be used.
 #[derive(Debug)]
 pub(crate) enum Closed {
-    /// The client has gone, or the network between.
+    /// The client has disconnected, or the network failed.
     Client,
     /// The server closes the session.
     Server,
-    /// The client has been silent for too long.
+    /// The idle timeout expired.
     Idle,
-    /// The client has stopped sending within a message, and other sessions need its memory.
+    /// The client stopped sending in the middle of a message, and other sessions need its memory.
     Stalled,
 }
 
-/// The bytes' way to the client.
+/// The transport of a connection.
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
-    /// The session is on its way to another worker.
+    /// The session is being moved to another worker.
     Detached,
 }
 
@@ -122,27 +124,28 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A connection with what has been received and not yet used.
+/// A connection, with the bytes that have been received and not yet processed.
 pub(crate) struct Wire {
     stream: Stream,
-    /// Received and not yet used.
+    /// Received and not yet processed.
     pub(crate) input: Vec<u8>,
-    gone: bool,
+    disconnected: bool,
     rhythm: Rhythm,
 }
 
 impl Wire {
-    /// A connection, of which `input` has been read already.
+    /// A connection of which `input` has already been read.
     pub(crate) fn new(stream: Stream, input: Vec<u8>) -> Wire {
-        Wire { stream, input, gone: false, rhythm: Rhythm::new() }
+        Wire { stream, input, disconnected: false, rhythm: Rhythm::new() }
     }
 
-    /// Whether it can be detached: nothing is received, and all that is known of the connection is its socket.
+    /// Returns true if the connection can be detached: its only state is the socket, and no input
+    /// is buffered.
     pub(crate) fn is_at_rest(&self) -> bool {
-        matches!(self.stream, Stream::Plain(_)) && self.input.is_empty() && !self.gone
+        matches!(self.stream, Stream::Plain(_)) && self.input.is_empty() && !self.disconnected
     }
 
-    /// Takes the socket out of this thread's runtime.
+    /// Removes the socket from this thread's runtime.
     pub(crate) fn detach(&mut self) -> Option<std::net::TcpStream> {
         match std::mem::replace(&mut self.stream, Stream::Detached) {
             Stream::Plain(stream) => stream.into_std().ok(),
@@ -150,22 +153,23 @@ impl Wire {
         }
     }
 
-    /// Goes on with the socket, registered with this thread's runtime.
+    /// Attaches a socket that is registered with this thread's runtime.
     pub(crate) fn attach(&mut self, stream: Option<TcpStream>) {
         self.stream = stream.map_or(Stream::Detached, Stream::Plain);
     }
 
-    /// Waits for more bytes in `input`. Holds no buffer while it waits, unless part of a message is there.
+    /// Waits for more bytes in `input`. Holds no buffer while it waits, unless `input` contains
+    /// part of a message.
     pub(crate) async fn read(&mut self, handle: &Handle) -> Result<usize, Closed> {
-        let answered = Instant::now();
+        let waiting_since = Instant::now();
         let read = self.next(handle).await;
-        self.rhythm.heard(answered.elapsed());
+        self.rhythm.heard(waiting_since.elapsed());
         read
     }
 
     async fn next(&mut self, handle: &Handle) -> Result<usize, Closed> {
-        let patience = self.rhythm.patience();
-        let mut polls = patience.is_some();
+        let poll_budget = self.rhythm.patience();
+        let mut polls = poll_budget.is_some();
         while polls {
             if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(self.poll_next(cx, handle))).await {
                 return read;
@@ -173,16 +177,16 @@ impl Wire {
             if let Some(count) = self.probe() {
                 return Ok(count);
             }
-            // Lets the runtime look at all connections.
+            // Lets the runtime poll all other connections.
             tokio::task::yield_now().await;
-            polls = patience.as_ref().is_some_and(|patience| !patience.is_over());
+            polls = poll_budget.as_ref().is_some_and(|budget| !budget.is_over());
         }
-        drop(patience);
+        drop(poll_budget);
         poll_fn(|cx| self.poll_next(cx, handle)).await
     }
 
-    /// Asks the socket itself, a few times: the runtime takes some microseconds to look at all that it has. What is not simply
-    /// bytes is left to [`Wire::poll_read`].
+    /// Receives directly from the socket, with a few attempts: a pass of the runtime over all its
+    /// events takes several microseconds. Anything except data is left to [`Wire::poll_read`].
     fn probe(&mut self) -> Option<usize> {
         let Stream::Plain(stream) = &self.stream else { return None };
         if self.input.capacity() == 0 {
@@ -190,7 +194,7 @@ impl Wire {
         }
         self.input.reserve(READ_ROOM_BYTES);
         let mut receive = || recv(stream, spare_capacity(&mut self.input), RecvFlags::DONTWAIT).ok();
-        let (_, count) = (0..PROBES).find_map(|_| receive())?;
+        let (_, count) = (0..RECEIVE_ATTEMPTS).find_map(|_| receive())?;
         (count > 0).then_some(count)
     }
 
@@ -203,7 +207,7 @@ impl Wire {
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
-        if self.gone {
+        if self.disconnected {
             return Poll::Ready(Err(Closed::Client));
         }
         if self.input.capacity() == 0 {
@@ -216,16 +220,16 @@ impl Wire {
         }
         Poll::Ready(match ready!(polled) {
             Ok(0) | Err(_) => {
-                self.gone = true;
+                self.disconnected = true;
                 Err(Closed::Client)
             }
             Ok(count) => Ok(count),
         })
     }
 
-    /// To be polled while a statement runs: keeps what comes early, and is ready when the client has gone.
+    /// Polled while a statement runs. Buffers early bytes. Ready when the client has disconnected.
     pub(crate) fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.input.len() < AHEAD_BYTES {
+        while self.input.len() < MAX_READ_AHEAD_BYTES {
             if ready!(self.poll_read(cx)).is_err() {
                 return Poll::Ready(());
             }
@@ -233,41 +237,43 @@ impl Wire {
         Poll::Pending
     }
 
-    /// Whether the client has said as much ahead as is kept; [`Wire::watch`] is not told of its end then.
+    /// Returns true if the read-ahead limit is reached. [`Wire::watch`] does not detect a
+    /// disconnect then.
     pub(crate) fn is_full(&self) -> bool {
-        self.input.len() >= AHEAD_BYTES
+        self.input.len() >= MAX_READ_AHEAD_BYTES
     }
 
-    /// Asks whether the client has gone, behind whatever it has said that nobody has read.
+    /// Returns true if the client has disconnected, even if there is unread data before the end.
     pub(crate) fn look_for_end(&mut self) -> bool {
         let socket = match &self.stream {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => stream.get_ref().0,
-            Stream::Detached => return self.gone,
+            Stream::Detached => return self.disconnected,
         };
-        let mut asked = [PollFd::new(socket, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.gone |= poll(&mut asked, Some(&now)).is_ok_and(|told| told > 0);
-        self.gone
+        let mut events = [PollFd::new(socket, PollFlags::RDHUP)];
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.disconnected |= poll(&mut events, Some(&no_wait)).is_ok_and(|count| count > 0);
+        self.disconnected
     }
 
-    /// Whether [`Wire::abort`] has closed the connection.
+    /// Returns true if [`Wire::abort`] has closed the connection.
     pub(crate) fn is_aborted(&self) -> bool {
-        self.gone && matches!(self.stream, Stream::Detached)
+        self.disconnected && matches!(self.stream, Stream::Detached)
     }
 
-    /// Sends a last message as far as the client takes it immediately, and closes the connection.
+    /// Sends a last message as far as the socket accepts it without waiting, and closes the
+    /// connection.
     pub(crate) fn abort(&mut self, cx: &mut Context<'_>, bytes: &[u8]) {
-        self.gone = true;
+        self.disconnected = true;
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Ok(_))) {
-            let _ = Pin::new(&mut self.stream).poll_flush(cx); // the client may be gone
+            let _ = Pin::new(&mut self.stream).poll_flush(cx); // the client may be disconnected
         }
         let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.stream = Stream::Detached;
     }
 
-    /// Sends `bytes`, waiting for the client to take them.
+    /// Sends `bytes`, and waits until the socket has accepted them.
     pub(crate) async fn send(&mut self, bytes: &[u8], handle: &Handle) -> Result<(), Closed> {
         let mut sent = 0;
         poll_fn(|cx| {
@@ -289,7 +295,7 @@ impl Wire {
         .await
     }
 
-    /// Says goodbye to the other side; nothing can be done if it does not hear.
+    /// Shuts the connection down. Errors are ignored.
     pub(crate) async fn shutdown(&mut self) {
         let _ = poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await;
     }

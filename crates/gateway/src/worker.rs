@@ -1,8 +1,9 @@
-//! Workers: threads with a runtime each, on which sessions live.
+//! Workers: threads that serve sessions, each with its own single-threaded runtime.
 //!
-//! The acceptor hands a connection to the worker that has the fewest. A session shares no locks with others on its way, and a statement
-//! that is ready at once is answered without leaving the thread that received it. Between two messages a session may
-//! move to another worker, as the [`Crew`] wants it.
+//! - The acceptor hands each connection to the worker with the fewest connections.
+//! - A session shares no locks with other sessions on its usual path. A statement that does not
+//!   have to wait is received, executed and responded to on the same thread.
+//! - Between two messages a session can migrate to another worker, as the [`Crew`] decides.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -27,34 +28,34 @@ use crate::registry::Entry;
 use crate::session::{Leave, Session};
 use crate::{fair, rest, startup};
 
-/// What waits for a busy worker; the acceptor waits for it beyond that, and sessions stay where they are.
-const WAITING: usize = 1024;
+/// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
+const QUEUE_CAPACITY: usize = 1024;
 
-/// Who comes to a worker.
+/// An entry of a worker's queue.
 pub(crate) enum Arrival {
-    /// A connection that was accepted, and its place among those that are no sessions yet.
+    /// An accepted connection, and its connection slot.
     Client(std::net::TcpStream, Place),
-    /// A session of another worker, and its socket.
+    /// A session that migrates from another worker.
     Session(Box<Traveller>),
-    /// A health check; to be answered.
+    /// A health check, to be answered.
     Ping(oneshot::Sender<()>),
 }
 
-/// A session on its way.
+/// A session that migrates between workers, with its socket.
 pub(crate) struct Traveller {
     session: Session,
     stream: std::net::TcpStream,
     entry: Entry,
 }
 
-/// A worker, as others know it.
+/// The handle of a worker.
 pub(crate) struct Worker {
     arrivals: mpsc::Sender<Arrival>,
     load: Arc<AtomicUsize>,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
 
-/// Counts a connection of a worker while it lives.
+/// Counts a connection of a worker until it is dropped.
 struct Load(Arc<AtomicUsize>);
 
 impl Load {
@@ -77,7 +78,7 @@ pub(crate) struct Workers {
     pub(crate) threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts so many regular workers, and spare ones.
+/// Starts `regular` regular workers, and the spare workers.
 pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
     let crew = Arc::new(Crew::new(regular).with_active(shared.config.active_workers.clone()));
     let (workers, received): (Vec<_>, Vec<_>) = (0..crew.workers()).map(|_| Worker::new()).unzip();
@@ -96,7 +97,7 @@ pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers>
                     let post = Rc::new(Post { number, crew, workers, shared, metrics });
                     runtime.block_on(serve(arrivals, post));
                 }
-                Err(error) => tracing::error!(%error, "a worker of the gateway could not start"),
+                Err(error) => tracing::error!(%error, "could not start gateway worker"),
             }
         })?);
     }
@@ -105,32 +106,34 @@ pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers>
 
 impl Worker {
     fn new() -> (Worker, mpsc::Receiver<Arrival>) {
-        let (arrivals, received) = mpsc::channel(WAITING);
+        let (arrivals, received) = mpsc::channel(QUEUE_CAPACITY);
         (Worker { arrivals, load: Arc::default(), metrics: Arc::default() }, received)
     }
 
-    /// Connections that it serves.
+    /// The number of connections that the worker serves.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Whether it answers within a time.
+    /// Returns true if the worker responds to a ping within `limit`.
     pub(crate) async fn answers_within(&self, limit: Duration) -> bool {
         let (answer, answered) = oneshot::channel();
-        let asked =
+        let ping =
             async { self.arrivals.send(Arrival::Ping(answer)).await.is_ok() && answered.await.is_ok() };
-        tokio::time::timeout(limit, asked).await.unwrap_or(false)
+        tokio::time::timeout(limit, ping).await.unwrap_or(false)
     }
 
+    /// Hands an accepted connection to the worker.
     pub(crate) async fn hand(&self, stream: TcpStream, place: Place) {
-        // From the acceptor's runtime to the worker's. At a shutdown nobody takes it.
+        // The socket moves from the acceptor's runtime to the worker's. At shutdown the queue is
+        // closed, and the connection is dropped.
         if let Ok(stream) = stream.into_std() {
             let _ = self.arrivals.send(Arrival::Client(stream, place)).await;
         }
     }
 }
 
-/// What a worker's sessions know of it.
+/// The state of a worker that its sessions use.
 pub(crate) struct Post {
     pub(crate) number: usize,
     pub(crate) crew: Arc<Crew>,
@@ -140,7 +143,8 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Room for a session at the worker on which it belongs, if that is another one and takes it.
+    /// Reserves a queue slot at the worker where the session should run. `None` if it already runs
+    /// there, or if that worker's queue is full.
     pub(crate) fn elsewhere(&self, session: i32) -> Option<mpsc::OwnedPermit<Arrival>> {
         let home = self.crew.home(session);
         if home == self.number {
@@ -149,7 +153,8 @@ impl Post {
         self.workers.get(home)?.arrivals.clone().try_reserve_owned().ok()
     }
 
-    async fn welcome(&self, stream: std::net::TcpStream, place: Place) {
+    /// Performs the startup of a connection, and serves its session.
+    async fn serve_client(&self, stream: std::net::TcpStream, place: Place) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (shared, metrics) = (self.shared.clone(), self.metrics.clone());
         let serving = match startup::serve(stream, place, shared, metrics).await {
@@ -160,16 +165,18 @@ impl Post {
         serving.await;
     }
 
-    fn take_over(&self, traveller: Box<Traveller>) -> impl Future<Output = ()> {
+    /// Serves a session that has migrated to this worker.
+    fn serve_migrated(&self, traveller: Box<Traveller>) -> impl Future<Output = ()> {
         let Traveller { mut session, stream, entry } = *traveller;
-        // If its socket cannot be registered the session finds its client gone.
+        // If the socket cannot be registered with this runtime, the session ends as if the client
+        // had disconnected.
         session.arrive(TcpStream::from_std(stream).ok(), self.metrics.clone());
         self.metrics.moved();
         self.serve(session, entry)
     }
 
-    /// Serves a session until it ends or moves.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` that is given a session has room for it twice")]
+    /// Serves a session until it ends or migrates.
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would hold the session twice")]
     fn serve(&self, mut session: Session, entry: Entry) -> impl Future<Output = ()> {
         async move {
             let leave = {
@@ -182,9 +189,9 @@ impl Post {
             };
             match leave {
                 Leave::Ends(end) => session.end(end).await,
-                Leave::Moves(room) => match session.depart() {
+                Leave::Moves(slot) => match session.depart() {
                     Some(stream) => {
-                        drop(room.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
+                        drop(slot.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
                     }
                     None => session.end(crate::session::End::Client).await,
                 },
@@ -193,7 +200,8 @@ impl Post {
     }
 }
 
-/// What a worker does: serves the sessions that come to it, until the gateway closes and the last has ended.
+/// The main loop of a worker: serves its sessions until the gateway closes and the last session has
+/// ended.
 async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
     let (sessions, closing) = (TaskTracker::new(), post.shared.closing.clone());
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
@@ -206,8 +214,8 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
         let (post, load) = (post.clone(), Load::new(&post.workers[post.number].load));
         sessions.spawn_local(async move {
             match arrival {
-                Arrival::Client(stream, place) => post.welcome(stream, place).await,
-                Arrival::Session(traveller) => post.take_over(traveller).await,
+                Arrival::Client(stream, place) => post.serve_client(stream, place).await,
+                Arrival::Session(traveller) => post.serve_migrated(traveller).await,
                 Arrival::Ping(_) => {} // answered above
             }
             drop(load);
@@ -217,7 +225,8 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
     sessions.wait().await;
 }
 
-/// The next to come. When the gateway closes nobody sets out any more; who is on the way arrives.
+/// The next entry of the queue. When the gateway closes, the queue accepts no new entries, but
+/// existing entries are still processed.
 async fn next(arrivals: &mut mpsc::Receiver<Arrival>, closing: &CancellationToken) -> Option<Arrival> {
     if let Some(arrival) = closing.run_until_cancelled(arrivals.recv()).await {
         return arrival;

@@ -1,4 +1,5 @@
-//! Where a tenant's commits are made durable: chosen when it is made, changed with ALTER DATABASE.
+//! The durability setting of a tenant: where its commits are made durable. Set by CREATE DATABASE,
+//! changed by ALTER DATABASE.
 
 use std::sync::Arc;
 
@@ -11,29 +12,30 @@ use crate::Result;
 use crate::dialect::shorten;
 use crate::gateway::Shared;
 
-/// What it is set as.
+/// The name of the setting.
 pub(super) const NAME: &str = "durability";
 
-/// No value is the default.
+/// Parses a value. `None` is the default.
 pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
     let Some(value) = value else { return Ok(Durability::default()) };
     Durability::of_name(&value.to_lowercase()).ok_or_else(|| {
         let message = format!("invalid value for parameter \"{NAME}\": \"{}\"", shorten(value));
         Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-            .hint("It is 'local' (the node's disk) or 'shared' (the store).")
+            .hint("Available values: 'local' (the node's disk), 'shared' (the store).")
     })
 }
 
-/// Changes it, while nobody is connected.
+/// Changes the durability of a tenant. Fails if the tenant has sessions.
 pub(super) async fn alter(database: &str, durability: Durability, shared: &Shared) -> Result<Arc<Tenant>> {
-    let hint = "Leave it as it is: it holds no data of yours.";
-    let tenant = find_ordinary(database, "is always local", hint, shared)?;
-    check_unused(&tenant, "End them first: their answers wait for the log that is to be left.", shared)?;
+    let hint = "The system database holds no tenant data.";
+    let tenant = find_ordinary(database, "always has local durability", hint, shared)?;
+    let hint = "End them first. Their commits wait for the log that the database would leave.";
+    check_unused(&tenant, hint, shared)?;
     set(&tenant, durability, shared).await?;
     Ok(tenant)
 }
 
-/// Gives a tenant that is being made another one than the default.
+/// Sets the durability of a tenant that is being created.
 pub(super) async fn settle(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
     match durability == tenant.durability {
         true => Ok(()),
@@ -45,7 +47,7 @@ async fn set(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result
     let change = async {
         let changed = shared.catalog.set_durability(tenant, durability).await;
         changed.map(drop).map_err(|error| match error {
-            // It is being dropped.
+            // The tenant is being dropped.
             MetaError::Missing { .. } => NotChanged::Refused(answer(&error)),
             _ => NotChanged::InDoubt(answer(&error)),
         })

@@ -1,8 +1,10 @@
-//! `ALTER DATABASE ... RESTORE TO TIMESTAMP`.
+//! Point-in-time recovery: `ALTER DATABASE ... RESTORE TO TIMESTAMP`.
 //!
-//! The engine stores what the database will be made of, then the catalog is told: that decides. Then the sessions end, since
-//! what they have seen is not there any more. What goes wrong before the catalog was told disturbs nobody, but for transactions that
-//! tried to commit meanwhile.
+//! 1. The engine stores the restored version.
+//! 2. The catalog record changes to the new lineage. This decides the restore.
+//! 3. All sessions of the database end, because the data that they have read no longer exists.
+//!
+//! A failure before step 2 has no effect, except on transactions that tried to commit meanwhile.
 
 use std::sync::Arc;
 
@@ -12,18 +14,18 @@ use super::{answer, end_sessions, find_ordinary};
 use crate::Result;
 use crate::gateway::Shared;
 
-/// Makes a database what it was at a time.
+/// Restores a database to its state at a time.
 pub(super) async fn restore(name: &str, at_unix_ms: u64, shared: &Shared) -> Result<Arc<Tenant>> {
-    let hint = "Branch it, and look at the branch.";
+    let hint = "Create a branch and query that instead.";
     let tenant = find_ordinary(name, "cannot be restored", hint, shared)?;
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
-        let told = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;
-        told.map_err(|error| answer(&error))
+        let changed = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;
+        changed.map_err(|error| answer(&error))
     };
     shared.engine.restore_partition(partition, at_unix_ms, decide).await?;
     if !end_sessions(&tenant, shared).await {
-        tracing::warn!(tenant = tenant.name, "sessions of a database that was restored do not end");
+        tracing::warn!(tenant = tenant.name, "sessions of the restored database have not ended");
     }
     Ok(tenant)
 }

@@ -1,16 +1,20 @@
-//! Administration: tenants, their restore ([`history`]), users, rights ([`users`]) and tokens ([`tokens`]), in SQL.
+//! Administration in SQL: tenants, point-in-time recovery ([`history`]), users and rights
+//! ([`users`]), tokens ([`tokens`]). Only superusers can run these statements, connected to the
+//! system tenant.
 //!
-//! It is done in the system tenant, by superusers. A tenant is a record in the catalog *and* a partition in the engine,
-//! so making one has three steps, each durable before the next:
+//! A tenant is a record in the catalog and a partition in the engine. Creating or dropping one
+//! takes three steps, each durable before the next:
 //!
 //! ```text
-//! catalog: creating  -->  engine: the partition exists  -->  catalog: ready, clients can connect
-//! catalog: dropping  -->  engine: the partition is gone  -->  catalog: nothing left
+//! catalog: creating  -->  engine: partition created  -->  catalog: ready, clients can connect
+//! catalog: dropping  -->  engine: partition dropped  -->  catalog: record deleted
 //! ```
 //!
-//! A crash in between leaves a record that is not ready: nobody sees it, and the next start drops its partition (if it
-//! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
-//! error in between is undone in the same way at once; if that fails too, the next start does it.
+//! - The record is created first and deleted last, so every partition has a record.
+//! - A crash between the steps leaves a record that is not ready. It is invisible to clients; the
+//!   next start drops its partition, if it exists, and then the record.
+//! - After an error between the steps the same cleanup runs immediately. If it fails too, the next
+//!   start repeats it.
 
 mod durability;
 mod history;
@@ -30,10 +34,10 @@ use crate::events::{Event, Kind};
 use crate::gateway::Shared;
 use crate::session::Identity;
 
-/// How long the sessions of a dropped or restored tenant may take to end.
-const LAST_SESSIONS: Duration = Duration::from_secs(10);
+/// How long to wait for the sessions of a dropped or restored tenant to end.
+const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Does what an administrator asks for, and notes it. Answers the secret of a new token.
+/// Runs an administrative statement and records it as an event. Returns the secret of a new token.
 pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<Option<String>> {
     check_right(admin.tag(), identity)?;
     shared.engine.check_owner()?;
@@ -54,10 +58,10 @@ pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
     }
 }
 
-/// Statements about databases.
+/// Runs a statement about databases.
 async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
     let catalog = &shared.catalog;
-    let note = |event: Event| shared.journal().record(event.by(identity.actor()));
+    let record = |event: Event| shared.journal().record(event.by(identity.actor()));
     match admin {
         Admin::CreateDatabase { name, owner, source, durability } => {
             let durability = durability::parse(durability.as_deref())?;
@@ -65,25 +69,25 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
         }
         Admin::DropDatabase { name, if_exists, force } => {
             if let Some(dropped) = drop_database(name, *if_exists, *force, shared).await? {
-                note(Event::new(Kind::DatabaseDropped).database(&dropped));
+                record(Event::new(Kind::DatabaseDropped).database(&dropped));
             }
             Ok(())
         }
         Admin::RestoreDatabase { name, at_unix_ms } => {
             let tenant = history::restore(name, *at_unix_ms, shared).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
-            note(restored.detail("to_unix_ms", *at_unix_ms));
+            record(restored.detail("to_unix_ms", *at_unix_ms));
             Ok(())
         }
         Admin::RenameDatabase { from, to } => {
             let tenant = catalog.rename_tenant(from, to).await.map_err(|error| answer(&error))?;
-            note(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
+            record(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
             Ok(())
         }
         Admin::AlterLimit { database, name, value } if name == durability::NAME => {
             let durability = durability::parse(value.as_deref())?;
             let tenant = durability::alter(database, durability, shared).await?;
-            note(
+            record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
             Ok(())
@@ -92,36 +96,38 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
             let tenant = alter_limit(database, name, value.as_deref(), shared).await?;
             let value = value.as_deref().unwrap_or("default");
             let changed = Event::new(Kind::LimitChanged).database(&tenant);
-            note(changed.detail("limit", name.as_str()).detail("value", value));
+            record(changed.detail("limit", name.as_str()).detail("value", value));
             Ok(())
         }
         Admin::ResetLimits { database } => {
             let reset = catalog.alter_limits(database, |limits| *limits = Limits::default()).await;
             let tenant = reset.map_err(|error| answer(&error))?;
             let changed = Event::new(Kind::LimitChanged).database(&tenant);
-            note(changed.detail("limit", "all").detail("value", "default"));
+            record(changed.detail("limit", "all").detail("value", "default"));
             Ok(())
         }
         _ => Ok(()),
     }
 }
 
-/// Who may administer, and where.
+/// Checks that the user is a superuser connected to the system database.
 pub(crate) fn check_right(tag: &str, identity: &Identity) -> Result<()> {
     if !identity.superuser {
-        let message = format!("permission denied: only superusers can run {tag}");
+        let message = format!("permission denied to run {tag}");
         return Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
-            .hint("Connect as a superuser, \"fulmar\" for example."));
+            .detail("Only superusers can run this command.")
+            .hint("Connect as a superuser, for example \"fulmar\"."));
     }
     if identity.tenant.name != SYSTEM_TENANT {
-        let message = format!("{tag} can be run in the system database only");
+        let message = format!("{tag} can only be run in the system database");
         return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
-            .hint(format!("Connect to the database \"{SYSTEM_TENANT}\" and run it there.")));
+            .hint(format!("Connect to the database \"{SYSTEM_TENANT}\".")));
     }
     Ok(())
 }
 
-/// Who asks, if it is a user at all: with `--insecure` anybody may connect by any name.
+/// The session's user, if it exists in the catalog, otherwise the system user. With `--insecure`,
+/// clients can connect under any name.
 fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
     match shared.catalog.user(&identity.user) {
         Some(_) => &identity.user,
@@ -137,8 +143,9 @@ async fn create_database(
     shared: &Shared,
     identity: &Identity,
 ) -> Result<()> {
-    let of = |source: &Source| Result::Ok((find(&source.database, shared)?.partition, source.at_unix_ms));
-    let version = source.map(of).transpose()?;
+    let resolve =
+        |source: &Source| Result::Ok((find(&source.database, shared)?.partition, source.at_unix_ms));
+    let version = source.map(resolve).transpose()?;
     let tenant = begin_create(name, owner, shared, identity).await?;
     let created = match shared.engine.create_partition(tenant.partition, version).await {
         Ok(()) => durability::settle(&tenant, durability, shared).await,
@@ -167,23 +174,25 @@ async fn create_database(
     Ok(())
 }
 
-/// The tenant of that name.
+/// The tenant with this name.
 fn find(name: &str, shared: &Shared) -> Result<Arc<Tenant>> {
     let missing = || answer(&MetaError::Missing { what: What::Tenant, name: name.to_owned() });
     shared.catalog.tenant(name).ok_or_else(missing)
 }
 
-/// The same, but for the system's own, to which who asks is connected. `what` reads on from the database's name.
-fn find_ordinary(name: &str, what: &str, hint: &str, shared: &Shared) -> Result<Arc<Tenant>> {
+/// Like [`find`], but fails for the system tenant. `problem` continues the error message after the
+/// database's name.
+fn find_ordinary(name: &str, problem: &str, hint: &str, shared: &Shared) -> Result<Arc<Tenant>> {
     let tenant = find(name, shared)?;
     if tenant.name != SYSTEM_TENANT {
         return Ok(tenant);
     }
-    let message = format!("database \"{name}\" {what}: it is the system's own");
+    let message = format!("system database \"{name}\" {problem}");
     Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint(hint))
 }
 
-/// The first step of a creation: the record that nobody sees. Its partition comes next, then [`finish_create`], or [`undo`].
+/// The first step of a creation: creates the record, which is not visible yet. The caller then
+/// creates the partition and calls [`finish_create`], or [`undo`] after an error.
 pub(crate) async fn begin_create(
     name: &str,
     owner: Option<&str>,
@@ -194,23 +203,23 @@ pub(crate) async fn begin_create(
     shared.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))
 }
 
-/// The last step: clients can connect.
+/// The last step of a creation: clients can connect.
 pub(crate) async fn finish_create(tenant: &Tenant, shared: &Shared) -> Result<()> {
     shared.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| answer(&error))
 }
 
-/// Gives up a creation. What this cannot do the next start will.
+/// Rolls a creation back. If this fails, the next start repeats it.
 pub(crate) async fn undo(tenant: &Tenant, shared: &Shared) {
     if let Err(error) = shared.engine.undo_creation(tenant.partition).await {
-        tracing::warn!(tenant = tenant.name, %error, "a partition of a tenant that was not created is left until the next start");
+        tracing::warn!(tenant = tenant.name, %error, "could not drop the partition of a database whose creation failed; the next start drops it");
         return;
     }
     if let Err(error) = shared.catalog.finish_drop(tenant).await {
-        tracing::warn!(tenant = tenant.name, %error, "the record of a tenant that was not created is left until the next start");
+        tracing::warn!(tenant = tenant.name, %error, "could not delete the record of a database whose creation failed; the next start deletes it");
     }
 }
 
-/// No value is the default.
+/// Changes a limit of a tenant. `None` resets it to the default.
 async fn alter_limit(
     database: &str,
     name: &str,
@@ -223,14 +232,15 @@ async fn alter_limit(
     altered.map_err(|error| answer(&error))
 }
 
-/// Ends the sessions of a tenant; answers whether they have come to their end.
+/// Terminates the sessions of a tenant. Returns false if they do not end within
+/// [`SESSION_END_TIMEOUT`].
 async fn end_sessions(tenant: &Tenant, shared: &Shared) -> bool {
     shared.registry.kill(tenant.partition);
     let gone = shared.registry.wait_empty(Some(tenant.partition));
-    tokio::time::timeout(LAST_SESSIONS, gone).await.is_ok()
+    tokio::time::timeout(SESSION_END_TIMEOUT, gone).await.is_ok()
 }
 
-/// Refused while there are sessions; `hint` is what to do about them.
+/// Fails if the tenant has sessions. `hint` is the error's hint.
 fn check_unused(tenant: &Tenant, hint: &str, shared: &Shared) -> Result<()> {
     let sessions = shared.registry.count(tenant.partition);
     if sessions == 0 {
@@ -242,7 +252,7 @@ fn check_unused(tenant: &Tenant, hint: &str, shared: &Shared) -> Result<()> {
         .hint(hint))
 }
 
-/// Answers what it was, if there was one.
+/// Drops a database. Returns its tenant, or `None` if it did not exist.
 async fn drop_database(
     name: &str,
     if_exists: bool,
@@ -250,16 +260,17 @@ async fn drop_database(
     shared: &Shared,
 ) -> Result<Option<Arc<Tenant>>> {
     if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
-        check_unused(&tenant, "DROP DATABASE ... WITH (FORCE) ends them.", shared)?;
+        check_unused(&tenant, "Use DROP DATABASE ... WITH (FORCE) to terminate them.", shared)?;
     }
     let tenant = match shared.catalog.begin_drop(name).await {
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),
         begun => begun.map_err(|error| answer(&error))?,
     };
     if !end_sessions(&tenant, shared).await {
-        let message = format!("sessions of database \"{name}\" do not end");
+        let message = format!("sessions of database \"{name}\" have not ended");
         return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
-            .hint("Nobody can connect to it any more. Drop it again when they have ended."));
+            .detail("The database is marked as dropped and accepts no new connections.")
+            .hint("Run DROP DATABASE again after they have ended."));
     }
     shared.engine.drop_partition(tenant.partition).await?;
     shared.tenants.forget(tenant.partition);
@@ -267,7 +278,7 @@ async fn drop_database(
     Ok(Some(tenant))
 }
 
-/// A metadata error as Postgres clients know it.
+/// Converts a metadata error to PostgreSQL's error.
 pub(crate) fn answer(error: &MetaError) -> Error {
     const UNDEFINED_OBJECT: &str = "42704";
     const INVALID_NAME: &str = "42602";

@@ -1,4 +1,4 @@
-//! Tokens for HTTP.
+//! CREATE TOKEN and DROP TOKEN: tokens for HTTP access.
 
 use fulmar_meta::{MetaError, Token};
 
@@ -9,7 +9,7 @@ use crate::gateway::Shared;
 use crate::session::Identity;
 use crate::tokens;
 
-/// Makes a token; answers its secret, which is kept nowhere.
+/// Creates a token. Returns its secret, of which only a hash is stored.
 pub(super) async fn create(
     name: &str,
     database: Option<&str>,
@@ -20,7 +20,7 @@ pub(super) async fn create(
     let secret = tokens::new_secret();
     let created = shared.catalog.create_token(name, tokens::hash(&secret), database, lasts_ms).await;
     let token = created.map_err(|error| answer(&error))?;
-    note(Kind::TokenCreated, &token, shared, identity);
+    record(Kind::TokenCreated, &token, shared, identity);
     Ok(secret)
 }
 
@@ -30,13 +30,13 @@ pub(super) async fn drop(name: &str, if_exists: bool, shared: &Shared, identity:
         Err(MetaError::Missing { .. }) if if_exists => Ok(()),
         Err(error) => Err(answer(&error)),
         Ok(token) => {
-            note(Kind::TokenDropped, &token, shared, identity);
+            record(Kind::TokenDropped, &token, shared, identity);
             Ok(())
         }
     }
 }
 
-fn note(kind: Kind, token: &Token, shared: &Shared, identity: &Identity) {
+fn record(kind: Kind, token: &Token, shared: &Shared, identity: &Identity) {
     let event = Event::new(kind).by(identity.actor()).detail("token", token.name.as_str());
     let tenant = token.partition.and_then(|partition| shared.catalog.tenant_of(partition));
     shared.journal().record(match tenant {

@@ -1,4 +1,4 @@
-//! Users, their passwords, and what they may do.
+//! Statements about users, their passwords and their access rights.
 
 use fulmar_meta::{Access, MetaError};
 
@@ -9,29 +9,29 @@ use crate::events::{Event, Kind};
 use crate::gateway::Shared;
 use crate::session::Identity;
 
-/// Statements about users.
+/// Runs CREATE USER, ALTER USER or DROP USER.
 pub(super) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
     let catalog = &shared.catalog;
-    let note = |kind: Kind, name: &str| {
+    let record = |kind: Kind, name: &str| {
         shared.journal().record(Event::new(kind).by(identity.actor()).detail("role", name));
     };
     match admin {
         Admin::CreateUser { name, superuser, password } => {
             let verifier = password.as_deref().map(crate::scram_verifier);
             catalog.create_user(name, *superuser, verifier).await.map_err(|error| answer(&error))?;
-            note(Kind::UserCreated, name);
+            record(Kind::UserCreated, name);
         }
         Admin::AlterPassword { name, password } => {
             let verifier = password.as_deref().map(crate::scram_verifier);
             catalog.alter_user_password(name, verifier).await.map_err(|error| answer(&error))?;
-            note(Kind::PasswordChanged, name);
+            record(Kind::PasswordChanged, name);
         }
         Admin::DropUser { names, if_exists } => {
             for name in names {
                 match catalog.drop_user(name).await {
                     Err(MetaError::Missing { .. }) if *if_exists => {}
                     Err(error) => return Err(answer(&error)),
-                    Ok(()) => note(Kind::UserDropped, name),
+                    Ok(()) => record(Kind::UserDropped, name),
                 }
             }
         }
@@ -40,10 +40,10 @@ pub(super) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
     Ok(())
 }
 
-/// Statements about rights.
+/// Runs GRANT or REVOKE.
 pub(super) async fn rights(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
     let catalog = &shared.catalog;
-    let note = |kind: Kind, database: &str, user: &str, access: Access| {
+    let record = |kind: Kind, database: &str, user: &str, access: Access| {
         let right = if access == Access::ReadOnly { "SELECT" } else { "CONNECT" };
         let event = Event::new(kind).by(identity.actor()).detail("role", user).detail("right", right);
         shared.journal().record(match catalog.tenant(database) {
@@ -55,13 +55,13 @@ pub(super) async fn rights(admin: &Admin, shared: &Shared, identity: &Identity) 
         Admin::Grant { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
                 catalog.grant(database, user, *access).await.map_err(|error| answer(&error))?;
-                note(Kind::RightGranted, database, user, *access);
+                record(Kind::RightGranted, database, user, *access);
             }
         }
         Admin::Revoke { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
                 catalog.revoke(database, user, *access).await.map_err(|error| answer(&error))?;
-                note(Kind::RightRevoked, database, user, *access);
+                record(Kind::RightRevoked, database, user, *access);
             }
         }
         _ => {}

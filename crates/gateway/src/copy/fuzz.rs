@@ -1,4 +1,5 @@
-//! Any bytes as rows of COPY: no panic, and the same rows however the bytes are cut into pieces.
+//! Fuzz target: parses arbitrary bytes as COPY data. The parser must not panic, and must produce
+//! the same rows for every division of the bytes into chunks.
 
 use fulmar_engine::Value;
 use fulmar_fuzz::{Choices, Target};
@@ -85,13 +86,13 @@ fn format(choices: &mut Choices<'_>) -> Format {
     format
 }
 
-/// The values of all rows, and the error that ended them.
-fn read(format: &Format, kinds: &[Type], text: &[u8], piece: usize) -> (Vec<Value>, Option<String>) {
+/// The values of all rows, and the error that ended parsing.
+fn read(format: &Format, kinds: &[Type], text: &[u8], chunk: usize) -> (Vec<Value>, Option<String>) {
     let names = ["a", "b", "c"].map(String::from).to_vec();
     let mut reader = Reader::new(format, names, kinds.to_vec());
     let mut values = Vec::new();
     let mut rows = || -> crate::Result<()> {
-        for mut bytes in text.chunks(piece) {
+        for mut bytes in text.chunks(chunk) {
             while reader.take(&mut bytes, &mut values)? {}
         }
         reader.finish(&mut values).map(|_| ())
@@ -109,13 +110,13 @@ fn fuzz_copy() {
         let kinds = [0, 5, 9].map(|step| KINDS[(first + step) % KINDS.len()]);
         let text = choices.rest();
         let whole = read(&format, &kinds, text, text.len().max(1));
-        // Half a row may have been read when an error comes; which half is nobody's matter.
-        for piece in [1, 7] {
-            let (values, error) = read(&format, &kinds, text, piece);
-            assert_eq!(error, whole.1, "in pieces of {piece}");
+        // After an error the values are not compared: part of the failed row may have been read.
+        for chunk in [1, 7] {
+            let (values, error) = read(&format, &kinds, text, chunk);
+            assert_eq!(error, whole.1, "chunks of {chunk} bytes must give the same error");
             assert!(
                 error.is_some() || format!("{values:?}") == format!("{:?}", whole.0),
-                "in pieces of {piece}"
+                "chunks of {chunk} bytes must give the same rows"
             );
         }
     });

@@ -1,13 +1,14 @@
-//! The formats of COPY: rows as lines of text, in PostgreSQL's own format or as CSV.
+//! The text formats of COPY: PostgreSQL's text format and CSV.
 //!
 //! | | text | CSV |
 //! | --- | --- | --- |
-//! | between columns | tab | comma |
+//! | delimiter | tab | comma |
 //! | NULL | `\N` | an empty field without quotes |
-//! | what would be mistaken | escaped with a backslash | in quotes, which are doubled inside |
-//! | end of line in a value | `\n` | as it is, in quotes |
+//! | special characters | escaped with a backslash | in quotes; quotes are doubled |
+//! | line end in a value | `\n` | unchanged, in quotes |
 //!
-//! [`read`] cuts and reads what a client sends, [`write`] makes lines of rows. Both know nothing of sessions.
+//! [`read`] parses the lines that a client sends, [`write`] formats rows as lines. Both are
+//! independent of sessions.
 
 #[cfg(test)]
 mod fuzz;
@@ -18,24 +19,24 @@ use fulmar_engine::{Error, sqlstate};
 
 use crate::Result;
 
-/// How rows are written.
+/// The format of COPY data, with its options.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Format {
     pub(crate) csv: bool,
-    /// What stands between two columns.
+    /// The byte between two columns.
     pub(crate) delimiter: u8,
-    /// How NULL is written.
+    /// The text of NULL.
     pub(crate) null: String,
-    /// Around a field of CSV.
+    /// CSV: the quote around a field.
     pub(crate) quote: u8,
-    /// Before a quote inside quotes.
+    /// CSV: the escape before a quote inside quotes.
     pub(crate) escape: u8,
     pub(crate) header: Header,
-    /// Columns of CSV that are written in quotes whenever they are not NULL.
+    /// CSV: columns whose values are always quoted, except NULL.
     pub(crate) force_quote: Columns,
-    /// Columns of CSV in which a quoted field may be NULL as well.
+    /// CSV: columns in which a quoted field can be NULL too.
     pub(crate) force_null: Columns,
-    /// Columns of CSV that are never NULL.
+    /// CSV: columns whose fields are never NULL.
     pub(crate) force_not_null: Columns,
 }
 
@@ -55,21 +56,21 @@ impl Format {
         }
     }
 
-    /// CSV as PostgreSQL has it.
+    /// PostgreSQL's CSV format.
     pub(crate) fn csv() -> Format {
         Format { csv: true, delimiter: b',', null: String::new(), ..Format::text() }
     }
 }
 
 impl Format {
-    /// Checks that its options name only columns that are copied.
+    /// Checks that the options name only columns of the COPY.
     pub(crate) fn check_columns(&self, columns: &[String]) -> Result<()> {
         for named in [&self.force_quote, &self.force_null, &self.force_not_null] {
             let Columns::Named(names) = named else { continue };
             if let Some(name) =
                 names.iter().find(|name| !columns.iter().any(|column| column.eq_ignore_ascii_case(name)))
             {
-                let message = format!("column \"{name}\" is none of those that are copied");
+                let message = format!("column \"{name}\" is not referenced by COPY");
                 return Err(Error::new(sqlstate::UNDEFINED_COLUMN, message));
             }
         }
@@ -77,16 +78,17 @@ impl Format {
     }
 }
 
-/// Whether the first line names the columns.
+/// The HEADER option.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Header {
     None,
+    /// The first line contains the column names.
     Names,
-    /// And has to name those that are copied.
+    /// The first line must contain exactly the names of the copied columns.
     Match,
 }
 
-/// Some columns of those that are copied.
+/// A subset of the copied columns.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Columns {
     None,
@@ -95,7 +97,7 @@ pub(crate) enum Columns {
 }
 
 impl Columns {
-    /// For each column whether it is one of them.
+    /// For each column, true if it is in the subset.
     fn of(&self, columns: &[String]) -> Vec<bool> {
         let named = |column: &String| match self {
             Columns::None => false,

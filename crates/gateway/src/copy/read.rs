@@ -1,10 +1,11 @@
-//! Lines as rows.
+//! Incremental parser of COPY data.
 //!
-//! Bytes come in pieces of any size. [`Reader::take`] gives back whole rows as they are complete; what is left waits for
-//! the next piece, with how far it has been searched, so that no byte is looked at twice however small the pieces are.
+//! The data arrives in chunks of any size. [`Reader::take`] returns each row as soon as it is
+//! complete. The rest of a chunk is kept for the next call, together with the position up to which
+//! it has been scanned, so that each byte is scanned once, independent of the chunk size.
 //!
-//! Lines end as the first one does, as for PostgreSQL: with a line feed, a carriage return and a line feed, or (files of old
-//! Macintoshes) a carriage return.
+//! As in PostgreSQL, the first line determines the line end of all lines: a line feed, a carriage
+//! return followed by a line feed, or (classic Mac OS) a carriage return.
 
 use fulmar_engine::{Error, Value, sqlstate};
 
@@ -13,46 +14,47 @@ use crate::Result;
 use crate::protocol;
 use crate::types::{Type, decode};
 
-/// Bytes of one row's text.
-const LONGEST_BYTES: usize = crate::session::MESSAGE_BYTES;
+/// Maximum size of a row's text.
+const MAX_ROW_BYTES: usize = crate::session::MESSAGE_BYTES;
 
-/// Capacity that a buffer keeps for the next row.
-const KEPT_BYTES: usize = 64 << 10;
+/// Buffer capacity retained for the next row.
+const RETAINED_BYTES: usize = 64 << 10;
 
 /// Reads rows of a format.
 pub(crate) struct Reader {
     format: Format,
     names: Vec<String>,
-    /// What the columns are declared as.
+    /// The declared column types.
     kinds: Vec<Type>,
     force_null: Vec<bool>,
     force_not_null: Vec<bool>,
-    /// The start of a row whose end has not come.
+    /// The start of an incomplete row.
     partial: Vec<u8>,
     line_end: LineEnd,
     scan: Scan,
-    /// Lines of rows that were read.
+    /// The number of lines that have been read.
     pub(crate) lines: u64,
-    /// The header is behind.
+    /// The first line (the header, if there is one) has been read.
     begun: bool,
-    /// After `\.`: the rest is ignored.
+    /// The end marker `\.` has been read. The rest of the data is ignored.
     ended: bool,
-    /// A field of CSV without its quotes.
+    /// The current CSV field, without quotes.
     field: Vec<u8>,
 }
 
-/// How lines end.
+/// The line end of the data.
 #[derive(Clone, Copy, PartialEq)]
 enum LineEnd {
-    /// The first has not been seen.
+    /// No line end has been found yet.
     Unknown,
-    /// With a line feed; a carriage return before it belongs to it.
+    /// A line feed, optionally preceded by a carriage return.
     LineFeed,
     CarriageReturn,
 }
 
 impl LineEnd {
-    /// Whether a line ends with this byte, which stands for itself; `None` if the one after it must have come to tell.
+    /// Returns true if a line ends with this unescaped byte. `None` if this depends on the next
+    /// byte, which has not arrived.
     fn is_at(&mut self, byte: u8, next: Option<u8>) -> Result<Option<bool>> {
         match (byte, *self) {
             (b'\r', LineEnd::Unknown) if next.is_none() => return Ok(None),
@@ -60,8 +62,9 @@ impl LineEnd {
             (b'\n', LineEnd::Unknown) => *self = LineEnd::LineFeed,
             (b'\r', LineEnd::CarriageReturn) | (b'\n', LineEnd::LineFeed) => {}
             (b'\n', LineEnd::CarriageReturn) => {
-                return Err(bad("a line feed in data whose lines end with carriage returns").hint(
-                    "The first line ends with a carriage return alone. Write \\n in the text format, quotes in CSV.",
+                return Err(bad_format("literal newline found in data").hint(
+                    "The first line ends with a carriage return only. Use \"\\n\" to represent a \
+                     newline, or a quoted CSV field.",
                 ));
             }
             _ => return Ok(Some(false)),
@@ -70,11 +73,13 @@ impl LineEnd {
     }
 }
 
-/// How far a row has been searched for its end.
+/// The progress of the search for the end of a row.
 #[derive(Default)]
 struct Scan {
     at: usize,
+    /// The position is inside quotes.
     quoted: bool,
+    /// Line ends inside quotes.
     line_ends: u64,
 }
 
@@ -96,8 +101,8 @@ impl Reader {
         }
     }
 
-    /// Reads the next whole row of `bytes`, which are shortened by it, and puts its values behind `values`. `false`: the
-    /// end of the next row has not come; `bytes` are empty then.
+    /// Reads the next row: removes it from `bytes`, and appends its values to `values`. Returns
+    /// false if the row is incomplete; `bytes` is empty then.
     pub(crate) fn take(&mut self, bytes: &mut &[u8], values: &mut Vec<Value>) -> Result<bool> {
         loop {
             if self.ended {
@@ -121,10 +126,11 @@ impl Reader {
             self.partial.extend_from_slice(bytes);
             let Some(end) = self.scan.find(&self.partial, &self.format, &mut self.line_end)? else {
                 *bytes = &[];
-                if self.partial.len() > LONGEST_BYTES {
-                    let message = format!("a row has more than {} MiB", LONGEST_BYTES >> 20);
-                    return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
-                        .hint("a quote that is never closed makes one row of all that follows"));
+                if self.partial.len() > MAX_ROW_BYTES {
+                    let message = format!("row exceeds {} MiB", MAX_ROW_BYTES >> 20);
+                    return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint(
+                        "Check for an unterminated quote: all data after it belongs to the same row.",
+                    ));
                 }
                 return Ok(false);
             };
@@ -133,7 +139,7 @@ impl Reader {
             row.truncate(end);
             let is_row = self.row(&row, values);
             row.clear();
-            row.shrink_to(KEPT_BYTES);
+            row.shrink_to(RETAINED_BYTES);
             self.partial = row;
             if is_row? {
                 return Ok(true);
@@ -141,22 +147,22 @@ impl Reader {
         }
     }
 
-    /// Bytes of the unfinished row.
+    /// Memory held for the incomplete row.
     pub(crate) fn held_bytes(&self) -> usize {
         self.partial.capacity() + self.field.capacity()
     }
 
-    /// All bytes have come: the last row may have no end of line.
+    /// Ends the data. Reads the last row if it has no line end. Returns false if there is none.
     pub(crate) fn finish(&mut self, values: &mut Vec<Value>) -> Result<bool> {
         let row = std::mem::take(&mut self.partial);
         if self.scan.quoted && !self.ended {
             self.lines += 1;
-            return Err(bad("unterminated CSV quoted field"));
+            return Err(bad_format("unterminated CSV quoted field"));
         }
         Ok(!row.is_empty() && self.row(&row, values)?)
     }
 
-    /// `false` if it is no row: a header, or the end of rows.
+    /// Parses a line. Returns false if it is not a row, but the header or the end marker.
     fn row(&mut self, row: &[u8], values: &mut Vec<Value>) -> Result<bool> {
         self.lines += 1 + std::mem::take(&mut self.scan).line_ends;
         let row = row.strip_suffix(b"\n").unwrap_or(row);
@@ -174,7 +180,8 @@ impl Reader {
         if self.format.csv { self.split_csv(row, values) } else { self.split_text(row, values) }?;
         let found = values.len() - before;
         if found < wanted {
-            return Err(bad(&format!("missing data: a row has {found} columns, COPY wants {wanted}")));
+            let name = &self.names[found];
+            return Err(bad_format(&format!("missing data for column \"{name}\"")));
         }
         Ok(true)
     }
@@ -193,25 +200,25 @@ impl Reader {
         if found.len() == self.names.len() && found.iter().zip(&self.names).all(same) {
             return Ok(());
         }
-        Err(bad("the header does not name the columns that are copied").hint(format!(
-            "the first line has to be: {}",
-            self.names.join(&char::from(self.format.delimiter).to_string())
-        )))
+        let header = self.names.join(&char::from(self.format.delimiter).to_string());
+        Err(bad_format("header line does not match the column names")
+            .hint(format!("The expected header line is \"{header}\".")))
     }
 
-    /// A row may have no more columns than are copied, however long it is.
+    /// Fails if a row has more columns than are copied. Checked for each column, so that a long row
+    /// cannot create an unlimited number of values.
     fn check_index(&self, index: usize) -> Result<()> {
         if index < self.names.len() {
             return Ok(());
         }
-        Err(bad(&format!("extra data: a row has more than the {} columns that COPY wants", self.names.len())))
+        Err(bad_format("extra data after last expected column"))
     }
 
     fn kind(&self, index: usize) -> Type {
         self.kinds.get(index).copied().unwrap_or(Type::Text)
     }
 
-    /// Cuts a row at its delimiters and undoes what the text format escapes.
+    /// Splits a row of the text format at its delimiters, and unescapes the fields.
     fn split_text(&self, row: &[u8], values: &mut Vec<Value>) -> Result<()> {
         let delimiter = self.format.delimiter;
         let (mut start, mut at, mut escaped, mut index) = (0, 0, false, 0);
@@ -239,7 +246,7 @@ impl Reader {
         }
     }
 
-    /// Cuts a row of CSV. Quotes may begin and end anywhere in a field.
+    /// Splits a row of CSV. Quotes can begin and end anywhere in a field.
     fn split_csv(&mut self, row: &[u8], values: &mut Vec<Value>) -> Result<()> {
         let Format { delimiter, quote, escape, .. } = self.format;
         let mut field = std::mem::take(&mut self.field);
@@ -270,7 +277,7 @@ impl Reader {
                 false => decode::value(&field, self.kind(index), protocol::Format::Text)?,
             });
             if ended {
-                field.shrink_to(KEPT_BYTES);
+                field.shrink_to(RETAINED_BYTES);
                 self.field = field;
                 return Ok(());
             }
@@ -281,7 +288,8 @@ impl Reader {
 }
 
 impl Scan {
-    /// Where the row ends that `bytes` begin with: behind its end of line.
+    /// The end of the row at the start of `bytes`, including its line end. `None` if it is
+    /// incomplete.
     fn find(&mut self, bytes: &[u8], format: &Format, line_end: &mut LineEnd) -> Result<Option<usize>> {
         loop {
             let found = match format.csv {
@@ -295,10 +303,11 @@ impl Scan {
             let next = bytes.get(self.at + 1).copied();
             match byte {
                 b'\\' if !format.csv => match next {
-                    // Whatever it is, it is no end of line. It may not have come yet.
+                    // The escaped byte has not arrived yet.
                     None => return Ok(None),
-                    // The end of all rows, and of this line.
+                    // The end marker. Its line ends normally.
                     Some(b'.') => {}
+                    // An escaped byte is not a line end.
                     Some(_) => self.at += 1,
                 },
                 _ if self.quoted && byte == format.escape && format.escape != format.quote => match next {
@@ -306,7 +315,8 @@ impl Scan {
                     Some(next) if next == format.quote || next == format.escape => self.at += 1,
                     Some(_) => {}
                 },
-                // A doubled quote ends and begins again: no difference here.
+                // A doubled quote ends and restarts the quoted part, which makes no difference
+                // here.
                 _ if format.csv && byte == format.quote => self.quoted = !self.quoted,
                 _ if self.quoted => self.line_ends += u64::from(byte == b'\n'),
                 _ => match line_end.is_at(byte, next)? {
@@ -323,17 +333,17 @@ impl Scan {
     }
 }
 
-/// Where the first byte from `from` on is that is wanted. There are few of those, so it looks at many bytes at once: a
-/// loop without an early end, of which the compiler makes vector instructions.
+/// The position of the first wanted byte at or after `from`. Wanted bytes are rare, so blocks are
+/// checked by a loop without early exit, which the compiler vectorizes.
 fn find(bytes: &[u8], from: usize, is_wanted: impl Fn(u8) -> bool) -> Option<usize> {
-    const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 32;
     let rest = bytes.get(from..)?;
     let has_none = |block: &&[u8]| !block.iter().fold(false, |any, byte| any | is_wanted(*byte));
-    let skipped = BLOCK * rest.chunks_exact(BLOCK).take_while(has_none).count();
+    let skipped = BLOCK_BYTES * rest.chunks_exact(BLOCK_BYTES).take_while(has_none).count();
     rest[skipped..].iter().position(|byte| is_wanted(*byte)).map(|at| from + skipped + at)
 }
 
-fn bad(message: &str) -> Error {
+fn bad_format(message: &str) -> Error {
     Error::new(sqlstate::BAD_COPY_FILE, message)
 }
 
@@ -373,8 +383,8 @@ fn unescape(field: &[u8]) -> Result<Vec<u8>> {
                 bytes.push(code.map_or(b'x', |code| code as u8));
             }
             Some(b'.') => {
-                return Err(bad("end-of-copy marker is not alone on its line")
-                    .hint("a backslash in a value is written as \\\\"));
+                return Err(bad_format("end-of-copy marker is not alone on its line")
+                    .hint("Write a backslash in a value as \"\\\\\"."));
             }
             Some(other) => bytes.push(other),
             None => bytes.push(b'\\'),
@@ -395,11 +405,11 @@ mod tests {
         Reader::new(&format, names, kinds.to_vec())
     }
 
-    /// All rows, given in pieces of so many bytes.
-    fn rows(format: Format, kinds: &[Type], text: &[u8], piece: usize) -> Result<Vec<Vec<Value>>> {
+    /// Parses all rows of `text` in chunks of `chunk` bytes.
+    fn rows(format: Format, kinds: &[Type], text: &[u8], chunk: usize) -> Result<Vec<Vec<Value>>> {
         let mut reader = reader(format, kinds);
         let mut values = Vec::new();
-        for mut bytes in text.chunks(piece) {
+        for mut bytes in text.chunks(chunk) {
             while reader.take(&mut bytes, &mut values)? {}
             assert!(bytes.is_empty());
         }
@@ -414,17 +424,17 @@ mod tests {
     const TWO: [Type; 2] = [Type::Text; 2];
 
     #[test]
-    fn the_text_format() {
-        for piece in [1, 2, 3, 100] {
+    fn parses_the_text_format() {
+        for chunk in [1, 2, 3, 100] {
             let input = b"1\tone\n\\N\t\n\\\\N\ta\\tb\\nc\\\td\\101\\x41\\q\r\nx\ttwo\\\nlines\n";
-            let read = rows(Format::text(), &TWO, input, piece).unwrap();
+            let read = rows(Format::text(), &TWO, input, chunk).unwrap();
             let expected = [
                 [text("1"), text("one")],
                 [Value::Null, text("")],
                 [text("\\N"), text("a\tb\nc\td\u{41}\u{41}q")],
                 [text("x"), text("two\nlines")],
             ];
-            assert_eq!(read, expected, "{piece}");
+            assert_eq!(read, expected, "{chunk}");
         }
         let kinds = [Type::Int8, Type::Bytea, Type::Bool];
         let read = rows(Format::text(), &kinds, b"7\t\\\\x01\tt\n\\.\nnot a row\n", 5).unwrap();
@@ -432,25 +442,25 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_as_the_first_one_does() {
-        for piece in [1, 2, 3, 100] {
-            let old = rows(Format::text(), &TWO, b"1\ta\\\rb\r2\tc\\nd\r3\t", piece).unwrap();
+    fn first_line_determines_the_line_end() {
+        for chunk in [1, 2, 3, 100] {
+            let old = rows(Format::text(), &TWO, b"1\ta\\\rb\r2\tc\\nd\r3\t", chunk).unwrap();
             let expected = [[text("1"), text("a\rb")], [text("2"), text("c\nd")], [text("3"), text("")]];
-            assert_eq!(old, expected, "{piece}");
-            let old = rows(Format::csv(), &TWO, b"1,\"a\nb\r\"\r2,c\r", piece).unwrap();
-            assert_eq!(old, [[text("1"), text("a\nb\r")], [text("2"), text("c")]], "{piece}");
-            let new = rows(Format::csv(), &TWO, b"1,\"\r\"\n2,c\rd\n3,e\r\n4,f\r", piece).unwrap();
+            assert_eq!(old, expected, "{chunk}");
+            let old = rows(Format::csv(), &TWO, b"1,\"a\nb\r\"\r2,c\r", chunk).unwrap();
+            assert_eq!(old, [[text("1"), text("a\nb\r")], [text("2"), text("c")]], "{chunk}");
+            let new = rows(Format::csv(), &TWO, b"1,\"\r\"\n2,c\rd\n3,e\r\n4,f\r", chunk).unwrap();
             let expected = ["\r", "c\rd", "e", "f"].map(text);
-            assert_eq!(new.into_iter().map(|row| row[1].clone()).collect::<Vec<_>>(), expected, "{piece}");
+            assert_eq!(new.into_iter().map(|row| row[1].clone()).collect::<Vec<_>>(), expected, "{chunk}");
             for format in [Format::text(), Format::csv()] {
-                let both = rows(Format { delimiter: b';', ..format }, &TWO, b"1;a\r2;b\n3;c\r", piece);
-                assert!(both.unwrap_err().to_string().contains("line feed"), "{piece}");
+                let both = rows(Format { delimiter: b';', ..format }, &TWO, b"1;a\r2;b\n3;c\r", chunk);
+                assert!(both.unwrap_err().to_string().contains("newline"), "{chunk}");
             }
         }
     }
 
     #[test]
-    fn the_end_stands_alone_on_its_line() {
+    fn end_marker_must_be_alone_on_its_line() {
         for line in ["1\tabc\\.\n", "\\.abc\tx\n", "1\t\\.\n"] {
             let error = rows(Format::text(), &TWO, line.as_bytes(), 2).unwrap_err();
             assert!(error.to_string().contains("end-of-copy marker"), "{error}");
@@ -460,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_found_wherever_they_are() {
+    fn find_returns_the_first_wanted_byte() {
         for length in [0, 1, 31, 32, 33, 64, 100] {
             for from in 0..=length {
                 let mut bytes = vec![b'a'; length];
@@ -476,7 +486,7 @@ mod tests {
 
     #[test]
     fn csv() {
-        for piece in [1, 2, 3, 100] {
+        for chunk in [1, 2, 3, 100] {
             let input = b"c0,c1\n1,\"a,\"\"b\"\"\nc\"\r\n,\"\"\nx\"y\"z, \n\"end\",of";
             let format = Format { header: Header::Match, ..Format::csv() };
             let expected = [
@@ -485,7 +495,7 @@ mod tests {
                 [text("xyz"), text(" ")],
                 [text("end"), text("of")],
             ];
-            assert_eq!(rows(format, &TWO, input, piece).unwrap(), expected, "{piece}");
+            assert_eq!(rows(format, &TWO, input, chunk).unwrap(), expected, "{chunk}");
         }
         let other =
             Format { delimiter: b';', quote: b'\'', escape: b'\\', null: "NULL".into(), ..Format::csv() };
@@ -501,43 +511,40 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
-        let said = |format: Format, input: &[u8]| {
+    fn invalid_data_is_reported() {
+        let message = |format: Format, input: &[u8]| {
             let error = rows(format, &TWO, input, 7).unwrap_err();
             assert_eq!(error.state(), sqlstate::BAD_COPY_FILE);
             error.message().to_owned()
         };
-        assert_eq!(said(Format::text(), b"1\n"), "missing data: a row has 1 columns, COPY wants 2");
-        assert_eq!(
-            said(Format::csv(), b"1,2,3"),
-            "extra data: a row has more than the 2 columns that COPY wants"
-        );
-        assert_eq!(said(Format::csv(), b"1,\"2\n3,4\n"), "unterminated CSV quoted field");
+        assert_eq!(message(Format::text(), b"1\n"), "missing data for column \"c1\"");
+        assert_eq!(message(Format::csv(), b"1,2,3"), "extra data after last expected column");
+        assert_eq!(message(Format::csv(), b"1,\"2\n3,4\n"), "unterminated CSV quoted field");
         let header = Format { header: Header::Match, ..Format::csv() };
-        assert_eq!(said(header, b"c1,c0\n"), "the header does not name the columns that are copied");
+        assert_eq!(message(header, b"c1,c0\n"), "header line does not match the column names");
     }
 
     proptest! {
         #[test]
-        fn rows_do_not_depend_on_how_the_input_is_cut(
+        fn rows_do_not_depend_on_chunk_boundaries(
             csv: bool,
             input in proptest::collection::vec(
                 prop_oneof![proptest::sample::select(b"\t\n\r\\,\".N01".to_vec()), any::<u8>()],
                 0..80,
             ),
-            piece in 1usize..9,
+            chunk in 1usize..9,
         ) {
             let format = || if csv { Format::csv() } else { Format::text() };
-            let read = |piece| format!("{:?}", rows(format(), &[Type::Bytea, Type::Int8], &input, piece));
-            prop_assert_eq!(read(piece), read(100));
+            let read = |chunk| format!("{:?}", rows(format(), &[Type::Bytea, Type::Int8], &input, chunk));
+            prop_assert_eq!(read(chunk), read(100));
         }
 
-        /// What [`super::super::write`] makes of values is read as those values.
+        /// Values that [`super::super::write`] has written are read back unchanged.
         #[test]
-        fn what_is_written_reads_back(
+        fn written_rows_are_read_back(
             csv: bool,
             values in proptest::collection::vec(proptest::option::of("[ -~\t\n\r\\\\\"é]{0,12}"), 2..12),
-            piece in 1usize..40,
+            chunk in 1usize..40,
         ) {
             use crate::types::Column;
             let format = if csv { Format::csv() } else { Format::text() };
@@ -553,7 +560,7 @@ mod tests {
                 }
                 writer.end_line(&mut written);
             }
-            prop_assert_eq!(rows(format, &TWO, &written, piece).unwrap(), expected);
+            prop_assert_eq!(rows(format, &TWO, &written, chunk).unwrap(), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Rows as lines.
+//! Formats rows as lines of COPY data.
 
 use fulmar_engine::ValueRef;
 
@@ -11,10 +11,10 @@ use crate::types::{Column, Type, encode};
 pub(crate) struct Writer {
     format: Format,
     names: Vec<String>,
-    /// As the columns are declared; `None`: each value is written as what it is.
+    /// The declared column types. `None`: the type follows from each value.
     kinds: Vec<Option<Type>>,
     quoted: Vec<bool>,
-    /// The value at hand, as Postgres would print it.
+    /// The current value in PostgreSQL's text format.
     value: Vec<u8>,
 }
 
@@ -34,7 +34,7 @@ impl Writer {
         self.names.len()
     }
 
-    /// The line that names the columns. `false` if there is none.
+    /// Writes the header line. Returns false if the format has none.
     pub(crate) fn header(&mut self, out: &mut Vec<u8>) -> bool {
         if self.format.header == Header::None {
             return false;
@@ -48,15 +48,15 @@ impl Writer {
         true
     }
 
-    /// A value of a row; [`Writer::end_line`] ends the row.
+    /// Writes a value of a row. [`Writer::end_line`] ends the row.
     pub(crate) fn value(&mut self, index: usize, value: ValueRef<'_>, out: &mut Vec<u8>) -> Result<()> {
-        /// The encoded value that is kept for the next one.
-        const KEPT_BYTES: usize = 64 << 10;
+        /// Buffer capacity retained for the next value.
+        const RETAINED_BYTES: usize = 64 << 10;
         let kind = self.kinds.get(index).copied().flatten().unwrap_or_else(|| Type::of_value(value));
         self.value.clear();
-        self.value.shrink_to(KEPT_BYTES);
+        self.value.shrink_to(RETAINED_BYTES);
         encode::put_value(&mut self.value, value, kind, protocol::Format::Text)?;
-        /// What stands before a value in the protocol: its length, which is negative for NULL.
+        /// The length prefix of a value in the protocol. It is negative for NULL.
         const LENGTH_BYTES: usize = 4;
         let null = self.value.first().is_some_and(|byte| byte & 0x80 != 0);
         self.value.drain(..LENGTH_BYTES);
@@ -80,7 +80,7 @@ impl Writer {
         }
     }
 
-    /// The value at hand, which is not NULL.
+    /// Writes the current value, which is not NULL.
     fn field(&self, index: usize, quoted: bool, out: &mut Vec<u8>) {
         self.separate(index, out);
         let Format { csv, delimiter, quote, escape, .. } = self.format;
@@ -88,10 +88,10 @@ impl Writer {
         if !csv {
             return put_escaped(out, value, delimiter);
         }
-        let mistaken = |byte: &u8| *byte == delimiter || *byte == quote || matches!(byte, b'\n' | b'\r');
-        // A lone `\.` would end the rows.
+        let special = |byte: &u8| *byte == delimiter || *byte == quote || matches!(byte, b'\n' | b'\r');
+        // A line that consists of `\.` would end the data.
         let end = self.names.len() == 1 && value == b"\\.";
-        if !quoted && !end && value != self.format.null.as_bytes() && !value.iter().any(mistaken) {
+        if !quoted && !end && value != self.format.null.as_bytes() && !value.iter().any(special) {
             return out.extend_from_slice(value);
         }
         out.push(quote);
@@ -105,7 +105,7 @@ impl Writer {
     }
 }
 
-/// A field of the text format.
+/// Writes a field of the text format.
 fn put_escaped(out: &mut Vec<u8>, value: &[u8], delimiter: u8) {
     let letter = |byte: u8| match byte {
         8 => Some(b'b'),

@@ -1,4 +1,4 @@
-//! Administration of tenants and users: Postgres's statements about databases and roles.
+//! Parses administration of tenants and users: PostgreSQL's statements about databases and roles.
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Access, Unit};
@@ -9,10 +9,10 @@ use super::{end, shorten, unexpected};
 use crate::Result;
 use crate::types::datetime::parse_timestamp;
 
-/// Nobody can do anything with a token that lasts for less.
-const LEAST_TOKEN_LIFE_MS: u64 = 60_000;
+/// A token that expires sooner is of no use.
+const MIN_TOKEN_LIFETIME_MS: u64 = 60_000;
 
-/// What an administrator asks for.
+/// An administration statement.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Admin {
     CreateDatabase {
@@ -35,7 +35,7 @@ pub(crate) enum Admin {
         name: String,
         at_unix_ms: u64,
     },
-    /// `SET name = value` and `RESET name`, which is no value.
+    /// `SET name = value`, or `RESET name`, which has no value.
     AlterLimit {
         database: String,
         name: String,
@@ -50,7 +50,7 @@ pub(crate) enum Admin {
         superuser: bool,
         password: Option<String>,
     },
-    /// No password takes it away.
+    /// `None` removes the password.
     AlterPassword {
         name: String,
         password: Option<String>,
@@ -69,7 +69,8 @@ pub(crate) enum Admin {
         databases: Vec<String>,
         users: Vec<String>,
     },
-    /// Without a database it is for the whole node, without a time for ever.
+    /// Without a database, the token is valid for the whole node. Without a lifetime, it never
+    /// expires.
     CreateToken {
         name: String,
         database: Option<String>,
@@ -81,7 +82,8 @@ pub(crate) enum Admin {
     },
 }
 
-/// What a database is made out of: another one, as it is now or was at a time (milliseconds since 1970).
+/// The database to copy or branch, and the time to branch it at, in milliseconds since 1970.
+/// Without a time, the current state is used.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Source {
     pub(crate) database: String,
@@ -89,7 +91,7 @@ pub(crate) struct Source {
 }
 
 impl Admin {
-    /// The command tag that answers it.
+    /// The command tag of the statement.
     pub(crate) fn tag(&self) -> &'static str {
         match self {
             Admin::CreateDatabase { .. } => "CREATE DATABASE",
@@ -109,7 +111,7 @@ impl Admin {
     }
 }
 
-/// Parses a statement; `None` if it is about something else.
+/// Parses a statement. Returns `None` if it is about something else.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
     let user =
         |cursor: &mut Cursor<'_, '_>, verb| cursor.words(&[verb, "user"]) || cursor.words(&[verb, "role"]);
@@ -132,10 +134,10 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
         let if_exists = cursor.words(&["if", "exists"]);
         Admin::DropToken { name: name(cursor)?, if_exists }
     } else if cursor.word("grant") {
-        let (access, databases, users) = rights(cursor, "to")?;
+        let (access, databases, users) = privileges(cursor, "to")?;
         Admin::Grant { access, databases, users }
     } else if cursor.word("revoke") {
-        let (access, databases, users) = rights(cursor, "from")?;
+        let (access, databases, users) = privileges(cursor, "from")?;
         cursor.word("cascade");
         cursor.word("restrict");
         Admin::Revoke { access, databases, users }
@@ -167,7 +169,7 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
         cursor.sign('=');
         match option.as_str() {
             "owner" => owner = Some(name(cursor)?),
-            // Postgres's empty template is what one gets without any.
+            // `template0`, PostgreSQL's empty template, means no template.
             "template" => {
                 let database = Some(name(cursor)?).filter(|name| name != "template0");
                 source = database.map(|database| Source { database, at_unix_ms: None });
@@ -178,37 +180,39 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
             _ => {
                 return Err(Error::new(
                     sqlstate::FEATURE_NOT_SUPPORTED,
-                    format!("CREATE DATABASE does not know the option {option}"),
+                    format!("option \"{option}\" not recognized"),
                 )
-                .hint("OWNER, TEMPLATE, BRANCH OF and DURABILITY are supported."));
+                .hint("The options are OWNER, TEMPLATE, BRANCH OF, DURABILITY and ENCODING."));
             }
         }
     }
     Ok(Admin::CreateDatabase { name: database, owner, source, durability })
 }
 
-/// What comes behind `BRANCH`: `OF name [AT TIMESTAMP '...']`.
+/// The part after `BRANCH`: `OF name [AT TIMESTAMP '...']`.
 fn branch(cursor: &mut Cursor<'_, '_>) -> Result<Source> {
     if !cursor.word("of") {
         return Err(unexpected(cursor));
     }
     let database = name(cursor)?;
-    let at_unix_ms = cursor.words(&["at", "timestamp"]).then(|| moment(cursor)).transpose()?;
+    let at_unix_ms = cursor.words(&["at", "timestamp"]).then(|| unix_ms(cursor)).transpose()?;
     Ok(Source { database, at_unix_ms })
 }
 
-/// A timestamp, in milliseconds since 1970. Without a zone it is UTC, as everywhere.
-fn moment(cursor: &mut Cursor<'_, '_>) -> Result<u64> {
+/// A timestamp as milliseconds since 1970. Without a time zone it is UTC.
+fn unix_ms(cursor: &mut Cursor<'_, '_>) -> Result<u64> {
     let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
     parse_moment(&text)
 }
 
-/// The same, of a text.
+/// Parses a timestamp into milliseconds since 1970. Without a time zone it is UTC.
 pub(crate) fn parse_moment(text: &str) -> Result<u64> {
     const FROM_1970_TO_2000_US: i64 = 946_684_800_000_000;
     let since_2000_us = parse_timestamp(text.trim().as_bytes()).ok_or_else(|| {
-        Error::new(sqlstate::INVALID_DATETIME, format!("\"{}\" is no timestamp", shorten(text)))
-            .hint("It is written as '2026-11-21 18:05:00', in UTC, or with a zone: '2026-11-21 19:05:00+01'.")
+        let message = format!("invalid input syntax for type timestamp: \"{}\"", shorten(text));
+        Error::new(sqlstate::INVALID_DATETIME, message).hint(
+            "Write it in UTC, as '2026-11-21 18:05:00', or with an offset, as '2026-11-21 19:05:00+01'.",
+        )
     })?;
     let since_1970_us = since_2000_us.saturating_add(FROM_1970_TO_2000_US);
     Ok(u64::try_from(since_1970_us / 1000).unwrap_or(0))
@@ -242,7 +246,7 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     if cursor.words(&["rename", "to"]) {
         Ok(Admin::RenameDatabase { from: database, to: name(cursor)? })
     } else if cursor.words(&["restore", "to", "timestamp"]) {
-        Ok(Admin::RestoreDatabase { name: database, at_unix_ms: moment(cursor)? })
+        Ok(Admin::RestoreDatabase { name: database, at_unix_ms: unix_ms(cursor)? })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
         Ok(Admin::AlterLimit { database, name, value })
@@ -253,7 +257,7 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     } else {
         Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "ALTER DATABASE only knows RENAME TO, RESTORE TO TIMESTAMP, SET and RESET",
+            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, SET and RESET",
         ))
     }
 }
@@ -283,7 +287,9 @@ fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
         } else if cursor.word("superuser") {
             superuser = true;
         } else if !cursor.word("nosuperuser") && !cursor.word("login") {
-            return Err(unexpected(cursor).hint("SUPERUSER and PASSWORD are supported."));
+            return Err(
+                unexpected(cursor).hint("The options are SUPERUSER, NOSUPERUSER, LOGIN and PASSWORD.")
+            );
         }
     }
     Ok(Admin::CreateUser { name, superuser, password: secret })
@@ -292,8 +298,8 @@ fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
 fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let name = name(cursor)?;
     cursor.word("with");
-    let password =
-        password(cursor)?.ok_or_else(|| unexpected(cursor).hint("Only the password can be changed."))?;
+    let password = password(cursor)?
+        .ok_or_else(|| unexpected(cursor).hint("Only the password of a user can be changed."))?;
     Ok(Admin::AlterPassword { name, password })
 }
 
@@ -304,26 +310,27 @@ fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let mut lasts_ms = None;
     if cursor.words(&["expires", "in"]) {
         let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
-        lasts_ms = Some(token_life_ms(&text)?);
+        lasts_ms = Some(token_lifetime_ms(&text)?);
     }
     Ok(Admin::CreateToken { name: token, database, lasts_ms })
 }
 
-/// Who writes `90` means days, most likely, and not the milliseconds that it is elsewhere.
-fn token_life_ms(text: &str) -> Result<u64> {
+/// Parses a token's lifetime. The unit is mandatory: `90` probably means 90 days, and not the 90 ms
+/// that it means in other settings.
+fn token_lifetime_ms(text: &str) -> Result<u64> {
     let problem = match Unit::Milliseconds.parse(text) {
-        None => "is no time",
+        None => "is not a time interval",
         Some(_) if text.trim_end().ends_with(|c: char| !c.is_ascii_lowercase()) => "has no unit",
-        Some(life) if life < LEAST_TOKEN_LIFE_MS => "is too short",
-        Some(life) => return Ok(life),
+        Some(lifetime) if lifetime < MIN_TOKEN_LIFETIME_MS => "is too short",
+        Some(lifetime) => return Ok(lifetime),
     };
     let message = format!("\"{}\" {problem}", shorten(text));
     Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-        .hint("Write '90d' or '12h'; the units are s, min, h, d, and the least is a minute."))
+        .hint("Use a form such as '90d' or '12h'. The units are s, min, h and d; the minimum is 1 min."))
 }
 
-/// `CONNECT ON DATABASE a, b TO|FROM u, v`; `SELECT` instead of it is to read only.
-fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Access, Vec<String>, Vec<String>)> {
+/// `CONNECT ON DATABASE a, b TO|FROM u, v`. `SELECT` instead of `CONNECT` is read-only access.
+fn privileges(cursor: &mut Cursor<'_, '_>, preposition: &str) -> Result<(Access, Vec<String>, Vec<String>)> {
     let access = if cursor.words(&["all", "privileges"]) || cursor.word("all") || cursor.word("connect") {
         Some(Access::ReadWrite)
     } else {
@@ -332,12 +339,12 @@ fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Access, Vec<Str
     let Some(access) = access.filter(|_| cursor.words(&["on", "database"])) else {
         return Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "only CONNECT ON DATABASE and SELECT ON DATABASE can be granted and revoked",
+            "only CONNECT and SELECT on databases can be granted or revoked",
         )
-        .hint("With CONNECT a user may do everything in a database, with SELECT read everything."));
+        .hint("CONNECT allows reading and writing a database, SELECT only reading it."));
     };
     let databases = names(cursor)?;
-    if !cursor.word(towards) {
+    if !cursor.word(preposition) {
         return Err(unexpected(cursor));
     }
     Ok((access, databases, names(cursor)?))

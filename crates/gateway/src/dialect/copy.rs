@@ -1,4 +1,5 @@
-//! `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`, and `COPY DATABASE`, which has one format.
+//! Parses `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`, and
+//! `COPY DATABASE`, whose only format is `sqlite`.
 
 use fulmar_engine::{Error, sqlstate};
 
@@ -7,34 +8,34 @@ use super::{end, unexpected};
 use crate::Result;
 use crate::copy::{Columns, Format, Header};
 
-/// What to copy, whither, and how the rows are written.
+/// Source, destination and row format of a COPY.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Copy {
     /// `COPY t FROM STDIN`
     In { table: Table, columns: Vec<String>, format: Format },
-    /// `COPY t TO STDOUT`: the columns that [`Copy::In`] takes.
+    /// `COPY t TO STDOUT`: writes the columns that [`Copy::In`] reads.
     TableOut { table: Table, format: Format },
-    /// `COPY t (a, b) TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: the rows of a query.
+    /// `COPY t (a, b) TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: writes the rows of a query.
     Out { query: String, format: Format },
-    /// `COPY DATABASE TO STDOUT (FORMAT sqlite)`: all of the session's database.
+    /// `COPY DATABASE TO STDOUT (FORMAT sqlite)`: writes the session's database.
     DatabaseOut,
-    /// `COPY DATABASE name FROM STDIN (FORMAT sqlite)`: makes a database.
+    /// `COPY DATABASE name FROM STDIN (FORMAT sqlite)`: creates a database.
     DatabaseIn { name: String, owner: Option<String> },
 }
 
-/// Parses a COPY, which is in `sql`.
+/// Parses the COPY statement in `sql`.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
     cursor.word("copy");
     if cursor.rest().windows(2).any(|two| two[0].is("format") && two[1].is("sqlite")) {
         return database(cursor);
     }
     if let Some(query) = query(cursor, sql)? {
-        return Ok(Copy::Out { query, format: out(cursor)? });
+        return Ok(Copy::Out { query, format: copy_to(cursor)? });
     }
     let table = cursor.table().ok_or_else(|| unexpected(cursor))?;
     let columns = if cursor.sign('(') { names(cursor)? } else { Vec::new() };
     if cursor.peek().is_some_and(|token| token.is("to")) {
-        let format = out(cursor)?;
+        let format = copy_to(cursor)?;
         return Ok(match columns.is_empty() {
             true => Copy::TableOut { table, format },
             false => Copy::Out { query: select(&table, &columns), format },
@@ -44,12 +45,12 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
         return Err(unexpected(cursor));
     }
     if !cursor.word("stdin") {
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY reads from STDIN only")
-            .hint("psql's \\copy reads a file of yours."));
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY from a file is not supported")
+            .hint("Use COPY FROM STDIN, or psql's \\copy command."));
     }
     let format = options(cursor)?;
     if format.force_quote != Columns::None {
-        return Err(not_here("force_quote", "TO"));
+        return Err(wrong_direction("FORCE_QUOTE", "COPY FROM"));
     }
     end(cursor)?;
     Ok(Copy::In { table, columns, format })
@@ -60,9 +61,9 @@ fn database(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
     if !cursor.word("database") {
         return Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "only whole databases have the format sqlite",
+            "COPY format \"sqlite\" is only supported for whole databases",
         )
-        .hint("COPY DATABASE TO STDOUT (FORMAT sqlite)"));
+        .hint("Use COPY DATABASE TO STDOUT (FORMAT sqlite)."));
     }
     let out = cursor.words(&["to", "stdout"]);
     let name = if out { None } else { Some(cursor.name().ok_or_else(|| unexpected(cursor))?) };
@@ -99,38 +100,38 @@ fn query(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<String>> {
     Err(unexpected(cursor))
 }
 
-/// The rows of a table, of these columns.
+/// A query for these columns of a table.
 pub(crate) fn select(table: &Table, columns: &[String]) -> String {
     let columns: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
     format!("SELECT {} FROM {}", columns.join(", "), table.sql())
 }
 
-/// What comes behind the query or the table.
-fn out(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
+/// The part after the query or the table.
+fn copy_to(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     if !cursor.word("to") {
         return Err(unexpected(cursor));
     }
     if !cursor.word("stdout") {
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY writes to STDOUT only")
-            .hint("psql's \\copy writes a file of yours."));
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY to a file is not supported")
+            .hint("Use COPY TO STDOUT, or psql's \\copy command."));
     }
     let format = options(cursor)?;
     if format.force_null != Columns::None || format.force_not_null != Columns::None {
-        return Err(not_here("force_null", "FROM"));
+        return Err(wrong_direction("FORCE_NULL", "COPY TO"));
     }
     if format.header == Header::Match {
-        return Err(not_here("header match", "FROM"));
+        return Err(wrong_direction("HEADER MATCH", "COPY TO"));
     }
     end(cursor)?;
     Ok(format)
 }
 
-fn not_here(option: &str, wanted: &str) -> Error {
-    let message = format!("COPY knows \"{option}\" with {wanted} only");
+fn wrong_direction(option: &str, statement: &str) -> Error {
+    let message = format!("COPY {option} cannot be used with {statement}");
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
 }
 
-/// Names up to the closing parenthesis; the opening one is behind.
+/// Names up to the closing parenthesis. The opening one has been read.
 fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
     let mut names = Vec::new();
     loop {
@@ -144,12 +145,13 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
     }
 }
 
-/// Whether a token is that word, bare or as a string.
+/// Returns true if a token is this word, unquoted or as a string.
 fn is_named(token: &Token<'_>, word: &str) -> bool {
     token.is(word) || token.string().is_some_and(|text| text.eq_ignore_ascii_case(word))
 }
 
-/// Options of today (`WITH (FORMAT csv, HEADER)`) and of old (`CSV HEADER`).
+/// Parses options in the current syntax (`WITH (FORMAT csv, HEADER)`) and the old one
+/// (`CSV HEADER`).
 fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     cursor.word("with");
     let in_parentheses = cursor.sign('(');
@@ -168,10 +170,10 @@ fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
             "format" | "csv" | "binary" => {
                 return Err(Error::new(
                     sqlstate::FEATURE_NOT_SUPPORTED,
-                    "COPY knows the formats text and csv",
+                    "COPY supports only the formats text and csv",
                 ));
             }
-            // How Postgres stores the rows; here rows are rows.
+            // An optimization of PostgreSQL's storage. Accepted and ignored.
             "freeze" => {
                 switch(cursor)?;
             }
@@ -186,7 +188,7 @@ fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
             "force_not_null" if csv => format.force_not_null = columns(cursor)?,
             "encoding" => encoding(&argument(cursor)?)?,
             _ => {
-                let message = format!("COPY does not know \"{option}\" here");
+                let message = format!("option \"{option}\" not recognized");
                 return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
             }
         }
@@ -200,16 +202,16 @@ fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     Ok(format)
 }
 
-/// Options that would make the rows ambiguous.
+/// Rejects options that would make the rows ambiguous.
 fn check(format: &Format) -> Result<()> {
-    let refused = |message: &str| Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
+    let invalid = |message: &str| Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
     if format.null.bytes().any(|byte| matches!(byte, b'\r' | b'\n') || byte == format.delimiter) {
-        return refused("COPY's NULL cannot contain the delimiter or an end of line");
+        return invalid("COPY null representation cannot contain the delimiter or an end of line");
     }
     if format.csv
         && (format.quote == format.delimiter || format.null.bytes().any(|byte| byte == format.quote))
     {
-        return refused("COPY's quote must be neither the delimiter nor in its NULL");
+        return invalid("COPY quote must differ from the delimiter and cannot appear in the NULL string");
     }
     Ok(())
 }
@@ -230,14 +232,14 @@ fn argument(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     cursor.string().ok_or_else(|| unexpected(cursor))
 }
 
-/// ON or OFF, with nothing meaning ON.
+/// ON or OFF. A missing value means ON.
 fn switch(cursor: &mut Cursor<'_, '_>) -> Result<bool> {
     let Some(token) = cursor.peek() else { return Ok(true) };
     let text = token.string().unwrap_or_else(|| token.text.to_owned());
     let on = match text.to_lowercase().as_str() {
         "on" | "true" | "1" => true,
         "off" | "false" | "0" => false,
-        // The next option, or what is none.
+        // The next option, or a syntax error that the caller reports.
         _ if token.string().is_none() => return Ok(true),
         _ => return Err(unexpected(cursor)),
     };
@@ -250,7 +252,7 @@ fn delimiter(text: &str, csv: bool) -> Result<u8> {
     if !csv && (byte.is_ascii_alphanumeric() || matches!(byte, b'\\' | b'.')) {
         let message = format!("COPY delimiter cannot be \"{text}\"");
         return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-            .hint("A delimiter of the text format is no letter, digit, backslash or point."));
+            .hint("In text format, the delimiter cannot be a letter, a digit, a backslash or a period."));
     }
     Ok(byte)
 }
@@ -261,7 +263,7 @@ fn one_byte(option: &str, text: &str) -> Result<u8> {
         _ => {
             let message = format!("COPY {option} cannot be \"{text}\"");
             Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-                .hint("It is one character of ASCII, and no end of line."))
+                .hint("It must be a single ASCII character, and not a newline or carriage return."))
         }
     }
 }

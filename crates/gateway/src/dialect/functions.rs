@@ -1,19 +1,23 @@
-//! Postgres's functions about the session, and questions about its catalog.
+//! Replaces calls of PostgreSQL's session functions by literals, and detects statements about the
+//! system catalog.
 //!
-//! Clients ask `SELECT version()` and `SELECT current_database()`. The answers are constants of the session, so the
-//! call is replaced by a literal, with the function's name kept as the column's. Statements that mention none of them
-//! (nearly all) are recognised in one pass over their bytes.
+//! Clients send `SELECT version()` and `SELECT current_database()`. The results are constant for a
+//! session, so the call is replaced by a literal, and the function's name becomes the column's
+//! name. Statements that use none of these names, which is nearly all, are recognized in one pass
+//! over their bytes.
 
 use super::token::{Kind, Lexer, Token, first_statement, quote_name, quote_text};
 use super::{Context, Front, catalog};
 use crate::Result;
 
-/// Functions that are called with an empty pair of parentheses.
-const CALLED: [&str; 5] = ["version", "now", "current_database", "current_schema", "pg_backend_pid"];
+/// Functions that are called with empty parentheses.
+const NO_ARGUMENT_FUNCTIONS: [&str; 5] =
+    ["version", "now", "current_database", "current_schema", "pg_backend_pid"];
 /// Functions that SQL writes without parentheses.
-const BARE: [&str; 5] = ["current_user", "session_user", "current_role", "current_catalog", "current_schema"];
+const BARE_FUNCTIONS: [&str; 5] =
+    ["current_user", "session_user", "current_role", "current_catalog", "current_schema"];
 
-/// Looks at a statement that reads or writes rows.
+/// Handles a statement that reads or writes rows.
 pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
     if !super::first_has(sql, may_concern) {
         return Ok(Front::Pass);
@@ -33,19 +37,20 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     Ok(rewritten.map_or(Front::Pass, |text| Front::Rewritten(text, rest)))
 }
 
-/// Whether [`front`] may translate the first statement of `sql`.
+/// Returns true if [`front`] may translate the first statement of `sql`.
 pub(super) fn may_translate(sql: &str) -> bool {
     super::first_has(sql, may_concern)
         && catalog::concerns(Lexer::new(sql).take_while(|token| !token.is_sign(';')))
 }
 
-/// Whether one of the names might be in the text: each has one of these in it.
+/// Returns true if one of the names may be in the text. Each of them contains one of these windows.
 fn may_concern(window: [u8; 3]) -> bool {
     match window {
         // pg_class, current_user, session_user, version(), now()
         [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
         [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
-        // information_schema, fulmar.limits, regclass, quote_ident, set_config, format_type, has_..._privilege, obj_description
+        // information_schema, fulmar.limits, regclass, quote_ident, set_config, format_type,
+        // has_..._privilege, obj_description
         [b'n', b'_', b's']
         | [b'e', b't', b'_']
         | [b'a', b'r', b'.']
@@ -71,7 +76,7 @@ fn rewrite(sql: &str, tokens: &[Token<'_>], context: &Context<'_>) -> Option<Str
     while let Some(token) = tokens.get(at) {
         let before = at.checked_sub(1).map(|before| &tokens[before]);
         let Some(call) = call(&tokens[at..], before) else {
-            list.pass(token);
+            list.advance(token);
             at += 1;
             continue;
         };
@@ -91,7 +96,7 @@ fn rewrite(sql: &str, tokens: &[Token<'_>], context: &Context<'_>) -> Option<Str
     Some(text)
 }
 
-/// Knows whether the tokens that pass are in the list of columns that the statement answers.
+/// Tracks whether the current token is in the statement's select list.
 #[derive(Default)]
 struct SelectList {
     depth: u32,
@@ -99,7 +104,7 @@ struct SelectList {
 }
 
 impl SelectList {
-    fn pass(&mut self, token: &Token<'_>) {
+    fn advance(&mut self, token: &Token<'_>) {
         if token.is_sign('(') {
             self.depth += 1;
         } else if token.is_sign(')') {
@@ -110,7 +115,8 @@ impl SelectList {
         }
     }
 
-    /// Whether what stands between the two tokens is a whole item, whose name is the column's.
+    /// Returns true if the tokens between these two are a complete item of the list, which gives
+    /// the column its name.
     fn is_item(&self, before: Option<&Token<'_>>, after: Option<&Token<'_>>) -> bool {
         let starts = before.is_some_and(|token| token.is("select") || token.is_sign(','));
         let ends = after.is_none_or(|token| token.is_sign(',') || token.is("from"));
@@ -118,10 +124,10 @@ impl SelectList {
     }
 }
 
-/// A call of one of our functions.
+/// A call of one of the session functions.
 struct Call {
     name: String,
-    /// How many tokens it is written with.
+    /// The number of tokens of the call.
     tokens: usize,
 }
 
@@ -135,17 +141,17 @@ fn call(tokens: &[Token<'_>], before: Option<&Token<'_>>) -> Option<Call> {
     let has = |index: usize, sign| tokens.get(skipped + index).is_some_and(|token| token.is_sign(sign));
     let named = |names: &[&str]| names.iter().any(|name| function.is(name));
     if has(1, '(') {
-        let known = named(&CALLED) && has(2, ')');
+        let known = named(&NO_ARGUMENT_FUNCTIONS) && has(2, ')');
         return known.then(|| Call { name: function.text.to_ascii_lowercase(), tokens: skipped + 3 });
     }
-    let bare = named(&BARE) && !has(1, '.');
+    let bare = named(&BARE_FUNCTIONS) && !has(1, '.');
     bare.then(|| Call { name: function.text.to_ascii_lowercase(), tokens: skipped + 1 })
 }
 
 fn literal(name: &str, context: &Context<'_>) -> String {
     match name {
         "version" => quote_text(&crate::version_text()),
-        // In SQLite too this is the moment at which the transaction's clock stands.
+        // In SQLite too, this is the time at which the transaction began.
         "now" => "CURRENT_TIMESTAMP".to_owned(),
         "current_database" | "current_catalog" => quote_text(context.database),
         "current_schema" => "'public'".to_owned(),

@@ -1,4 +1,5 @@
-//! Any text through the dialect's front: no panic, and a statement ends where SQLite has its end.
+//! Fuzzes the dialect with arbitrary text: it must not panic, and a statement must end where SQLite
+//! ends it.
 
 use fulmar_fuzz::Target;
 use rusqlite::{Connection, ffi};
@@ -132,11 +133,12 @@ const WORDS: &[&str] = &[
     "0x",
 ];
 
-/// How many bytes SQLite takes for the first statement, if it takes it.
+/// The number of bytes that SQLite reads as the first statement, if it accepts the statement.
 fn taken_by_sqlite(connection: &Connection, sql: &str) -> Option<usize> {
     let start = sql.as_ptr().cast();
     let (mut statement, mut tail) = (std::ptr::null_mut(), std::ptr::null());
-    // SAFETY: an open connection, a text with its length, and a statement that is finalized; the tail lies in the text.
+    // SAFETY: the connection is open, the text is passed with its length, and the statement is
+    // finalized. The tail points into the text.
     unsafe {
         let length = sql.len() as std::ffi::c_int;
         let code = ffi::sqlite3_prepare_v2(connection.handle(), start, length, &mut statement, &mut tail);
@@ -164,13 +166,18 @@ fn fuzz_dialect() {
             token.name();
             token.string();
         }
-        // Where Postgres's SQL differs on purpose: `E''` and `$$`; where SQLite's own end counts: triggers, zero bytes.
+        // Skips intended differences: `E''` and `$$` are PostgreSQL syntax; SQLite has its own rule
+        // for the end of triggers and for zero bytes.
         let differs = tokens.iter().any(|token| token.kind == Kind::String && !token.text.starts_with('\''))
             || tokens.iter().any(|token| token.is("trigger"))
             || sql.contains('\0')
             || sql.trim_start().starts_with(';');
         if !differs && let Some(taken) = taken_by_sqlite(&connection, &sql) {
-            assert_eq!(&sql[..sql.len() - rest.len()], &sql[..taken], "the statement's end in {sql:?}");
+            assert_eq!(
+                &sql[..sql.len() - rest.len()],
+                &sql[..taken],
+                "the end of the statement differs from SQLite's: {sql:?}"
+            );
         }
     });
 }

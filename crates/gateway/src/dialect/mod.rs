@@ -1,17 +1,18 @@
-//! The dialect's front: what Postgres clients say that SQLite does not understand.
+//! Translates PostgreSQL statements that SQLite does not understand.
 //!
-//! Fulmar's SQL is SQLite's. But psql, pgbench and drivers say things of their own before and around the SQL of their
-//! users: they set parameters, ask for `version()`, create databases, copy rows. [`front`] looks at the first keyword
-//! of a statement, which is all that most statements pay, and answers one of three:
+//! Fulmar's SQL dialect is SQLite's. psql, pgbench and drivers also send PostgreSQL statements of
+//! their own: they set parameters, call `version()`, create databases and copy rows. [`front`]
+//! classifies a statement by its first keyword, which is the whole cost for most statements, and
+//! returns one of four:
 //!
 //! ```text
-//! SELECT abalance FROM ...            Pass       SQLite's own: the engine prepares it as it is
-//! CREATE TABLE t (...) WITH (...)     Rewritten  SQLite understands the text that stands here instead
-//! SELECT 't'::regclass           Translated  as well, with system tables and functions
-//! SET statement_timeout = '5s'        Command    the gateway does it itself
+//! SELECT abalance FROM ...            Pass        SQLite syntax: the engine prepares it unchanged
+//! CREATE TABLE t (...) WITH (...)     Rewritten   the engine prepares the rewritten text
+//! SELECT 't'::regclass                Translated  as above; system tables and functions may be used
+//! SET statement_timeout = '5s'        Command     the gateway executes it
 //! ```
 //!
-//! Rewriting replaces whole tokens; it never searches in text.
+//! Rewriting replaces whole tokens. It never substitutes inside the text.
 
 pub(crate) mod admin;
 mod catalog;
@@ -33,17 +34,17 @@ use primary_key::PrimaryKey;
 use procedure::Procedure;
 use token::{Cursor, Lexer, Token, first_statement};
 
-/// What the front must know of the session.
+/// The session state that translation depends on.
 pub(crate) struct Context<'a> {
     pub(crate) database: &'a str,
     pub(crate) user: &'a str,
     pub(crate) pid: i32,
 }
 
-/// A statement that the gateway runs itself.
+/// A statement that the gateway executes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Command {
-    /// `SET name = value`; no value means the default.
+    /// `SET name = value`. `None` sets the default.
     Set { name: String, value: Option<String>, local: bool },
     /// `SET [SESSION CHARACTERISTICS AS] TRANSACTION ...`.
     SetTransaction { read_only: Option<bool>, session: bool },
@@ -55,11 +56,11 @@ pub(crate) enum Command {
     ResetAll,
     /// `DISCARD ALL`.
     DiscardAll,
-    /// `DISCARD PLANS` or `DISCARD SEQUENCES`: nothing to do, but the tag.
+    /// `DISCARD PLANS` or `DISCARD SEQUENCES`: only returns the command tag.
     DiscardPlans,
-    /// `DEALLOCATE name`, or all.
+    /// `DEALLOCATE name`. `None` is `DEALLOCATE ALL`.
     Deallocate(Option<String>),
-    /// Statements of SQLite that do together what one of Postgres does, and its tag.
+    /// SQLite statements that together implement one PostgreSQL statement, and its command tag.
     Batch { statements: Vec<String>, tag: &'static str },
     /// `ALTER TABLE t ADD PRIMARY KEY (...)`.
     AddPrimaryKey(PrimaryKey),
@@ -69,29 +70,30 @@ pub(crate) enum Command {
     Procedure(Procedure),
     /// Administration of tenants and users.
     Admin(Admin),
-    /// `VERIFY`: read all that the node keeps, and compare it with its checksums.
+    /// `VERIFY`: verifies the checksums of all data stored on the node.
     Verify,
 }
 
-/// Who takes care of a statement.
+/// Selects the component that executes a statement. The `&str` is the text after the statement.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Front<'a> {
-    /// The engine, as it is.
+    /// The engine, with the text unchanged.
     Pass,
-    /// The engine, with this text instead; and what follows the statement.
+    /// The engine, with this text instead.
     Rewritten(String, &'a str),
-    /// The engine, with what it was translated into; and what follows the statement.
+    /// The engine, with the translated statement.
     Translated(Translated, &'a str),
-    /// The gateway; and what follows the statement.
+    /// The gateway.
     Command(Box<Command>, &'a str),
 }
 
-/// Whether [`front`] translates the first statement of `sql`, which needs memory. Keeps no tokens.
+/// Returns true if [`front`] translates the first statement of `sql`, which takes memory. Stores no
+/// tokens.
 pub(crate) fn translates(sql: &str) -> bool {
     functions::may_translate(sql)
 }
 
-/// Looks at the first statement of `sql`.
+/// Classifies the first statement of `sql`, and translates it if necessary.
 pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
     let Some((text, rest)) = in_main_schema(sql) else { return front_of(sql, context) };
     Ok(match front_of(&text, context)? {
@@ -102,14 +104,15 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     })
 }
 
-/// The first statement with SQLite's name for the schema `public`, where it names it; and what follows.
+/// Replaces the schema `public` with SQLite's `main` in the first statement. Returns the new text
+/// and the text after the statement, or `None` if the statement does not use the schema.
 fn in_main_schema(sql: &str) -> Option<(String, &str)> {
     if !first_has(sql, |window| matches!(window, [b'i', b'c', b'.' | b'"' | b' '])) {
         return None;
     }
     let (tokens, rest) = first_statement(sql);
     let is_public = |token: &Token<'_>| token.name().is_some_and(|name| name == "public");
-    // Something else has that name.
+    // Another object is named `public`.
     let dotted = |at: usize| tokens.get(at + 1).is_some_and(|next| next.is_sign('.'));
     if tokens.iter().enumerate().any(|(at, token)| is_public(token) && !dotted(at)) {
         return None;
@@ -135,8 +138,9 @@ fn in_main_schema(sql: &str) -> Option<(String, &str)> {
     Some((text, rest))
 }
 
-/// Whether three bytes in a row of the first statement, in lower case, are what is looked for. Looks no further than the
-/// statement: of a text of many, each would read all that follow.
+/// Returns true if `wanted` accepts any three consecutive bytes, in lower case, of the first
+/// statement. Stops at the end of that statement: in a script of many statements, each would
+/// otherwise scan all the following ones.
 fn first_has(sql: &str, wanted: impl Fn([u8; 3]) -> bool) -> bool {
     let has = |text: &str| {
         let mut windows = text.as_bytes().windows(3);
@@ -189,13 +193,13 @@ fn front_of<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
     })
 }
 
-/// What a parser makes of a statement.
+/// The result of a parser.
 enum Answer {
     Rewritten(String),
     Command(Command),
 }
 
-/// An error at the token that comes next.
+/// A syntax error at the next token.
 fn unexpected(cursor: &Cursor<'_, '_>) -> Error {
     match cursor.peek() {
         Some(token) => {
@@ -209,7 +213,7 @@ pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
-/// All must have been read.
+/// Fails unless all tokens have been read.
 fn end(cursor: &Cursor<'_, '_>) -> Result<()> {
     if cursor.is_end() { Ok(()) } else { Err(unexpected(cursor)) }
 }

@@ -1,27 +1,29 @@
-//! `ALTER TABLE t ADD [CONSTRAINT c] PRIMARY KEY (...)`, which SQLite does not have.
+//! `ALTER TABLE t ADD [CONSTRAINT c] PRIMARY KEY (...)`, which SQLite does not support.
 //!
-//! A key of several columns, or of one that is no integer, becomes a unique index. Rows that are numbered by the key
-//! already (what was loaded in its order is, and what is empty) need none: the table's text is told that the column *is*
-//! the number of its rows, and a row is found by one B-tree where it would have been two. [`numbered_by`] makes that text; the
-//! session looks at the rows.
+//! - In general the key becomes a unique index.
+//! - If the key is a single integer column and equals the rowid of every row (true for an empty
+//!   table, and for rows loaded in key order), no index is needed. The stored `CREATE TABLE` text
+//!   is changed so that the column is the rowid (`INTEGER PRIMARY KEY`). Finding a row then takes
+//!   one B-tree lookup instead of two. [`numbered_by`] builds that text; the session checks the
+//!   rows.
 
 use super::token::{Cursor, Lexer, Table, Token, quote_name};
 use super::{Command, unexpected};
 use crate::Result;
 
-/// A primary key that a table is to have.
+/// A primary key to be added to a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PrimaryKey {
     pub(crate) table: Table,
-    /// The constraint's name, or that of the index that stands for it.
+    /// The name of the constraint, which is also the name of the index.
     pub(crate) name: String,
     pub(crate) columns: Vec<String>,
 }
 
 impl PrimaryKey {
-    /// The unique index that stands for it.
+    /// The statement that creates the unique index.
     pub(crate) fn index(&self) -> String {
-        // An index lives in its table's schema, which is said before the index's name.
+        // An index is in its table's schema, which SQL writes before the index name.
         let index = Table { schema: self.table.schema.clone(), name: self.name.clone() };
         let columns: Vec<String> = self.columns.iter().map(|column| quote_name(column)).collect();
         format!(
@@ -33,7 +35,7 @@ impl PrimaryKey {
     }
 }
 
-/// What follows ALTER TABLE; `None` if it is another change.
+/// Parses the statement after ALTER TABLE. Returns `None` if it is another change.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
     cursor.words(&["if", "exists"]);
     cursor.word("only");
@@ -62,38 +64,41 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
     Ok(Some(Command::AddPrimaryKey(PrimaryKey { table, name, columns })))
 }
 
-/// Whether the text of a table says that it has a primary key.
+/// Returns true if the `CREATE TABLE` text declares a primary key.
 pub(crate) fn has_primary_key(create: &str) -> bool {
     let tokens: Vec<Token<'_>> = Lexer::new(create).collect();
     tokens.windows(2).any(|pair| pair[0].is("primary") && pair[1].is("key"))
 }
 
-/// The text of a table, `CREATE TABLE t (...)` as SQLite keeps it, with `column` as the number of its rows. `None` if it
-/// cannot be that, or says something that would mean something else then: a default, a constraint of uniqueness
-/// (which has an index by its place in the text), a column that is called as the number is.
+/// Returns the `CREATE TABLE` text, as SQLite stores it, with `column` declared as the rowid.
+/// Returns `None` if the column cannot be the rowid, or if the text contains something whose
+/// meaning would change: a default, a uniqueness constraint (whose index is found by its position
+/// in the text), or a column with a name of the rowid.
 pub(crate) fn numbered_by(create: &str, column: &str) -> Option<String> {
-    const NUMBERS: [&str; 8] = ["int", "integer", "bigint", "smallint", "int2", "int4", "int8", "mediumint"];
-    const OTHERWISE: [&str; 6] = ["default", "generated", "as", "unique", "primary", "collate"];
-    const BEHIND_TYPE: [&str; 5] = ["not", "null", "constraint", "check", "references"];
+    const INTEGER_TYPES: [&str; 8] =
+        ["int", "integer", "bigint", "smallint", "int2", "int4", "int8", "mediumint"];
+    const UNSUPPORTED_CLAUSES: [&str; 6] = ["default", "generated", "as", "unique", "primary", "collate"];
+    const CLAUSES_AFTER_TYPE: [&str; 5] = ["not", "null", "constraint", "check", "references"];
     let tokens: Vec<Token<'_>> = Lexer::new(create).collect();
     let is_one_of = |token: &Token<'_>, words: &[&str]| words.iter().any(|word| token.is(word));
-    let number = |token: &Token<'_>| {
+    let is_rowid_name = |token: &Token<'_>| {
         token.name().is_some_and(|name| ["rowid", "oid", "_rowid_"].contains(&name.to_lowercase().as_str()))
     };
-    let unfit = |token: &Token<'_>| is_one_of(token, &["unique", "primary", "without"]) || number(token);
-    if !tokens.first()?.is("create") || !tokens.get(1)?.is("table") || tokens.iter().any(unfit) {
+    let is_unsupported =
+        |token: &Token<'_>| is_one_of(token, &["unique", "primary", "without"]) || is_rowid_name(token);
+    if !tokens.first()?.is("create") || !tokens.get(1)?.is("table") || tokens.iter().any(is_unsupported) {
         return None;
     }
     let is_column = |token: &Token<'_>| token.name().is_some_and(|name| name.eq_ignore_ascii_case(column));
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate() {
-        let begins = depth == 1 && (tokens[at - 1].is_sign('(') || tokens[at - 1].is_sign(','));
-        if begins && is_column(token) {
-            let kind = tokens.get(at + 1).filter(|kind| is_one_of(kind, &NUMBERS))?;
+        let starts_column = depth == 1 && (tokens[at - 1].is_sign('(') || tokens[at - 1].is_sign(','));
+        if starts_column && is_column(token) {
+            let kind = tokens.get(at + 1).filter(|kind| is_one_of(kind, &INTEGER_TYPES))?;
             let rest = definition(&tokens[at + 2..])?;
-            let plain = rest.first().is_none_or(|token| is_one_of(token, &BEHIND_TYPE))
-                && !rest.iter().any(|token| is_one_of(token, &OTHERWISE));
-            return plain
+            let supported = rest.first().is_none_or(|token| is_one_of(token, &CLAUSES_AFTER_TYPE))
+                && !rest.iter().any(|token| is_one_of(token, &UNSUPPORTED_CLAUSES));
+            return supported
                 .then(|| format!("{}INTEGER PRIMARY KEY{}", &create[..kind.start], &create[kind.end()..]));
         }
         depth = depth_after(depth, token);
@@ -101,7 +106,7 @@ pub(crate) fn numbered_by(create: &str, column: &str) -> Option<String> {
     None
 }
 
-/// What is left of a column's definition, up to its comma or the end of the columns.
+/// The rest of a column definition, up to its comma or the end of the column list.
 fn definition<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
     let mut depth = 1;
     let end = tokens.iter().position(|token| {
@@ -127,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_column_becomes_the_rows_number() {
+    fn declares_a_column_as_the_rowid() {
         let numbered = |create, column| numbered_by(create, column).unwrap_or_default();
         assert_eq!(
             numbered("CREATE TABLE t(aid    int not null,bid int,filler char(84))", "aid"),
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_something_else_stays() {
+    fn leaves_tables_whose_meaning_would_change() {
         for create in [
             "CREATE TABLE t(a TEXT)",
             "CREATE TABLE t(a)",

@@ -1,4 +1,4 @@
-//! `CREATE PROCEDURE` and `DROP PROCEDURE`.
+//! Parses `CREATE PROCEDURE` and `DROP PROCEDURE`.
 //!
 //! ```text
 //! CREATE [OR REPLACE] PROCEDURE name ( [[IN] parameter type, ...] )
@@ -12,7 +12,7 @@ use super::token::{Cursor, Kind, Token};
 use super::{end, unexpected};
 use crate::Result;
 
-/// What is to become of a procedure.
+/// A statement about a procedure.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Procedure {
     Create { definition: Definition, replace: bool },
@@ -20,7 +20,7 @@ pub(crate) enum Procedure {
 }
 
 impl Procedure {
-    /// The command tag that answers it.
+    /// The command tag of the statement.
     pub(crate) fn tag(&self) -> &'static str {
         match self {
             Procedure::Create { .. } => "CREATE PROCEDURE",
@@ -29,7 +29,7 @@ impl Procedure {
     }
 }
 
-/// Parses a statement; `None` if it is about something else.
+/// Parses a statement. Returns `None` if it is not about a procedure.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Procedure>> {
     if cursor.words(&["create", "procedure"]) {
         return create(cursor, false).map(Some);
@@ -72,25 +72,28 @@ fn create(cursor: &mut Cursor<'_, '_>, replace: bool) -> Result<Procedure> {
         Some(other) => {
             let message = format!("language \"{other}\" does not exist");
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
-                .hint("Procedures are written in Lua: LANGUAGE lua."));
+                .hint("Procedures are written in Lua. Use LANGUAGE lua."));
         }
         None => {
-            return Err(Error::new(sqlstate::SYNTAX_ERROR, "no language specified").hint("LANGUAGE lua"));
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, "no language specified").hint("Add LANGUAGE lua."));
         }
     }
     let Some(source) = source else {
-        return Err(Error::new(sqlstate::SYNTAX_ERROR, "no procedure body specified").hint("AS $$ ... $$"));
+        return Err(
+            Error::new(sqlstate::SYNTAX_ERROR, "no procedure body specified").hint("Add AS $$ ... $$.")
+        );
     };
     Ok(Procedure::Create { definition: Definition { name, parameters, returns, source }, replace })
 }
 
-/// A procedure's name, as the engine reads it in a CALL: in lower case (ASCII's) unless it is quoted.
+/// A procedure's name, in the form in which the engine reads it in a CALL: ASCII lower case unless
+/// quoted.
 fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     let mut name = identifier(cursor)?;
     if cursor.sign('.') {
         if !["public", "main"].contains(&name.as_str()) {
-            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "procedures have no schemas")
-                .hint("Leave the schema out: all procedures of a database are in public."));
+            let message = "procedures are only supported in schema \"public\"";
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message).hint("Omit the schema."));
         }
         name = identifier(cursor)?;
     }
@@ -122,7 +125,7 @@ fn columns(cursor: &mut Cursor<'_, '_>) -> Result<Vec<(String, String)>> {
     }
 }
 
-/// A type: words, and perhaps sizes in parentheses.
+/// A type: words, optionally followed by sizes in parentheses.
 fn declared_type(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     let mut words = Vec::new();
     let mut depth = 0;
@@ -132,7 +135,8 @@ fn declared_type(cursor: &mut Cursor<'_, '_>) -> Result<String> {
             break;
         }
         if token.is("default") || token.is_sign('=') {
-            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "parameters have no defaults"));
+            let message = "default values of parameters are not supported";
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
         }
         depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
         words.push(token.text);

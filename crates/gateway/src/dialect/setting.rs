@@ -1,4 +1,4 @@
-//! SET, SHOW, RESET, DISCARD, DEALLOCATE.
+//! Parses SET, SHOW, RESET, DISCARD and DEALLOCATE.
 
 use fulmar_engine::{Error, sqlstate};
 
@@ -6,7 +6,7 @@ use super::token::{Cursor, Kind};
 use super::{Command, end, unexpected};
 use crate::Result;
 
-/// Parses a statement that starts with one of the five.
+/// Parses a statement that starts with one of the five keywords.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     let command = if cursor.word("set") {
         set(cursor)?
@@ -29,7 +29,8 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     Ok(command)
 }
 
-/// What drivers say when they give a connection back to a pool: UNLISTEN *, CLOSE ALL. There is nothing to undo.
+/// Parses UNLISTEN * and CLOSE ALL, which drivers send when they return a connection to a pool.
+/// Both do nothing.
 pub(super) fn listen_or_close(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     let tag = match cursor.name().as_deref() {
         Some("unlisten") => "UNLISTEN",
@@ -41,7 +42,7 @@ pub(super) fn listen_or_close(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
         }
         _ => {
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "LISTEN and NOTIFY are not supported")
-                .hint("Let clients ask for what is new, or tell them in the application."));
+                .hint("Poll for new rows, or notify the clients from the application."));
         }
     };
     Ok(Command::Batch { statements: Vec::new(), tag })
@@ -59,8 +60,8 @@ fn set(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
         cursor.word("session");
     }
     if cursor.word("role") || cursor.word("authorization") {
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "a session cannot change its user")
-            .hint("Connect as the user that you want to be."));
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "cannot change the user of a session")
+            .hint("Connect as the other user."));
     }
     if cursor.words(&["time", "zone"]) {
         let value = value(cursor)?;
@@ -77,7 +78,8 @@ fn set(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     Ok(Command::Set { name, value, local })
 }
 
-/// `name = value`, `name TO value`, up to the end of the statement; no value for DEFAULT.
+/// `name = value` or `name TO value`, up to the end of the statement. The value is `None` for
+/// DEFAULT.
 pub(super) fn assignment(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<String>)> {
     let name = parameter(cursor)?;
     if !cursor.sign('=') && !cursor.word("to") {
@@ -86,7 +88,7 @@ pub(super) fn assignment(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<
     Ok((name, value(cursor)?))
 }
 
-/// A parameter's name, which may have a namespace: `fulmar.key`.
+/// A parameter's name, optionally with a namespace: `fulmar.key`.
 fn parameter(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     if cursor.words(&["time", "zone"]) {
         return Ok("timezone".into());
@@ -105,7 +107,7 @@ fn parameter(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     Ok(name.to_lowercase())
 }
 
-/// The rest of the statement as a value; `None` for DEFAULT.
+/// The rest of the statement as a value. `None` for DEFAULT.
 fn value(cursor: &mut Cursor<'_, '_>) -> Result<Option<String>> {
     if cursor.rest().len() == 1 && cursor.word("default") {
         return Ok(None);
@@ -143,7 +145,8 @@ fn show(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     Ok(Command::Show(parameter(cursor)?))
 }
 
-/// Every isolation level is taken: what is given is serializable, which is at least as much.
+/// Parses transaction modes. Every isolation level is accepted: all transactions are serializable,
+/// which is at least as strict.
 fn transaction(cursor: &mut Cursor<'_, '_>, session: bool) -> Result<Command> {
     let mut read_only = None;
     loop {

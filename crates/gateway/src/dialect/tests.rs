@@ -1,4 +1,4 @@
-//! What clients say, and what the front makes of it.
+//! Tests of the translation of PostgreSQL statements.
 
 use fulmar_meta::Access;
 
@@ -38,7 +38,7 @@ fn failure(sql: &str) -> &'static str {
 }
 
 #[test]
-fn sqlite_s_own_passes() {
+fn sqlite_statements_pass_unchanged() {
     for sql in [
         "SELECT abalance FROM pgbench_accounts WHERE aid = $1",
         "select region from t where version = 1",
@@ -65,7 +65,7 @@ fn sqlite_s_own_passes() {
 }
 
 #[test]
-fn pgbench_initialises() {
+fn translates_pgbench_initialization() {
     let drop = "drop table if exists pgbench_accounts, pgbench_branches";
     let expected =
         vec![r#"DROP TABLE IF EXISTS "pgbench_accounts""#, r#"DROP TABLE IF EXISTS "pgbench_branches""#];
@@ -90,7 +90,7 @@ fn pgbench_initialises() {
 }
 
 #[test]
-fn copies() {
+fn parses_copy() {
     let copy = |sql: &str| match command(sql) {
         Command::Copy(copy) => copy,
         other => panic!("{other:?}"),
@@ -107,11 +107,12 @@ fn copies() {
         Copy::Out { query, format } => (query, format),
         other => panic!("{other:?}"),
     };
-    let of_today = out("COPY t (a) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE (a, b), ESCAPE '!', HEADER true)");
+    let current_syntax =
+        out("COPY t (a) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE (a, b), ESCAPE '!', HEADER true)");
     let force_quote = Columns::Named(vec!["a".into(), "b".into()]);
     let format = Format { header: Header::Names, escape: b'!', force_quote, ..Format::csv() };
-    assert_eq!(of_today, (r#"SELECT "a" FROM "t""#.to_owned(), format));
-    let of_old = out("copy ( SELECT (1), ')' ) to stdout csv header quote as '''' force_quote *");
+    assert_eq!(current_syntax, (r#"SELECT "a" FROM "t""#.to_owned(), format));
+    let old_syntax = out("copy ( SELECT (1), ')' ) to stdout csv header quote as '''' force_quote *");
     let format = Format {
         header: Header::Names,
         quote: b'\'',
@@ -119,9 +120,9 @@ fn copies() {
         force_quote: Columns::All,
         ..Format::csv()
     };
-    assert_eq!(of_old, ("SELECT (1), ')'".to_owned(), format));
-    for unclear in ["DELIMITER '\"'", "QUOTE ','", "NULL 'a,b'", "QUOTE 'ab'"] {
-        let sql = format!("COPY t FROM STDIN (FORMAT csv, {unclear})");
+    assert_eq!(old_syntax, ("SELECT (1), ')'".to_owned(), format));
+    for ambiguous in ["DELIMITER '\"'", "QUOTE ','", "NULL 'a,b'", "QUOTE 'ab'"] {
+        let sql = format!("COPY t FROM STDIN (FORMAT csv, {ambiguous})");
         assert_eq!(failure(&sql), sqlstate::INVALID_PARAMETER_VALUE, "{sql}");
     }
     assert_eq!(failure("COPY t TO STDOUT (HEADER MATCH)"), sqlstate::FEATURE_NOT_SUPPORTED);
@@ -135,7 +136,7 @@ fn copies() {
 }
 
 #[test]
-fn functions_of_the_session_become_literals() {
+fn replaces_session_functions_by_literals() {
     assert_eq!(rewritten("SELECT current_database()"), r#"SELECT 'shop' AS "current_database""#);
     assert_eq!(
         rewritten("select pg_catalog.version(), current_user; rest"),
@@ -150,7 +151,7 @@ fn functions_of_the_session_become_literals() {
 }
 
 #[test]
-fn settings() {
+fn parses_settings() {
     let set = |name: &str, value: Option<&str>, local| Command::Set {
         name: name.into(),
         value: value.map(String::from),
@@ -175,7 +176,7 @@ fn settings() {
 }
 
 #[test]
-fn administration() {
+fn parses_administration_statements() {
     let admin = |sql: &str| match command(sql) {
         Command::Admin(admin) => admin,
         other => panic!("{sql}: {other:?}"),
@@ -253,7 +254,7 @@ fn administration() {
         Admin::CreateToken { name: "t".into(), database: None, lasts_ms: None }
     );
     for (time, problem) in [
-        ("soon", "no time"),
+        ("soon", "not a time interval"),
         ("90", "no unit"),
         ("0", "no unit"),
         ("1. ", "no unit"),
@@ -284,7 +285,7 @@ fn administration() {
 }
 
 #[test]
-fn what_follows_is_left() {
+fn returns_the_text_after_the_statement() {
     let Front::Command(_, rest) = front("SET a.b = 1; SELECT 2", &CONTEXT).unwrap() else { panic!() };
     assert_eq!(rest, " SELECT 2");
 }

@@ -1,15 +1,15 @@
-//! SQL text as tokens, as far as the dialect's front needs to understand it.
+//! A lexer for SQL text, as far as the dialect needs one.
 //!
-//! The lexer knows what must not be mistaken for something else: strings (`'it''s'`, `E'\n'`), quoted names,
-//! comments, numbers, parameters. It never fails: an unfinished string or comment reaches to the end of the text, and
-//! SQLite says what is wrong with it.
+//! It recognizes everything whose content must not be read as SQL: strings (`'it''s'`, `E'\n'`),
+//! quoted names, comments, numbers and parameters. It never fails. An unterminated string or
+//! comment extends to the end of the text, and SQLite reports the error.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A keyword or a bare name.
+    /// A keyword or an unquoted name.
     Word,
-    /// `"a name"`; SQLite knows it as `[a name]` and between backticks too.
+    /// `"a name"`, or SQLite's `[a name]` and `` `a name` ``.
     Quoted,
     /// `'text'`, `E'text'`, or `$tag$text$tag$`.
     String,
@@ -17,36 +17,36 @@ pub(crate) enum Kind {
     Number,
     /// `$1`.
     Parameter,
-    /// One character of anything else.
+    /// Any other single character.
     Sign,
 }
 
-/// A token with its place in the text.
+/// A token and its position in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub(crate) kind: Kind,
     pub(crate) text: &'a str,
-    /// Byte at which it starts.
+    /// Offset of its first byte.
     pub(crate) start: usize,
 }
 
 impl Token<'_> {
-    /// Byte after its last.
+    /// Offset of the byte after its last.
     pub(crate) fn end(&self) -> usize {
         self.start + self.text.len()
     }
 
-    /// Whether it is this keyword, in any case.
+    /// Returns true for this keyword, in any letter case.
     pub(crate) fn is(&self, word: &str) -> bool {
         self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
     }
 
-    /// Whether it is this sign.
+    /// Returns true for this character.
     pub(crate) fn is_sign(&self, sign: char) -> bool {
         self.kind == Kind::Sign && self.text.starts_with(sign)
     }
 
-    /// The name that it stands for: bare names in lower case, as Postgres has it.
+    /// The name that the token denotes. Unquoted names are folded to lower case, as in PostgreSQL.
     pub(crate) fn name(&self) -> Option<String> {
         match self.kind {
             Kind::Word => Some(self.text.to_lowercase()),
@@ -58,7 +58,7 @@ impl Token<'_> {
         }
     }
 
-    /// The text that a string literal stands for.
+    /// The value of a string literal.
     pub(crate) fn string(&self) -> Option<String> {
         if self.kind != Kind::String {
             return None;
@@ -102,17 +102,17 @@ fn unescape(text: &str) -> String {
     result
 }
 
-/// A name as SQL text, quoted.
+/// Quotes a name for use in SQL text.
 pub(crate) fn quote_name(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// A text as an SQL literal.
+/// Writes a text as an SQL literal.
 pub(crate) fn quote_text(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// The tokens of a text, one after the other.
+/// An iterator over the tokens of a text.
 #[derive(Clone)]
 pub(crate) struct Lexer<'a> {
     sql: &'a str,
@@ -133,7 +133,7 @@ impl<'a> Lexer<'a> {
             let comment = if trimmed.starts_with("--") {
                 trimmed.find('\n').map_or(trimmed.len(), |end| end + 1)
             } else if let Some(inside) = trimmed.strip_prefix("/*") {
-                // Not the star that it begins with: `/*/` is open.
+                // The star of the opening `/*` does not close the comment: `/*/` is open.
                 inside.find("*/").map_or(trimmed.len(), |end| end + 4)
             } else {
                 return;
@@ -144,7 +144,9 @@ impl<'a> Lexer<'a> {
 }
 
 impl Lexer<'_> {
-    /// Whether a bracket that stands here is Postgres's (`array[1]`, `ARRAY[1, 2]`): it touches what it belongs to.
+    /// Returns true if a bracket at the current position is a PostgreSQL subscript or array
+    /// constructor (`array[1]`, `ARRAY[1, 2]`): it follows its operand without a blank, or follows
+    /// ARRAY.
     fn is_subscript(&self) -> bool {
         let before = &self.sql.as_bytes()[..self.at];
         let touches = before.last().is_some_and(|byte| is_word(*byte) || b")]\"".contains(byte));
@@ -156,7 +158,7 @@ impl Lexer<'_> {
     }
 }
 
-/// Bytes of a quoted text, the quotes included; a doubled quote stands for itself.
+/// The length of a quoted text in bytes, including its quotes. A doubled quote is part of the text.
 fn quoted_length(text: &str, quote: u8, escapes: bool) -> usize {
     let bytes = text.as_bytes();
     let mut at = 1;
@@ -171,14 +173,15 @@ fn quoted_length(text: &str, quote: u8, escapes: bool) -> usize {
     bytes.len()
 }
 
-/// The opening `$tag$` of a dollar-quoted text; a tag is no number, which would be a parameter.
+/// The opening `$tag$` of a dollar-quoted text. A tag does not start with a digit: `$1` is a
+/// parameter.
 fn dollar_tag(text: &str) -> Option<&str> {
     let tag = length_while(text.strip_prefix('$')?, is_word);
     let digit = text.as_bytes().get(1).is_some_and(u8::is_ascii_digit);
     (!digit && text.as_bytes().get(1 + tag) == Some(&b'$')).then(|| &text[..tag + 2])
 }
 
-/// Bytes of a dollar-quoted text, its tags included.
+/// The length of a dollar-quoted text in bytes, including its tags.
 fn dollar_length(text: &str, tag: &str) -> usize {
     text[tag.len()..].find(tag).map_or(text.len(), |end| end + 2 * tag.len())
 }
@@ -222,7 +225,7 @@ impl<'a> Iterator for Lexer<'a> {
             byte if is_word(byte) => (Kind::Word, length_while(rest, |byte| is_word(byte) || byte == b'$')),
             _ => (Kind::Sign, 1),
         };
-        // An escape at the very end of the text would count one byte too many.
+        // A backslash at the very end of the text counts one byte too many.
         let text = &rest[..length.min(rest.len())];
         let token = Token { kind, text, start: self.at };
         self.at += text.len();
@@ -230,10 +233,11 @@ impl<'a> Iterator for Lexer<'a> {
     }
 }
 
-/// A text from this length on is measured before its tokens are kept.
+/// From this length on, the tokens of a text are counted before they are stored.
 pub(crate) const LONG_BYTES: usize = 64 << 10;
 
-/// Where the first statement of a text is, without semicolons before it, and with the one behind it.
+/// The position of the first statement in a text: without the semicolons before it, with the one
+/// after it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) start: usize,
@@ -241,8 +245,9 @@ pub(crate) struct Extent {
     pub(crate) tokens: usize,
 }
 
-/// Measures the first statement of `sql`; `None` if it is longer than `limit_bytes`. Keeps no tokens, and reads no further than the
-/// statement or the limit. A trigger, whose body contains semicolons, ends with `; END ;`, as in SQLite's shell.
+/// Finds the first statement of `sql`. Returns `None` if it is longer than `limit_bytes`. Stores no
+/// tokens, and reads no further than the statement or the limit. A trigger, whose body contains
+/// semicolons, ends with `; END ;`, as in the SQLite shell.
 pub(crate) fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
     let Some(first) = Lexer::new(sql).find(|token| !token.is_sign(';')) else {
         return Some(Extent { start: sql.len(), end: sql.len(), tokens: 0 });
@@ -251,7 +256,7 @@ pub(crate) fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
     let limit = sql.floor_char_boundary(start.saturating_add(limit_bytes).saturating_add(1).min(sql.len()));
     let text = &sql[start..limit];
     let (mut tokens, mut trigger) = (0, false);
-    // Whether the token before was a semicolon, or an END behind one.
+    // Whether the previous token was a semicolon, or an END after a semicolon.
     let (mut semicolon, mut end) = (false, false);
     for token in Lexer::new(text) {
         tokens += 1;
@@ -265,11 +270,11 @@ pub(crate) fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
     (limit == sql.len() && text.len() <= limit_bytes).then_some(Extent { start, end: limit, tokens })
 }
 
-/// The tokens of the first statement of `sql`, and what follows its semicolon.
+/// The tokens of the first statement of `sql`, and the text after its semicolon.
 pub(crate) fn first_statement(sql: &str) -> (Vec<Token<'_>>, &str) {
     let mut tokens = Vec::new();
     if sql.len() >= LONG_BYTES {
-        // Else the list would be twice as long as it need be.
+        // Growing the list on demand could allocate twice the memory.
         tokens.reserve_exact(Lexer::new(sql).take_while(|token| !token.is_sign(';')).count());
     }
     let mut lexer = Lexer::new(sql);
@@ -293,24 +298,24 @@ impl<'a, 't> Cursor<'a, 't> {
         Cursor { tokens }
     }
 
-    /// What has not been read.
+    /// The tokens that have not been read.
     pub(crate) fn rest(&self) -> &'t [Token<'a>] {
         self.tokens
     }
 
-    /// The next token, not yet taken.
+    /// The next token, without consuming it.
     pub(crate) fn peek(&self) -> Option<&'t Token<'a>> {
         self.tokens.first()
     }
 
-    /// Takes a token.
+    /// Consumes a token.
     pub(crate) fn next(&mut self) -> Option<&'t Token<'a>> {
         let (token, rest) = self.tokens.split_first()?;
         self.tokens = rest;
         Some(token)
     }
 
-    /// Takes these keywords if they come next, all of them.
+    /// Consumes these keywords if all of them come next.
     pub(crate) fn words(&mut self, words: &[&str]) -> bool {
         let found = self.tokens.len() >= words.len()
             && words.iter().zip(self.tokens).all(|(word, token)| token.is(word));
@@ -320,12 +325,12 @@ impl<'a, 't> Cursor<'a, 't> {
         found
     }
 
-    /// Takes this keyword if it comes next.
+    /// Consumes this keyword if it comes next.
     pub(crate) fn word(&mut self, word: &str) -> bool {
         self.words(&[word])
     }
 
-    /// Takes this sign if it comes next.
+    /// Consumes this character if it comes next.
     pub(crate) fn sign(&mut self, sign: char) -> bool {
         let found = self.peek().is_some_and(|token| token.is_sign(sign));
         if found {
@@ -334,22 +339,21 @@ impl<'a, 't> Cursor<'a, 't> {
         found
     }
 
-    /// Takes a name.
+    /// Consumes a name.
     pub(crate) fn name(&mut self) -> Option<String> {
         let name = self.peek()?.name()?;
         self.tokens = &self.tokens[1..];
         Some(name)
     }
 
-    /// Takes a string literal.
+    /// Consumes a string literal.
     pub(crate) fn string(&mut self) -> Option<String> {
         let string = self.peek()?.string()?;
         self.tokens = &self.tokens[1..];
         Some(string)
     }
 
-    /// Takes a name that may have a schema before it: all of them as SQL text, each quoted. The only schema that
-    /// Postgres clients name is `public`, which SQLite calls `main`.
+    /// Consumes a table name with an optional schema. The schema `public` becomes SQLite's `main`.
     pub(crate) fn table(&mut self) -> Option<Table> {
         let first = self.name()?;
         if !self.sign('.') {
@@ -360,13 +364,13 @@ impl<'a, 't> Cursor<'a, 't> {
         Some(Table { schema: Some(schema), name })
     }
 
-    /// Whether all has been read.
+    /// Returns true if all tokens have been read.
     pub(crate) fn is_end(&self) -> bool {
         self.tokens.is_empty()
     }
 }
 
-/// The name of a table, perhaps with its schema.
+/// The name of a table, with its schema if the statement names one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) schema: Option<String>,
@@ -374,7 +378,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// As SQL text.
+    /// The name as SQL text.
     pub(crate) fn sql(&self) -> String {
         match &self.schema {
             Some(schema) => format!("{}.{}", quote_name(schema), quote_name(&self.name)),
@@ -394,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens() {
+    fn splits_text_into_tokens() {
         assert_eq!(
             texts("SELECT a1,'it''s;' -- ;\n/* ; */\"x\"\"y\""),
             ["SELECT", "a1", ",", "'it''s;'", "\"x\"\"y\""]
@@ -417,24 +421,24 @@ mod tests {
     }
 
     #[test]
-    fn the_first_statement_is_measured() {
+    fn measure_finds_the_end_of_the_first_statement() {
         let extent = |sql, limit| measure(sql, limit).map(|extent| (extent.start, extent.end, extent.tokens));
         assert_eq!(extent("; SELECT 1; SELECT 2", 100), Some((2, 11, 3)));
         assert_eq!(extent("SELECT ';'", 10), Some((0, 10, 2)));
         assert_eq!(extent("SELECT ';'", 9), None);
-        assert_eq!(extent("SELECT 12;SELECT 3", 9), Some((0, 10, 3)), "the semicolon does not count");
+        assert_eq!(extent("SELECT 12;SELECT 3", 9), Some((0, 10, 3)), "the limit excludes the semicolon");
         assert_eq!(extent("SELECT 12;SELECT 3", 8), None);
         assert_eq!(extent(" ;; -- nothing", 1), Some((14, 14, 0)));
         let trigger =
             "CREATE TEMP TRIGGER t AFTER INSERT ON a BEGIN SELECT CASE WHEN 1 THEN 2 END; END; SELECT 1";
         assert_eq!(measure(trigger, 100).map(|extent| &trigger[extent.end..]), Some(" SELECT 1"));
-        assert_eq!(extent("\u{e9}\u{e9}\u{e9}", 3), None, "the limit may be inside of a character");
+        assert_eq!(extent("\u{e9}\u{e9}\u{e9}", 3), None, "the limit may be inside a character");
     }
 
     proptest! {
-        /// Tokens stand in order, do not overlap, and come to an end.
+        /// Tokens are in order, do not overlap and are not empty, so the lexer terminates.
         #[test]
-        fn survives_anything(sql in "[ -~\\\\\u{e9}\n]{0,60}") {
+        fn tokens_are_ordered_and_do_not_overlap(sql in "[ -~\\\\\u{e9}\n]{0,60}") {
             let mut at = 0;
             for token in Lexer::new(&sql) {
                 prop_assert!(token.start >= at && !token.text.is_empty());

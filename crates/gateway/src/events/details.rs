@@ -1,15 +1,15 @@
-//! What else there is to know about an event: a few names with values, in as little memory as they need. Thousands of events are kept,
-//! and each map of `serde_json` has a node of 600 bytes.
+//! Details of an event: a compact sorted list of names and values. A `serde_json` map would
+//! allocate a node of 600 bytes for each of the thousands of events in memory.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// Names with values, in the order of the names. As JSON an object.
+/// Names and values, sorted by name. Serialized as a JSON object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details(Vec<(Box<str>, Value)>);
 
 impl Details {
-    /// Puts a value in the place of the one that has the name, if there is one.
+    /// Inserts a value, or replaces the value with the same name.
     pub(super) fn insert(&mut self, name: &str, value: Value) {
         match self.0.binary_search_by_key(&name, |(name, _)| name) {
             Ok(at) => self.0[at].1 = value,
@@ -28,7 +28,7 @@ impl Details {
         self.0.is_empty()
     }
 
-    /// As a map.
+    /// Converts the details to a map.
     pub(crate) fn to_map(&self) -> Map<String, Value> {
         self.0.iter().map(|(name, value)| (name.to_string(), value.clone())).collect()
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_what_a_map_would_be() {
+    fn details_behave_like_a_map() {
         let (mut details, mut map) = (Details::default(), Map::new());
         assert!(details.is_empty());
         for (name, value) in [("role", "bert"), ("database", "shop"), ("role", "anna"), ("times", "3")] {

@@ -1,7 +1,10 @@
-//! The journal's files: lines of JSON, in a few files that take turns.
+//! The files of the event log: JSON lines in rotating files.
 //!
-//! `events/N.jsonl`, N with 16 hexadecimal digits: the highest is written to; when it is full a new one begins, and the
-//! oldest goes. What a crash has left of a last line is no event; the next one begins on a line of its own.
+//! - Files are named `events/N.jsonl`, where N is a sequence number with 16 hexadecimal digits.
+//! - Events are appended to the file with the highest number. When it is full (2 MiB), a new file
+//!   is created, and the oldest is deleted. At most 4 files are kept.
+//! - A torn line at the end of a file, left by a crash, is ignored. The next event starts on a new
+//!   line.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Event;
 
-/// The version of every line.
+/// The format version of each line.
 const VERSION: u32 = 1;
-/// A file that has so much is full.
-const FILE_BYTES: u64 = 2 << 20;
-/// Files at most.
-const FILES: usize = 4;
-/// What is read of a file at most: somebody else may have written to it.
-const READ_BYTES: u64 = 2 * FILE_BYTES;
+/// The size at which a file is full.
+const MAX_FILE_BYTES: u64 = 2 << 20;
+/// Maximum number of files.
+const MAX_FILES: usize = 4;
+/// Maximum number of bytes read from a file, which another program may have extended.
+const MAX_READ_BYTES: u64 = 2 * MAX_FILE_BYTES;
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -29,33 +32,34 @@ struct Line<'a> {
     event: &'a Event,
 }
 
-/// Read first: the rest of a line of another version may look different.
+/// Parsed before the rest of the line, which can differ in other versions.
 #[derive(Deserialize)]
 struct VersionOnly {
     v: u32,
 }
 
-/// The file that is written to.
+/// The writer of the event log.
 pub(super) struct Files {
     directory: PathBuf,
+    /// The sequence number of the current file.
     number: u64,
     file: File,
     bytes: u64,
-    /// The last line has no end.
+    /// The last line is incomplete.
     torn: bool,
-    /// Of the last event that was written.
+    /// The id of the last event that was written.
     last_id: u64,
 }
 
 impl Files {
-    /// Reads what there is, and goes on with the last file.
+    /// Reads all files, and opens the last one for appending.
     pub(super) fn open(directory: &Path) -> io::Result<(Files, Vec<Event>)> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let (mut events, mut torn) = (Vec::new(), false);
         let numbers = numbers(directory)?;
         for number in &numbers {
             let mut text = Vec::new();
-            File::open(path(directory, *number))?.take(READ_BYTES).read_to_end(&mut text)?;
+            File::open(path(directory, *number))?.take(MAX_READ_BYTES).read_to_end(&mut text)?;
             events.extend(text.split(|byte| *byte == b'\n').filter_map(parse));
             torn = text.last().is_some_and(|last| *last != b'\n');
         }
@@ -66,10 +70,10 @@ impl Files {
         Ok((Files { directory: directory.to_owned(), number, file, bytes, torn, last_id }, events))
     }
 
-    /// Writes events, and syncs them. After an error some may have been written; if they come again and all of them had been,
-    /// they are only synced.
+    /// Appends events and syncs the file. After an error, some events may have been written. A
+    /// retry with the same events writes only those with an id above the last one that was written.
     pub(super) fn append(&mut self, events: &[Arc<Event>]) -> io::Result<()> {
-        if self.bytes >= FILE_BYTES {
+        if self.bytes >= MAX_FILE_BYTES {
             self.begin_next()?;
         }
         let mut lines = Vec::new();
@@ -80,7 +84,7 @@ impl Files {
             serde_json::to_writer(&mut lines, &Line { v: VERSION, event })?;
             lines.push(b'\n');
         }
-        self.torn = true; // unless all of it gets there
+        self.torn = true; // until the write has succeeded
         self.file.write_all(&lines)?;
         (self.torn, self.bytes) = (false, self.bytes + lines.len() as u64);
         self.last_id = events.last().map_or(self.last_id, |event| event.id);
@@ -91,7 +95,7 @@ impl Files {
         self.file = append_to(&self.directory, self.number + 1)?;
         (self.number, self.bytes, self.torn) = (self.number + 1, self.file.metadata()?.len(), false);
         let numbers = numbers(&self.directory)?;
-        for number in &numbers[..numbers.len().saturating_sub(FILES)] {
+        for number in &numbers[..numbers.len().saturating_sub(MAX_FILES)] {
             std::fs::remove_file(path(&self.directory, *number))?;
         }
         Ok(())
@@ -111,7 +115,7 @@ fn append_to(directory: &Path, number: u64) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path(directory, number))
 }
 
-/// Of the files that there are, in order.
+/// The sequence numbers of the existing files, in ascending order.
 fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -123,9 +127,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     }
     numbers.sort_unstable();
     match numbers.last() {
-        Some(&u64::MAX) => {
-            Err(io::Error::new(ErrorKind::InvalidData, "there is no number for the next file"))
-        }
+        Some(&u64::MAX) => Err(io::Error::new(ErrorKind::InvalidData, "event file sequence exhausted")),
         _ => Ok(numbers),
     }
 }
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_and_lines_of_others_are_passed_over() {
+    fn torn_lines_and_unknown_versions_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, events) = Files::open(directory.path()).unwrap();
         assert!(events.is_empty());
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_tears_no_other_line() {
+    fn failed_write_does_not_corrupt_later_lines() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, _) = Files::open(directory.path()).unwrap();
         files.append(&[event(1)]).unwrap();
@@ -177,26 +179,26 @@ mod tests {
     }
 
     #[test]
-    fn files_take_turns() {
+    fn files_are_rotated() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, _) = Files::open(directory.path()).unwrap();
         let (many, mut appended) = (10_000, 0);
-        while files.number < FILES as u64 + 3 {
+        while files.number < MAX_FILES as u64 + 3 {
             let events: Vec<Arc<Event>> = (1..=many).map(|n| event(appended + n)).collect();
             files.append(&events).unwrap();
             appended += many;
         }
         let kept = numbers(directory.path()).unwrap();
-        assert_eq!(kept, (files.number - FILES as u64 + 1..=files.number).collect::<Vec<_>>());
+        assert_eq!(kept, (files.number - MAX_FILES as u64 + 1..=files.number).collect::<Vec<_>>());
         let read = ids(directory.path()).len() as u64;
         assert!(read >= many && read < appended, "{read}");
     }
 
     #[test]
-    fn what_is_written_and_cannot_be_synced_is_not_written_again() {
+    fn events_are_not_written_twice_after_a_failed_sync() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, _) = Files::open(directory.path()).unwrap();
-        // It takes bytes, and knows no sync.
+        // A pipe accepts writes, but sync fails.
         let (mut reader, writer) = io::pipe().unwrap();
         files.file = File::from(std::os::fd::OwnedFd::from(writer));
         for ids in [1..=2, 1..=2, 1..=3] {

@@ -1,4 +1,6 @@
-//! Events that anybody can cause, as often as he likes: one at once, then one for all of the same kind in a while.
+//! Aggregation of events that unprivileged clients can cause at any rate: the first event is
+//! recorded immediately, and further events of the same kind and database are summarized every 10
+//! minutes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -6,80 +8,80 @@ use std::time::{Duration, Instant};
 
 use super::Event;
 
-/// For how long events are gathered.
-const PERIOD: Duration = Duration::from_secs(600);
-/// Kinds of databases that are gathered at a time; more are taken together.
-const KEYS: usize = 1000;
-/// Names, and addresses, that are told.
-const NAMED: usize = 10;
+/// The aggregation interval.
+const INTERVAL: Duration = Duration::from_secs(600);
+/// Maximum number of keys. Events of further databases are aggregated per kind.
+const MAX_KEYS: usize = 1000;
+/// Maximum number of user names, and of addresses, in a summary.
+const MAX_NAMES: usize = 10;
 
-/// What is taken together: the kind, and the partition.
+/// The aggregation key: the kind and the partition.
 type Key = (String, Option<u64>);
 
-/// What has been gathered.
+/// The aggregated events.
 #[derive(Default)]
-pub(super) struct Gathered(HashMap<Key, More>);
+pub(super) struct Gathered(HashMap<Key, Summary>);
 
-/// What came since the last event of a key.
-struct More {
+/// The events of a key since the last one that was recorded.
+struct Summary {
     until: Instant,
     times: u64,
-    /// The first of them; of no database, if they are of several.
+    /// The first event. Without a database if the key covers several.
     event: Event,
     users: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
 }
 
 impl Gathered {
-    /// Answers the event if it is the first.
+    /// Adds an event. Returns it if it is the first of its key, to be recorded immediately.
     pub(super) fn add(&mut self, event: Event, now: Instant) -> Option<Event> {
         let mut key = (event.kind.to_string(), event.partition);
-        if self.0.len() >= KEYS && !self.0.contains_key(&key) {
+        if self.0.len() >= MAX_KEYS && !self.0.contains_key(&key) {
             key.1 = None;
         }
-        if let Some(more) = self.0.get_mut(&key) {
-            more.count(&event);
+        if let Some(summary) = self.0.get_mut(&key) {
+            summary.count(&event);
             return None;
         }
         let mut first = event.clone();
         if first.partition != key.1 {
             (first.partition, first.database) = (None, None);
         }
-        let more = More {
-            until: now + PERIOD,
+        let summary = Summary {
+            until: now + INTERVAL,
             times: 0,
             event: first,
             users: BTreeSet::new(),
             addresses: BTreeSet::new(),
         };
-        self.0.insert(key, more);
+        self.0.insert(key, summary);
         Some(event)
     }
 
-    /// The events of what was gathered for long enough; all of it, if there is no later.
+    /// Takes the summaries whose interval has ended by `now`, or all summaries if `now` is `None`.
     pub(super) fn due(&mut self, now: Option<Instant>) -> Vec<Event> {
         let mut due = Vec::new();
-        self.0.retain(|_, more| {
-            if now.is_some_and(|now| now < more.until) {
+        self.0.retain(|_, summary| {
+            if now.is_some_and(|now| now < summary.until) {
                 return true;
             }
-            let event = more.take();
-            let goes_on = event.is_some();
+            let event = summary.take();
+            let keep = event.is_some();
             due.extend(event);
-            more.until += PERIOD;
-            goes_on
+            summary.until += INTERVAL;
+            keep
         });
         due
     }
 }
 
-impl More {
+impl Summary {
     fn count(&mut self, event: &Event) {
         self.times += 1;
-        if self.users.len() < NAMED {
+        if self.users.len() < MAX_NAMES {
             self.users.extend(event.user.clone());
         }
-        if self.addresses.len() < NAMED {
+        if self.addresses.len() < MAX_NAMES {
             self.addresses.extend(event.address);
         }
     }
@@ -106,38 +108,38 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_told_at_once_and_the_rest_together() {
+    fn first_event_is_recorded_immediately_and_others_are_summarized() {
         let (mut gathered, start) = (Gathered::default(), Instant::now());
         assert!(gathered.add(failed("anna"), start).is_some());
         for n in 0..1000 {
             assert!(gathered.add(failed(&format!("u{n:03}")), start).is_none());
         }
-        assert!(gathered.due(Some(start + PERIOD - Duration::from_millis(1))).is_empty());
-        let due = gathered.due(Some(start + PERIOD));
+        assert!(gathered.due(Some(start + INTERVAL - Duration::from_millis(1))).is_empty());
+        let due = gathered.due(Some(start + INTERVAL));
         assert_eq!((due.len(), &due[0].user, &due[0].details.to_map()["times"]), (1, &None, &1000.into()));
-        assert_eq!(due[0].details.to_map()["roles"].as_array().map(Vec::len), Some(NAMED));
+        assert_eq!(due[0].details.to_map()["roles"].as_array().map(Vec::len), Some(MAX_NAMES));
         assert_eq!(due[0].details.to_map()["addresses"], serde_json::json!(["10.0.0.1"]));
-        // It goes on while there are more, and begins anew after a while without any.
-        assert!(gathered.add(failed("anna"), start + PERIOD).is_none());
-        assert_eq!(gathered.due(Some(start + 2 * PERIOD)).len(), 1);
-        assert!(gathered.due(Some(start + 3 * PERIOD)).is_empty());
-        assert!(gathered.add(failed("anna"), start + 3 * PERIOD).is_some());
-        assert!(gathered.add(failed("anna"), start + 3 * PERIOD).is_none());
-        assert_eq!(gathered.due(None).len(), 1, "the end");
+        // Aggregation continues while events arrive, and ends after an interval without events.
+        assert!(gathered.add(failed("anna"), start + INTERVAL).is_none());
+        assert_eq!(gathered.due(Some(start + 2 * INTERVAL)).len(), 1);
+        assert!(gathered.due(Some(start + 3 * INTERVAL)).is_empty());
+        assert!(gathered.add(failed("anna"), start + 3 * INTERVAL).is_some());
+        assert!(gathered.add(failed("anna"), start + 3 * INTERVAL).is_none());
+        assert_eq!(gathered.due(None).len(), 1, "closing must return all summaries");
     }
 
     #[test]
-    fn what_is_gathered_is_bounded() {
+    fn number_of_keys_is_bounded() {
         let (mut gathered, start) = (Gathered::default(), Instant::now());
         let of = |partition| {
             let database = Some(format!("d{partition}"));
             Event { partition: Some(partition), database, ..failed("anna") }
         };
-        let told = (0..10 * KEYS as u64).filter(|n| gathered.add(of(*n), start).is_some()).count();
-        assert_eq!((told, gathered.0.len()), (KEYS + 1, KEYS + 1));
+        let recorded = (0..10 * MAX_KEYS as u64).filter(|n| gathered.add(of(*n), start).is_some()).count();
+        assert_eq!((recorded, gathered.0.len()), (MAX_KEYS + 1, MAX_KEYS + 1));
         let due = gathered.due(None);
-        assert_eq!(due.len(), 1, "of all the others together");
+        assert_eq!(due.len(), 1, "databases above the limit must share one summary");
         assert_eq!((&due[0].database, due[0].partition), (&None, None));
-        assert_eq!(due[0].details.to_map()["times"], 9 * KEYS as u64 - 1);
+        assert_eq!(due[0].details.to_map()["times"], 9 * MAX_KEYS as u64 - 1);
     }
 }

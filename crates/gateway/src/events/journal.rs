@@ -1,4 +1,5 @@
-//! The newest events in memory, and the thread that writes them to the disk.
+//! The event log: keeps the newest events in memory, and writes them to disk in a background
+//! thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,36 +15,36 @@ use super::gathered::Gathered;
 use super::{Event, Kind};
 use crate::activity::now_ms;
 
-/// Events in memory.
-const KEPT: usize = 10_000;
-/// Events that are written at once.
-const BATCH: usize = 500;
-/// When writing is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+/// Maximum number of events in memory.
+const MAX_EVENTS: usize = 10_000;
+/// Maximum number of events per write.
+const BATCH_SIZE: usize = 500;
+/// The interval of retries after a failed write.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The journal of a node.
+/// The event log of a node.
 pub struct Journal {
     core: Arc<Core>,
-    /// How the node ended that wrote it before.
+    /// How the previous run of the node ended.
     before: Before,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a journal says of the node before.
+/// How the previous run of the node ended, according to the event log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// There was none.
+    /// There was no previous run.
     Nothing,
-    /// It stopped.
+    /// It stopped cleanly.
     Stop,
-    /// It was killed, or crashed.
+    /// It crashed or was killed.
     Crash,
 }
 
 #[derive(Default)]
 struct Core {
     state: Mutex<State>,
-    /// There is something to write, or the end has come.
+    /// Notified when there are events to write, or when the log is closed.
     wake: Condvar,
 }
 
@@ -51,19 +52,19 @@ struct Core {
 struct State {
     events: VecDeque<Arc<Event>>,
     last_id: u64,
-    /// The last one that is on the disk, if there are files.
+    /// The id of the last event on disk, if the log has files.
     written_id: u64,
     gathered: Gathered,
     closing: bool,
 }
 
 impl Journal {
-    /// One that lasts as long as the process.
+    /// Creates an event log that is kept in memory only.
     pub fn in_memory() -> Journal {
         Journal { core: Arc::default(), before: Before::Nothing, writer: Mutex::default() }
     }
 
-    /// One that is kept in a directory.
+    /// Opens the event log in a directory.
     pub fn open(directory: &Path) -> io::Result<Journal> {
         let (files, mut read) = Files::open(directory)?;
         let before = match read.last() {
@@ -72,7 +73,7 @@ impl Journal {
             Some(_) => Before::Crash,
         };
         let last_id = read.iter().map(|event| event.id).max().unwrap_or(0);
-        let events = read.drain(read.len().saturating_sub(KEPT)..).map(Arc::new).collect();
+        let events = read.drain(read.len().saturating_sub(MAX_EVENTS)..).map(Arc::new).collect();
         let state = State { events, last_id, written_id: last_id, ..State::default() };
         let core = Arc::new(Core { state: Mutex::new(state), wake: Condvar::new() });
         let thread = std::thread::Builder::new().name("fulmar-events".to_owned()).spawn({
@@ -82,18 +83,19 @@ impl Journal {
         Ok(Journal { core, before, writer: Mutex::new(Some(thread)) })
     }
 
-    /// What it says of the node that wrote it before.
+    /// How the previous run of the node ended.
     pub fn before(&self) -> Before {
         self.before
     }
 
-    /// Something has happened.
+    /// Records an event.
     pub fn record(&self, event: Event) {
         self.core.state.lock().push(event);
         self.core.wake.notify_one();
     }
 
-    /// The same, of what anybody can cause as often as he likes.
+    /// Like [`Journal::record`], for events that unprivileged clients can cause at any rate: they
+    /// are aggregated.
     pub(crate) fn gather(&self, event: Event) {
         let mut state = self.core.state.lock();
         if let Some(first) = state.gathered.add(event, Instant::now()) {
@@ -102,7 +104,7 @@ impl Journal {
         }
     }
 
-    /// Records what was gathered for long enough.
+    /// Records the aggregated events whose interval has ended.
     pub(crate) fn settle(&self, now: Instant) {
         let mut state = self.core.state.lock();
         for event in state.gathered.due(Some(now)) {
@@ -111,12 +113,12 @@ impl Journal {
         }
     }
 
-    /// What is remembered, the oldest first.
+    /// The events in memory, oldest first.
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.core.state.lock().events.iter().cloned().collect()
     }
 
-    /// Writes what has not been written. What happens later is not written any more.
+    /// Writes the remaining events and stops the writer. Later events are not written.
     pub fn close(&self) {
         let Some(writer) = self.writer.lock().take() else { return };
         {
@@ -127,7 +129,7 @@ impl Journal {
             state.closing = true;
         }
         self.core.wake.notify_one();
-        let _ = writer.join(); // it has nothing to tell
+        let _ = writer.join(); // the thread returns nothing
     }
 }
 
@@ -140,20 +142,20 @@ impl Drop for Journal {
 impl State {
     fn push(&mut self, event: Event) {
         self.last_id = self.last_id.saturating_add(1);
-        if self.events.len() == KEPT {
+        if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(Arc::new(Event { id: self.last_id, time_unix_ms: now_ms(), ..event }));
     }
 
-    /// What is to be written next.
+    /// The next events to write.
     fn unwritten(&self) -> Vec<Arc<Event>> {
         let first = self.events.partition_point(|event| event.id <= self.written_id);
-        self.events.range(first..).take(BATCH).cloned().collect()
+        self.events.range(first..).take(BATCH_SIZE).cloned().collect()
     }
 }
 
-/// The thread: writes what there is, until the end.
+/// The writer thread: writes new events until the log is closed.
 fn write(core: &Core, mut files: Files) {
     let mut failed = false;
     let mut state = core.state.lock();
@@ -178,9 +180,9 @@ fn write(core: &Core, mut files: Files) {
             Err(_) if state.closing => return,
             Err(error) => {
                 if !std::mem::replace(&mut failed, true) {
-                    tracing::warn!(%error, "the journal of events cannot be written; it is tried again");
+                    tracing::warn!(%error, "could not write the event log; retrying");
                 }
-                core.wake.wait_for(&mut state, RETRY);
+                core.wake.wait_for(&mut state, RETRY_INTERVAL);
             }
         }
     }
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_after_a_restart() {
+    fn event_log_continues_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let journal = Journal::open(directory.path()).unwrap();
         assert_eq!(journal.before(), Before::Nothing);
@@ -204,7 +206,7 @@ mod tests {
             journal.gather(Event::new(Kind::LoginFailed));
         }
         let last = journal.events().last().unwrap().id;
-        assert_eq!(last, 2, "the other two are gathered");
+        assert_eq!(last, 2, "repeated events must be aggregated");
         drop(journal);
         let journal = Journal::open(directory.path()).unwrap();
         assert_eq!(journal.before(), Before::Crash);
@@ -220,25 +222,26 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded() {
+    fn number_of_events_in_memory_is_bounded() {
         let journal = Journal::in_memory();
-        (0..KEPT + 5).for_each(|_| journal.record(Event::new(Kind::UserCreated)));
+        (0..MAX_EVENTS + 5).for_each(|_| journal.record(Event::new(Kind::UserCreated)));
         let events = journal.events();
-        assert_eq!((events.len(), events[0].id), (KEPT, 6));
+        assert_eq!((events.len(), events[0].id), (MAX_EVENTS, 6));
     }
 
     #[test]
-    fn what_is_overtaken_before_it_is_written_is_missing() {
+    fn overwritten_events_leave_gaps_in_the_ids() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("events");
         let journal = Journal::open(&path).unwrap();
-        (0..KEPT * 2)
+        (0..MAX_EVENTS * 2)
             .for_each(|_| journal.record(Event::new(Kind::UserCreated).detail("role", "x".repeat(60))));
         journal.close();
         let journal = Journal::open(&path).unwrap();
-        // What was overtaken before it was written is missing, and the numbers say so.
+        // Events that were evicted from memory before they were written are missing. The gaps in
+        // the ids show how many.
         let events = journal.events();
-        assert_eq!(events.last().map(|event| event.id), Some(2 * KEPT as u64));
+        assert_eq!(events.last().map(|event| event.id), Some(2 * MAX_EVENTS as u64));
         assert!(events.is_sorted_by_key(|event| event.id));
     }
 }

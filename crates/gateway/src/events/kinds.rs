@@ -1,16 +1,16 @@
-//! The kinds of events. `docs/operations.md` has them all; a test compares.
+//! The kinds of events. A test checks that `docs/operations.md` lists all of them.
 
 use serde::{Deserialize, Serialize};
 
-/// How much an event asks for somebody's attention.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It was meant to happen.
+    /// Normal operation.
     Info,
-    /// Somebody should have a look.
+    /// Should be investigated.
     Warning,
-    /// Something does not work.
+    /// A failure that needs action.
     Error,
 }
 
@@ -26,17 +26,17 @@ impl Severity {
 
 macro_rules! kinds {
     ($($(#[$about:meta])* $kind:ident $severity:ident $name:literal $text:literal)*) => {
-        /// What can happen.
+        /// The kind of an event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind {
             $($(#[$about])* $kind,)*
         }
 
         impl Kind {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
 
-            /// What it is called.
+            /// The name of the kind.
             pub fn name(self) -> &'static str {
                 match self { $(Kind::$kind => $name,)* }
             }
@@ -53,80 +53,80 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// `after` tells how it ended before, the rest what was read of the log.
-    NodeStarted Info "node.started" "the node takes connections"
-    /// By a signal.
-    NodeStopping Info "node.stopping" "the node was asked to stop"
-    /// All is flushed.
-    NodeStopped Info "node.stopped" "the log is sealed; the node has stopped"
-    /// A write or a sync.
-    LogFailed Error "log.failed" "writing the log has failed; commits that had not been acknowledged were taken back"
-    /// After that.
-    LogWorks Info "log.works" "a new log has begun; commits are accepted"
-    /// No further file of it can be made.
-    LogFull Error "log.full" "the log is full: commits are refused until flushes, or the disk, make room"
-    /// After that.
-    LogFree Info "log.free" "the log has room again; commits are accepted"
-    /// A put of one of its objects, or another process has it.
-    SharedLogFailed Error "shared_log.failed" "the log in the store cannot be written: commits of databases that are shared wait or are refused"
-    /// After that.
-    SharedLogWorks Info "shared_log.works" "the log in the store is written again; commits of databases that are shared are accepted"
-    /// It has come to its bound.
-    SharedLogFull Error "shared_log.full" "the log in the store is full: commits of databases that are shared are refused until flushes make room"
-    /// After that.
-    SharedLogFree Info "shared_log.free" "the log in the store has room again; commits of databases that are shared are accepted"
-    /// Less than the reserve is left.
-    DiskLow Warning "disk.low" "the disk is nearly full: commits that need more space are refused"
-    /// Less than half of it.
-    DiskFull Error "disk.full" "the disk is nearly full: no commit is accepted"
-    /// After either.
-    DiskFree Info "disk.free" "the disk has space again: all commits are accepted"
-    /// `VERIFY` found nothing.
-    Verified Info "node.verified" "all that is kept has been read and is sound"
-    /// `VERIFY` found something.
-    Damage Error "node.damage" "data on the disk are damaged"
+    /// Details: `after` is how the previous run ended; the others describe log recovery.
+    NodeStarted Info "node.started" "node accepts connections"
+    /// A signal was received.
+    NodeStopping Info "node.stopping" "node is shutting down"
+    /// All data is flushed.
+    NodeStopped Info "node.stopped" "log sealed; node stopped"
+    /// A write or sync of the log failed.
+    LogFailed Error "log.failed" "log write failed; unacknowledged commits were rolled back"
+    /// After `log.failed`.
+    LogWorks Info "log.works" "new log started; commits are accepted"
+    /// No further log file can be created.
+    LogFull Error "log.full" "log full: commits are rejected until a flush or free disk space makes room"
+    /// After `log.full`.
+    LogFree Info "log.free" "log has space again; commits are accepted"
+    /// A put of a log object failed, or another process has taken over the log.
+    SharedLogFailed Error "shared_log.failed" "shared log write failed: commits of shared databases wait or are rejected"
+    /// After `shared_log.failed`.
+    SharedLogWorks Info "shared_log.works" "shared log is writable again; commits of shared databases are accepted"
+    /// The shared log has reached its size limit.
+    SharedLogFull Error "shared_log.full" "shared log full: commits of shared databases are rejected until flushes free space"
+    /// After `shared_log.full`.
+    SharedLogFree Info "shared_log.free" "shared log has space again; commits of shared databases are accepted"
+    /// Free space is below the reserve.
+    DiskLow Warning "disk.low" "disk nearly full: commits that need more space are rejected"
+    /// Free space is below half of the reserve.
+    DiskFull Error "disk.full" "disk nearly full: all commits are rejected"
+    /// After `disk.low` or `disk.full`.
+    DiskFree Info "disk.free" "disk space recovered: all commits are accepted"
+    /// `VERIFY` found no damage.
+    Verified Info "node.verified" "all stored data was verified; no damage found"
+    /// `VERIFY` found damage.
+    Damage Error "node.damage" "stored data is damaged"
     /// By CREATE DATABASE.
-    DatabaseCreated Info "database.created" "the database was created"
+    DatabaseCreated Info "database.created" "database created"
     /// By DROP DATABASE.
-    DatabaseDropped Info "database.dropped" "the database was dropped"
+    DatabaseDropped Info "database.dropped" "database dropped"
     /// By ALTER DATABASE.
-    DatabaseRenamed Info "database.renamed" "the database was renamed"
+    DatabaseRenamed Info "database.renamed" "database renamed"
     /// By ALTER DATABASE.
-    DatabaseRestored Info "database.restored" "the database was made what it was at an earlier time; its sessions ended"
+    DatabaseRestored Info "database.restored" "database restored to an earlier time; its sessions were terminated"
     /// By COPY DATABASE FROM.
-    DatabaseImported Info "database.imported" "the database was made of a file"
-    /// The same, in vain.
-    ImportFailed Warning "database.import_failed" "a file was not imported"
-    /// By COPY DATABASE TO; gathered.
-    DatabaseExported Info "database.exported" "the database was read as a file"
+    DatabaseImported Info "database.imported" "database imported from a file"
+    /// A failed COPY DATABASE FROM.
+    ImportFailed Warning "database.import_failed" "database import failed"
+    /// By COPY DATABASE TO. Aggregated.
+    DatabaseExported Info "database.exported" "database exported to a file"
     /// By ALTER DATABASE.
-    LimitChanged Info "limit.changed" "a limit of the database was changed"
+    LimitChanged Info "limit.changed" "database limit changed"
     /// By ALTER DATABASE.
-    DurabilityChanged Info "durability.changed" "where the database's commits are made durable was changed"
+    DurabilityChanged Info "durability.changed" "database durability changed"
     /// By CREATE USER.
-    UserCreated Info "user.created" "a user was created"
+    UserCreated Info "user.created" "user created"
     /// By DROP USER.
-    UserDropped Info "user.dropped" "a user was dropped; its sessions end"
+    UserDropped Info "user.dropped" "user dropped; its sessions are terminated"
     /// By ALTER USER.
-    PasswordChanged Info "user.password_changed" "the password of a user was changed; its other sessions end"
+    PasswordChanged Info "user.password_changed" "user password changed; the user's other sessions are terminated"
     /// By GRANT.
-    RightGranted Info "right.granted" "a right to the database was granted"
+    RightGranted Info "right.granted" "access to the database granted"
     /// By REVOKE.
-    RightRevoked Info "right.revoked" "a right to the database was taken away"
+    RightRevoked Info "right.revoked" "access to the database revoked"
     /// By pg_cancel_backend.
-    SessionCancelled Info "session.cancelled" "the statement of a session was cancelled"
+    SessionCancelled Info "session.cancelled" "statement cancelled"
     /// By pg_terminate_backend.
-    SessionTerminated Info "session.terminated" "a session was ended"
-    /// Gathered.
-    LoginFailed Warning "login.failed" "a password was wrong; the next answers are slowed down"
+    SessionTerminated Info "session.terminated" "session terminated"
+    /// Aggregated.
+    LoginFailed Warning "login.failed" "password authentication failed; further attempts are throttled"
     /// By CREATE TOKEN.
-    TokenCreated Info "token.created" "a token for HTTP was made"
+    TokenCreated Info "token.created" "HTTP token created"
     /// By DROP TOKEN.
-    TokenDropped Info "token.dropped" "a token for HTTP was dropped"
-    /// Gathered.
-    TokenRefused Warning "token.refused" "a token for HTTP was unknown or had expired; the next answers are slowed down"
+    TokenDropped Info "token.dropped" "HTTP token dropped"
+    /// Aggregated.
+    TokenRefused Warning "token.refused" "HTTP token unknown or expired; further attempts are throttled"
     /// By a signal, or because the files have changed.
-    TlsReloaded Info "tls.reloaded" "new connections get the new certificate"
-    /// The same, in vain.
-    TlsRefused Error "tls.refused" "the new certificate cannot be used; new connections get the old one"
+    TlsReloaded Info "tls.reloaded" "TLS certificate reloaded; new connections use it"
+    /// A failed reload.
+    TlsRefused Error "tls.refused" "cannot reload the TLS certificate; new connections use the old one"
 }

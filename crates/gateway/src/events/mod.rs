@@ -1,23 +1,23 @@
-//! The journal: what the server did and why, and who administered it. `fulmar.events` shows it.
+//! The event log: administrative actions, failed logins and changes of the node's health. It is
+//! shown by `fulmar.events`.
 //!
 //! ```text
-//!   administration, logins, tokens  --record--+
-//!   what anybody can cause, often   --gather--+--> Journal: the newest in memory --> "fulmar-events": files
-//!   the node's health (each second) --record--+              |
-//!                                                            +--> fulmar.events, for who may see them
+//!   administration, tokens         --record--+
+//!   events that clients can repeat --gather--+--> Journal: newest events in memory
+//!   health changes (polled each 1 s) -record-+       |    |
+//!                                                    |    +--> fulmar.events
+//!                                                    +--> thread "fulmar-events" --> files
 //! ```
 //!
-//! Nobody waits for it: an event is put into memory under a lock that is held for moments, and a thread of its own
-//! writes it into one of a few files that take turns ([`files`]), from which the next start reads it. So there is a
-//! bound for memory and for the disk.
-//!
-//! **Nobody can push others' events out.** What superusers do is recorded as it is. What anybody can cause as often
-//! as he likes, wrong passwords for example, is *gathered* ([`gathered`]): one event at once, then one for all of the
-//! same kind in ten minutes.
-//!
-//! **No secrets.** An event has names, numbers and addresses; what a user has typed is never in it. Whom an event
-//! names is told to superusers; a tenant's owner sees what happened to the tenant, not who else it concerns
-//! ([`Event::for_owner`]).
+//! - **Recording does not block.** An event is added in memory under a short lock. A background
+//!   thread writes it to rotating files ([`files`]), which the next start reads. Memory and disk
+//!   space are bounded.
+//! - **Clients cannot flood the log.** Actions of superusers are recorded individually. Events that
+//!   unprivileged clients can cause at any rate, such as failed logins, are aggregated
+//!   ([`gathered`]): the first is recorded immediately, then one summary per kind every 10 minutes.
+//! - **Events contain no secrets.** They contain names, numbers and addresses, never text that a
+//!   user has entered. The names of other users are shown to superusers only, not to the owner of a
+//!   tenant ([`Event::for_owner`]).
 
 mod details;
 mod files;
@@ -41,31 +41,32 @@ pub(crate) use watch::watch;
 
 /// Details that name users, other tenants or addresses.
 const NAMES: [&str; 6] = ["role", "roles", "owner", "template", "addresses", "pid"];
-/// Characters of a name that did not have to keep the rule of names: that of a login that failed.
-const NAME_CHARS: usize = 63;
+/// Maximum length of an actor's name, in characters. The name in a failed login is not checked
+/// against the rules for user names.
+const MAX_NAME_CHARS: usize = 63;
 
-/// Who does something, as far as it is known.
+/// The user and the client address that caused an event, if known.
 #[derive(Clone, Copy)]
 pub(crate) struct Actor<'a> {
     pub(crate) user: Option<&'a str>,
     pub(crate) address: Option<IpAddr>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Events are numbered, over restarts; a number that is missing was lost.
+    /// Sequence number, continued across restarts. A gap means that events were lost.
     pub(crate) id: u64,
     pub(crate) time_unix_ms: u64,
     pub(crate) kind: Cow<'static, str>,
     pub(crate) severity: Severity,
-    /// The tenant that it concerns, by the name that it had.
+    /// The name that the affected tenant had at the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) database: Option<String>,
-    /// The same for good: a name may be given to another.
+    /// The partition of that tenant. Unlike its name, the id is never reused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) partition: Option<u64>,
-    /// Who did it.
+    /// The user that caused the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,7 +77,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event of which only the kind is known yet.
+    /// Creates an event of a kind.
     pub fn new(kind: Kind) -> Event {
         Event {
             id: 0,
@@ -92,7 +93,7 @@ impl Event {
         }
     }
 
-    /// With something else to know about it. No text that a user has typed, unless it is a name.
+    /// Adds a detail. The value must not contain text that a user has entered, except names.
     pub fn detail(mut self, name: &str, value: impl Into<Value>) -> Event {
         self.details.insert(name, value.into());
         self
@@ -103,22 +104,22 @@ impl Event {
         Event { partition, ..self.database_name(&tenant.name) }
     }
 
-    /// A tenant that there is not, or not any more.
+    /// Sets the name of a tenant that does not exist, or no longer exists.
     pub(crate) fn database_name(self, name: &str) -> Event {
         Event { database: Some(name.to_owned()), ..self }
     }
 
     pub(crate) fn by(self, actor: Actor<'_>) -> Event {
-        let user = actor.user.map(|user| user.chars().take(NAME_CHARS).collect());
+        let user = actor.user.map(|user| user.chars().take(MAX_NAME_CHARS).collect());
         Event { user, address: actor.address, ..self }
     }
 
-    /// Whether it happened to this tenant.
+    /// Returns true if the event affects this tenant.
     pub(crate) fn concerns(&self, partition: PartitionId) -> bool {
         self.partition == Some(partition.0)
     }
 
-    /// As the owner of its tenant may see it: without the names of others.
+    /// The event as shown to the owner of its tenant: without names of others.
     pub(crate) fn for_owner(&self, owner: &str) -> Event {
         let mut event = self.clone();
         if event.user.as_deref() != Some(owner) {
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_sees_no_names_of_others() {
+    fn for_owner_hides_names_of_other_users() {
         let actor = Actor { user: Some("boss"), address: Some(IpAddr::from([10, 0, 0, 1])) };
         let event = Event::new(Kind::RightGranted).by(actor).detail("role", "bert").detail("right", "SELECT");
         let shown = event.for_owner("anna");
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_short_and_read_back() {
+    fn event_survives_serialization_and_long_names_are_truncated() {
         let long = "\u{e9}".repeat(5000);
         let event = Event::new(Kind::LoginFailed).by(Actor { user: Some(&long), address: None });
         let line = serde_json::to_string(&event).unwrap();

@@ -1,4 +1,4 @@
-//! Looks at the node's health now and then: what changes is an event.
+//! Health monitor: polls the node's health every second and records changes as events.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,33 +8,33 @@ use fulmar_engine::{Health, LogHealth};
 use super::{Event, Kind};
 use crate::gateway::Shared;
 
-/// How often it looks.
-const PERIOD: Duration = Duration::from_secs(1);
+/// The polling interval.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a node is taken for when it starts.
-const WELL: Health = Health { disk_level: 0, log: LogHealth::WELL, shared_log: LogHealth::WELL };
+/// The assumed health before the first poll.
+const HEALTHY: Health = Health { disk_level: 0, log: LogHealth::WELL, shared_log: LogHealth::WELL };
 
-/// What a log does: it fails, works again, is full, has room again.
+/// The events of a log: failed, works again, full, has space again.
 const LOG: [Kind; 4] = [Kind::LogFailed, Kind::LogWorks, Kind::LogFull, Kind::LogFree];
 const SHARED_LOG: [Kind; 4] =
     [Kind::SharedLogFailed, Kind::SharedLogWorks, Kind::SharedLogFull, Kind::SharedLogFree];
 
-/// Watches until the gateway closes.
+/// Polls until the gateway closes.
 pub(crate) async fn watch(shared: Arc<Shared>) {
     let closing = shared.closing.clone();
-    let mut seen = WELL;
+    let mut seen = HEALTHY;
     loop {
         let now = shared.engine.health();
         changes(seen, now).for_each(|kind| shared.journal().record(Event::new(kind)));
         seen = now;
         shared.journal().settle(Instant::now());
-        if closing.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
+        if closing.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_none() {
             return;
         }
     }
 }
 
-/// What has happened between two looks.
+/// The events between two polls.
 fn changes(before: Health, now: Health) -> impl Iterator<Item = Kind> {
     let disk = (now.disk_level != before.disk_level).then_some(match now.disk_level {
         0 => Kind::DiskFree,
@@ -48,7 +48,7 @@ fn changes(before: Health, now: Health) -> impl Iterator<Item = Kind> {
 fn log_changes(before: LogHealth, now: LogHealth, kinds: [Kind; 4]) -> impl Iterator<Item = Kind> {
     let [failed, works, full, free] = kinds;
     let has_failed = now.failures > before.failures || (before.works && !now.works);
-    // It may have failed and begun anew since the last look.
+    // The log may have failed and restarted since the last poll.
     let works_again = now.works && (!before.works || has_failed);
     let failed = has_failed.then_some(failed);
     let works = works_again.then_some(works);
@@ -61,37 +61,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_is_told() {
-        let told = |before, now| changes(before, now).collect::<Vec<_>>();
-        let well = WELL;
-        assert_eq!(told(well, well), []);
-        assert_eq!(told(well, Health { disk_level: 2, ..well }), [Kind::DiskFull]);
-        assert_eq!(told(Health { disk_level: 2, ..well }, Health { disk_level: 1, ..well }), [Kind::DiskLow]);
-        assert_eq!(told(Health { disk_level: 1, ..well }, well), [Kind::DiskFree]);
+    fn disk_level_changes_are_events() {
+        let events = |before, now| changes(before, now).collect::<Vec<_>>();
+        let healthy = HEALTHY;
+        assert_eq!(events(healthy, healthy), []);
+        assert_eq!(events(healthy, Health { disk_level: 2, ..healthy }), [Kind::DiskFull]);
+        let (full, low) = (Health { disk_level: 2, ..healthy }, Health { disk_level: 1, ..healthy });
+        assert_eq!(events(full, low), [Kind::DiskLow]);
+        assert_eq!(events(Health { disk_level: 1, ..healthy }, healthy), [Kind::DiskFree]);
     }
 
     #[test]
-    fn what_becomes_of_a_log_is_told() {
-        let well = LogHealth::WELL;
-        let failing = LogHealth { failures: 1, works: false, ..well };
-        let full = LogHealth { full: true, ..well };
+    fn log_health_changes_are_events() {
+        let healthy = LogHealth::WELL;
+        let failing = LogHealth { failures: 1, works: false, ..healthy };
+        let full = LogHealth { full: true, ..healthy };
         let again = LogHealth { works: true, ..failing };
-        // Nothing is lost yet, so nothing is counted.
-        let waiting = LogHealth { works: false, ..well };
+        // Writes are delayed but nothing is lost, so no failure is counted.
+        let waiting = LogHealth { works: false, ..healthy };
         type Of = fn(LogHealth) -> Health;
-        let local: Of = |log| Health { log, ..WELL };
-        let shared: Of = |shared_log| Health { shared_log, ..WELL };
+        let local: Of = |log| Health { log, ..HEALTHY };
+        let shared: Of = |shared_log| Health { shared_log, ..HEALTHY };
         for (of, kinds) in [(local, LOG), (shared, SHARED_LOG)] {
-            let [is_failed, is_works, is_full, is_free] = kinds;
-            let told = |before, now| changes(of(before), of(now)).collect::<Vec<_>>();
-            assert_eq!(told(well, failing), [is_failed]);
-            assert_eq!(told(failing, failing), []);
-            assert_eq!(told(failing, again), [is_works]);
-            assert_eq!(told(well, again), [is_failed, is_works]);
-            assert_eq!((told(well, waiting), told(waiting, well)), (vec![is_failed], vec![is_works]));
-            assert_eq!(told(waiting, failing), [is_failed], "it was waiting, and has lost");
-            assert_eq!((told(well, full), told(full, full)), (vec![is_full], vec![]));
-            assert_eq!(told(full, well), [is_free]);
+            let [failed, works, filled, free] = kinds;
+            let events = |before, now| changes(of(before), of(now)).collect::<Vec<_>>();
+            assert_eq!(events(healthy, failing), [failed]);
+            assert_eq!(events(failing, failing), []);
+            assert_eq!(events(failing, again), [works]);
+            assert_eq!(events(healthy, again), [failed, works]);
+            assert_eq!((events(healthy, waiting), events(waiting, healthy)), (vec![failed], vec![works]));
+            assert_eq!(events(waiting, failing), [failed], "a failure after a delay must be recorded");
+            assert_eq!((events(healthy, full), events(full, full)), (vec![filled], vec![]));
+            assert_eq!(events(full, healthy), [free]);
         }
     }
 }

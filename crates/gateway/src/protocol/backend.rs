@@ -1,7 +1,7 @@
-//! What the server sends, written straight into the send buffer.
+//! Writes server messages directly to the send buffer.
 //!
-//! Strings that come from elsewhere (names, error texts) may hold zero bytes, which would end them early and
-//! shift everything after: they are written as spaces.
+//! Strings from outside (names, error texts) may contain zero bytes, which would terminate them
+//! early and shift the rest of the message. They are written as blanks.
 
 use bytes::BufMut;
 use fulmar_engine::{CommandTag, Error, TransactionStatus};
@@ -9,23 +9,23 @@ use fulmar_engine::{CommandTag, Error, TransactionStatus};
 use super::{Format, Formats};
 use crate::types::{Column, Type};
 
-/// How bad an error is.
+/// The severity of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Severity {
     /// The statement failed.
     Error,
-    /// The connection ends.
+    /// The connection is closed.
     Fatal,
 }
 
-/// Starts a message; [`finish`] fills in its length.
+/// Starts a message. [`finish`] writes its length.
 fn begin(out: &mut Vec<u8>, kind: u8) -> usize {
     out.put_u8(kind);
     out.put_u32(0);
     out.len() - 4
 }
 
-/// Ends the message whose length stands at `at`.
+/// Ends the message whose length field is at `at`.
 fn finish(out: &mut [u8], at: usize) {
     let length = (out.len() - at) as u32;
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
@@ -73,7 +73,7 @@ pub(crate) fn ready(out: &mut Vec<u8>, status: TransactionStatus) {
     });
 }
 
-/// CommandComplete, or EmptyQueryResponse where nothing was run.
+/// CommandComplete, or EmptyQueryResponse for an empty query.
 pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
     let (text, count) = match tag {
         CommandTag::Select(rows) => ("SELECT ", Some(rows)),
@@ -93,27 +93,27 @@ pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
     finish(out, at);
 }
 
-/// CopyInResponse: the client may send text rows of so many columns.
+/// CopyInResponse: the client may send text rows with this number of columns.
 pub(crate) fn copy_in(out: &mut Vec<u8>, columns: usize) {
     copy_response(out, b'G', false, columns);
 }
 
-/// CopyOutResponse: text rows of so many columns follow.
+/// CopyOutResponse: text rows with this number of columns follow.
 pub(crate) fn copy_out(out: &mut Vec<u8>, columns: usize) {
     copy_response(out, b'H', false, columns);
 }
 
-/// CopyInResponse: the client may send bytes that are no rows.
+/// CopyInResponse: the client may send bytes that are not rows.
 pub(crate) fn copy_in_bytes(out: &mut Vec<u8>) {
     copy_response(out, b'G', true, 0);
 }
 
-/// CopyOutResponse: bytes follow that are no rows.
+/// CopyOutResponse: bytes that are not rows follow.
 pub(crate) fn copy_out_bytes(out: &mut Vec<u8>) {
     copy_response(out, b'H', true, 0);
 }
 
-/// CopyData: `write` puts a row's line.
+/// CopyData: `write` writes the line of a row.
 pub(crate) fn copy_data<R>(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let at = begin_copy_data(out);
     let written = write(out);
@@ -121,7 +121,7 @@ pub(crate) fn copy_data<R>(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -
     written
 }
 
-/// Starts a CopyData; [`end_row`] ends it.
+/// Starts a CopyData. [`end_row`] ends it.
 pub(crate) fn begin_copy_data(out: &mut Vec<u8>) -> usize {
     begin(out, b'd')
 }
@@ -140,7 +140,7 @@ fn copy_response(out: &mut Vec<u8>, tag: u8, binary: bool, columns: usize) {
     finish(out, at);
 }
 
-/// The types of a statement's parameters.
+/// ParameterDescription: the types of a statement's parameters.
 pub(crate) fn parameter_description(out: &mut Vec<u8>, oids: impl ExactSizeIterator<Item = u32>) {
     let at = begin(out, b't');
     out.put_u16(oids.len() as u16);
@@ -148,14 +148,14 @@ pub(crate) fn parameter_description(out: &mut Vec<u8>, oids: impl ExactSizeItera
     finish(out, at);
 }
 
-/// The columns of an answer. `types` are those that the values will be sent as.
+/// RowDescription: the columns of a result. `types` are the types in which the values will be sent.
 pub(crate) fn row_description(out: &mut Vec<u8>, columns: &[Column], types: &[Type], formats: &Formats) {
     let at = begin(out, b'T');
     out.put_u16(columns.len() as u16);
     for (index, (column, kind)) in columns.iter().zip(types).enumerate() {
         put_string(out, &column.name);
-        out.put_u32(0); // no table
-        out.put_u16(0); // no column of a table
+        out.put_u32(0); // OID of the table: none
+        out.put_u16(0); // column number in the table: none
         out.put_u32(kind.oid());
         out.put_i16(kind.size());
         out.put_i32(column.modifier);
@@ -164,14 +164,14 @@ pub(crate) fn row_description(out: &mut Vec<u8>, columns: &[Column], types: &[Ty
     finish(out, at);
 }
 
-/// Starts a DataRow; [`end_row`] ends it.
+/// Starts a DataRow. [`end_row`] ends it.
 pub(crate) fn begin_row(out: &mut Vec<u8>, columns: usize) -> usize {
     let at = begin(out, b'D');
     out.put_u16(columns as u16);
     at
 }
 
-/// Ends the DataRow or CopyData that starts where `begin_row` or `begin_copy_data` answered.
+/// Ends the DataRow or CopyData at the position that `begin_row` or `begin_copy_data` returned.
 pub(crate) fn end_row(out: &mut [u8], at: usize) {
     finish(out, at);
 }
@@ -198,7 +198,8 @@ pub(crate) fn error(out: &mut Vec<u8>, error: &Error, severity: Severity) {
         put_field(out, b'H', hint);
     }
     if error.message() == fulmar_engine::STALE_PLAN {
-        // By this name, which is where Postgres finds out, drivers know to prepare the statement again.
+        // PostgreSQL raises this error in a routine of this name. Drivers recognize it and prepare
+        // the statement again.
         put_field(out, b'R', "RevalidateCachedQuery");
     }
     if let Some(position) = error.get_position() {
@@ -210,7 +211,7 @@ pub(crate) fn error(out: &mut Vec<u8>, error: &Error, severity: Severity) {
     finish(out, at);
 }
 
-/// NoticeResponse: a warning.
+/// NoticeResponse: a notice or a warning.
 pub(crate) fn notice(out: &mut Vec<u8>, state: &str, message: &str) {
     let at = begin(out, b'N');
     put_fields(out, if state.starts_with("00") { "NOTICE" } else { "WARNING" }, state, message);
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_as_postgres_writes_them() {
+    fn command_tags_match_postgres() {
         let mut out = Vec::new();
         command_complete(&mut out, CommandTag::Insert(12));
         assert_eq!(&out[..], b"C\0\0\0\x10INSERT 0 12\0");
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_carry_their_fields_and_no_stray_zero_byte() {
+    fn error_fields_contain_no_zero_bytes() {
         let mut out = Vec::new();
         let failure = Error::new(sqlstate::UNDEFINED_TABLE, "no\0table").hint("make one").position(8);
         error(&mut out, &failure, Severity::Error);

@@ -1,55 +1,56 @@
-//! What clients send: frames out of the receive buffer, messages out of frames.
+//! Parses client messages: splits the receive buffer into frames, and decodes frames into messages.
 //!
-//! Nothing here allocates or copies: a message borrows the buffer. Every length and count is checked against the
-//! bytes that are there before it is used, so the worst that hostile input gets is [`Malformed`], which ends
-//! the connection with 08P01.
+//! Nothing is allocated or copied except lists of formats: a message borrows from the buffer. Every
+//! length and count is checked against the available bytes before use. Malformed input results in
+//! [`Malformed`], which closes the connection with 08P01.
 
 use super::{Format, Formats};
 
-/// Input that breaks the protocol, and where.
+/// A protocol violation, with its description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// One whole message, not yet decoded.
+/// A complete message, not yet decoded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<'a> {
-    /// Which message it is.
+    /// The kind of the message.
     pub(crate) kind: u8,
-    /// What follows the length.
+    /// The bytes after the length field.
     pub(crate) body: &'a [u8],
-    /// Bytes of the whole message.
+    /// Size of the whole message in bytes.
     pub(crate) size: usize,
 }
 
-/// The first frame of `input`; `None` if more bytes must come first.
+/// The first frame of `input`. `None` if it is not complete yet.
 pub(crate) fn frame(input: &[u8], limit_bytes: usize) -> Result<Option<Frame<'_>>, Malformed> {
     let Some((&kind, rest)) = input.split_first() else { return Ok(None) };
     let Some(length) = rest.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_be_bytes(*length) as usize;
     if length < 4 {
-        return Err(Malformed("a message's length is less than 4"));
+        return Err(Malformed("invalid message length"));
     }
     if length > limit_bytes {
-        return Err(Malformed("a message is longer than the server accepts"));
+        return Err(Malformed("message exceeds the maximum length"));
     }
     Ok(rest.get(4..length).map(|body| Frame { kind, body, size: length + 1 }))
 }
 
-/// The kind and the size of the message that `input` is a part of, once its head is there.
+/// The kind and the size in bytes of the first message in `input`, once its header has been
+/// received.
 pub(crate) fn head(input: &[u8]) -> Option<(u8, usize)> {
     let (&kind, rest) = input.split_first()?;
     let length = u32::from_be_bytes(*rest.first_chunk::<4>()?);
     Some((kind, length as usize + 1))
 }
 
-/// Whether Describe or Close means a statement or a portal.
+/// The object of a Describe or Close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Statement,
     Portal,
 }
 
-/// A message from a client, after start-up.
+/// A message from a client, after startup.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Message<'a> {
     Query { sql: &'a [u8] },
@@ -66,7 +67,7 @@ pub(crate) enum Message<'a> {
     CopyFail { reason: &'a [u8] },
 }
 
-/// Binds parameters to a statement, making a portal.
+/// Binds parameters to a statement, which creates a portal.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Bind<'a> {
     pub(crate) portal: &'a str,
@@ -76,23 +77,23 @@ pub(crate) struct Bind<'a> {
     pub(crate) result_formats: Formats,
 }
 
-/// The parameter types that a Parse names.
+/// The parameter types in a Parse.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Oids<'a>(&'a [u8]);
 
 impl<'a> Oids<'a> {
-    /// The types in order; 0 leaves one to the server.
+    /// The types in order. 0 means that the server chooses the type.
     pub(crate) fn iter(self) -> impl ExactSizeIterator<Item = u32> + 'a {
         self.0.chunks_exact(4).map(|oid| u32::from_be_bytes([oid[0], oid[1], oid[2], oid[3]]))
     }
 
-    /// The bytes as they came, to compare two lists.
+    /// The undecoded bytes, for comparing two lists.
     pub(crate) fn bytes(self) -> &'a [u8] {
         self.0
     }
 }
 
-/// The parameter values of a Bind; they have been checked to be whole.
+/// The parameter values of a Bind. Their lengths have been checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Values<'a> {
     count: usize,
@@ -100,17 +101,17 @@ pub(crate) struct Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// How many values there are.
+    /// The number of values.
     pub(crate) fn len(self) -> usize {
         self.count
     }
 
-    /// How many bytes they have, with their lengths.
+    /// Size of the values in bytes, including their length fields.
     pub(crate) fn bytes(self) -> usize {
         self.bytes.len()
     }
 
-    /// The values in order; `None` is NULL.
+    /// The values in order. `None` is NULL.
     pub(crate) fn iter(self) -> impl Iterator<Item = Option<&'a [u8]>> {
         let mut reader = Reader(self.bytes);
         (0..self.count).map_while(move |_| reader.value().ok())
@@ -133,11 +134,11 @@ pub(crate) fn message<'a>(frame: &Frame<'a>) -> Result<Message<'a>, Malformed> {
         b'd' => Message::CopyData(std::mem::take(&mut reader.0)),
         b'c' => Message::CopyDone,
         b'f' => Message::CopyFail { reason: reader.string()? },
-        b'F' => return Err(Malformed("function calls are not supported; use SELECT")),
-        _ => return Err(Malformed("unknown message kind")),
+        b'F' => return Err(Malformed("function call messages are not supported")),
+        _ => return Err(Malformed("invalid frontend message type")),
     };
     if !reader.0.is_empty() {
-        return Err(Malformed("a message has bytes left over"));
+        return Err(Malformed("invalid message format"));
     }
     Ok(message)
 }
@@ -160,23 +161,25 @@ fn bind<'a>(reader: &mut Reader<'a>) -> Result<Bind<'a>, Malformed> {
     }
     let values = Values { count, bytes: &values[..values.len() - reader.0.len()] };
     if !formats.fits(count) {
-        return Err(Malformed("Bind gives a number of formats that differs from its number of parameters"));
+        return Err(Malformed("bind message has different numbers of parameter formats and parameters"));
     }
     Ok(Bind { portal, statement, formats, values, result_formats: reader.formats()? })
 }
 
-/// Takes fields off the front of a body.
+/// Reads fields from the front of a body.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let (bytes, rest) = self.0.split_at_checked(count).ok_or(Malformed("a message ends too early"))?;
+        let (bytes, rest) =
+            self.0.split_at_checked(count).ok_or(Malformed("insufficient data left in message"))?;
         self.0 = rest;
         Ok(bytes)
     }
 
     fn chunk<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed("a message ends too early"))?;
+        let (chunk, rest) =
+            self.0.split_first_chunk().ok_or(Malformed("insufficient data left in message"))?;
         self.0 = rest;
         Ok(*chunk)
     }
@@ -190,25 +193,26 @@ impl<'a> Reader<'a> {
     }
 
     fn string(&mut self) -> Result<&'a [u8], Malformed> {
-        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Malformed("a string has no end"))?;
+        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Malformed("invalid string in message"))?;
         let string = &self.0[..end];
         self.0 = &self.0[end + 1..];
         Ok(string)
     }
 
     fn name(&mut self) -> Result<&'a str, Malformed> {
-        std::str::from_utf8(self.string()?).map_err(|_| Malformed("a name is not UTF-8"))
+        std::str::from_utf8(self.string()?)
+            .map_err(|_| Malformed("invalid byte sequence for encoding \"UTF8\" in a name"))
     }
 
     fn target(&mut self) -> Result<Target, Malformed> {
         match self.chunk()? {
             [b'S'] => Ok(Target::Statement),
             [b'P'] => Ok(Target::Portal),
-            _ => Err(Malformed("neither a statement nor a portal")),
+            _ => Err(Malformed("invalid message subtype")),
         }
     }
 
-    /// A value with its length before it; a length of -1 is NULL.
+    /// A value, preceded by its length. The length -1 is NULL.
     fn value(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
         match self.u32()? {
             u32::MAX => Ok(None),
@@ -222,7 +226,7 @@ impl<'a> Reader<'a> {
         let mut formats = codes.chunks_exact(2).map(|code| match code {
             [0, 0] => Ok(Format::Text),
             [0, 1] => Ok(Format::Binary),
-            _ => Err(Malformed("a format is neither text nor binary")),
+            _ => Err(Malformed("unsupported format code")),
         });
         match count {
             0 => Ok(Formats::All(Format::Text)),
@@ -232,8 +236,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether the message that follows in `input` is a Sync, perhaps after closing statements and portals: then an
-/// Execute before it is alone in its transaction.
+/// Returns true if the next message in `input` is a Sync, not counting Close messages before it.
+/// Then an Execute before them is the only statement of its transaction.
 pub(crate) fn sync_follows(mut input: &[u8]) -> bool {
     while let Ok(Some(frame)) = frame(input, usize::MAX) {
         match frame.kind {
@@ -245,7 +249,7 @@ pub(crate) fn sync_follows(mut input: &[u8]) -> bool {
     false
 }
 
-/// Whether the message that follows in `input` executes the portal `name`.
+/// Returns true if the next message in `input` executes the portal `name`.
 pub(crate) fn execute_follows(input: &[u8], name: &str) -> bool {
     match frame(input, usize::MAX) {
         Ok(Some(next)) => {
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_a_client_library_writes() {
+    fn decodes_messages_of_a_client_library() {
         let mut buffer = BytesMut::new();
         client::parse("s1", "SELECT $1", [23, 0], &mut buffer).unwrap();
         let Message::Parse { name, sql, types } = first(&buffer) else { panic!() };
@@ -286,7 +290,7 @@ mod tests {
             None => Ok(IsNull::Yes),
         };
         if client::bind("p", "s1", [1, 0, 0], values, write, [1], &mut buffer).is_err() {
-            panic!("the client library refused to write");
+            panic!("the client library failed to write a Bind");
         }
         let Message::Bind(bind) = first(&buffer) else { panic!() };
         assert_eq!((bind.portal, bind.statement), ("p", "s1"));
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_execute_is_alone_when_only_closes_stand_before_the_sync() {
+    fn sync_follows_skips_only_close_messages() {
         let mut buffer = BytesMut::new();
         client::close(b'P', "p", &mut buffer).unwrap();
         assert!(!sync_follows(&buffer));
@@ -316,23 +320,26 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn rejects_malformed_messages() {
         assert!(frame(&[b'Q', 0, 0, 0, 3], 100).is_err());
         assert!(frame(&[b'Q', 0xff, 0xff, 0xff, 0xff], 100).is_err());
         assert!(frame(&[b'Q', 0, 0, 0, 9, 0], 100).unwrap().is_none());
         let no_end = Frame { kind: b'Q', body: b"SELECT 1", size: 13 };
-        assert_eq!(message(&no_end), Err(Malformed("a string has no end")));
+        assert_eq!(message(&no_end), Err(Malformed("invalid string in message")));
         let left_over = Frame { kind: b'S', body: b"x", size: 6 };
-        assert_eq!(message(&left_over), Err(Malformed("a message has bytes left over")));
-        // One parameter of 2^31 bytes.
+        assert_eq!(message(&left_over), Err(Malformed("invalid message format")));
+        // One parameter of almost 2^31 bytes.
         let short = Frame { kind: b'B', body: b"\0\0\0\0\0\x01\x7f\xff\xff\xff\0\0", size: 17 };
-        assert_eq!(message(&short), Err(Malformed("a message ends too early")));
+        assert_eq!(message(&short), Err(Malformed("insufficient data left in message")));
     }
 
     proptest! {
-        /// Whatever comes, decoding answers, and what it lends lies within what came.
+        /// Decoding returns for any input, and the result borrows only from the input.
         #[test]
-        fn survives_anything(kind in any::<u8>(), body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_input_decodes_or_is_rejected(
+            kind in any::<u8>(),
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
             let decoded = message(&Frame { kind, body: &body, size: body.len() + 5 });
             if let Ok(Message::Bind(bind)) = decoded {
                 prop_assert_eq!(bind.values.iter().count(), bind.values.len());

@@ -1,30 +1,32 @@
-//! The Postgres wire protocol 3.0, as far as a session needs it at speed.
+//! The PostgreSQL wire protocol 3.0: the messages of an established session.
 //!
-//! A message is a byte that says its kind, a length in bytes that counts itself but not the kind, and a body:
+//! A message consists of a kind byte, a length in bytes (which includes itself but not the kind),
+//! and a body:
 //!
 //! ```text
 //! 'E' 00 00 00 09  00  00 00 00 00        Execute: the unnamed portal, no row limit
-//!  |   `- 9 bytes   |   `- rows at most
-//!  kind             `- name, ended by a zero byte
+//!  |   `- 9 bytes   |   `- maximum number of rows
+//!  kind             `- name, terminated by a zero byte
 //! ```
 //!
-//! [`frontend`] reads what clients send, straight from the receive buffer and without copying a name or a
-//! parameter; [`backend`] writes answers straight into the send buffer. What happens once per connection
-//! (start-up packet, authentication, cancel keys) uses the types of the crate `pgwire` instead.
+//! [`frontend`] parses client messages in place in the receive buffer, without copying names or
+//! parameters. [`backend`] writes responses directly to the send buffer. Messages that occur once
+//! per connection (startup packet, authentication, cancel keys) use the types of the crate `pgwire`
+//! instead.
 
 pub(crate) mod backend;
 pub(crate) mod frontend;
 
 use smallvec::SmallVec;
 
-/// How a value travels.
+/// The encoding of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,
     Binary,
 }
 
-/// The formats of a statement's parameters or columns: one for all, or one each.
+/// The formats of a statement's parameters or columns: one for all, or one for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Formats {
     All(Format),
@@ -32,7 +34,7 @@ pub(crate) enum Formats {
 }
 
 impl Formats {
-    /// The format of the item at `index`; `None` if the client gave too few.
+    /// The format of the item at `index`. `None` if the client sent too few.
     pub(crate) fn get(&self, index: usize) -> Option<Format> {
         match self {
             Formats::All(format) => Some(*format),
@@ -40,7 +42,7 @@ impl Formats {
         }
     }
 
-    /// Memory of the list outside of this value.
+    /// Heap memory of the list, in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Formats::Each(formats) if formats.spilled() => formats.capacity() * size_of::<Format>(),
@@ -48,7 +50,7 @@ impl Formats {
         }
     }
 
-    /// Whether the client's list fits `count` items.
+    /// Returns true if the client's list matches `count` items.
     pub(crate) fn fits(&self, count: usize) -> bool {
         match self {
             Formats::All(_) => true,

@@ -1,4 +1,5 @@
-//! Statements that the gateway runs itself.
+//! Execution of statements that the gateway handles itself instead of passing them to SQLite: SET,
+//! SHOW, DISCARD, DEALLOCATE, COPY, procedures, administration and VERIFY.
 
 use fulmar_engine::{
     CREATE_PROCEDURES, CommandTag, Damage, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value,
@@ -18,7 +19,7 @@ use crate::events::{Event, Kind};
 use crate::protocol::backend;
 
 impl Session {
-    /// Runs a command; its rows go to `output`.
+    /// Runs a command and writes its rows to `output`.
     pub(super) async fn command(
         &mut self,
         command: &Command,
@@ -41,7 +42,7 @@ impl Session {
                 }
                 self.note_snapshot();
                 let value = self.settings.get(name)?.to_owned();
-                return self.answer(
+                return self.write_rows(
                     vec![vec![Value::Text(value)]],
                     CommandTag::Plain("SHOW"),
                     layout,
@@ -52,7 +53,7 @@ impl Session {
                 self.note_snapshot();
                 let row = |row: [&str; 3]| row.map(|text| Value::Text(text.to_owned())).to_vec();
                 let rows = self.settings.all().into_iter().map(row).collect();
-                return self.answer(rows, CommandTag::Plain("SHOW"), layout, output);
+                return self.write_rows(rows, CommandTag::Plain("SHOW"), layout, output);
             }
             Command::ResetAll => {
                 self.settings.reset_all();
@@ -99,18 +100,19 @@ impl Session {
                 }
                 if let Some(secret) = secret {
                     let rows = vec![vec![Value::Text(secret)]];
-                    return self.answer(rows, CommandTag::Plain(admin.tag()), layout, output);
+                    return self.write_rows(rows, CommandTag::Plain(admin.tag()), layout, output);
                 }
                 admin.tag()
             }
             Command::Verify => {
                 self.outside_transaction("VERIFY")?;
                 crate::admin::check_right("VERIFY", &self.identity)?;
-                // What is deleted meanwhile would look like damage.
+                // On a replica, files that the primary deletes during the check would be reported
+                // as damage.
                 self.shared.engine.check_owner()?;
                 let damage = self.link.verify().await?.damage;
                 let count = damage.len() as u64;
-                self.note_verified(&damage);
+                self.record_verification(&damage);
                 let catalog = self.shared.catalog.clone();
                 let row = |damage: Damage| {
                     let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
@@ -123,23 +125,23 @@ impl Session {
                     vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
                 };
                 let rows = damage.into_iter().map(row).collect();
-                return self.answer(rows, CommandTag::Select(count), layout, output);
+                return self.write_rows(rows, CommandTag::Select(count), layout, output);
             }
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
     }
 
-    fn note_verified(&self, damage: &[Damage]) {
-        /// Files that are named.
-        const NAMED: usize = 10;
+    fn record_verification(&self, damage: &[Damage]) {
+        const MAX_NAMED_FILES: usize = 10;
         let event = if damage.is_empty() { Event::new(Kind::Verified) } else { Event::new(Kind::Damage) };
-        let files: Vec<&str> = damage.iter().take(NAMED).map(|damage| damage.file.as_str()).collect();
+        let files: Vec<&str> =
+            damage.iter().take(MAX_NAMED_FILES).map(|damage| damage.file.as_str()).collect();
         let event = event.detail("damaged", damage.len()).detail("files", files);
         self.shared.journal().record(event.by(self.identity.actor()));
     }
 
-    /// Writes rows that the gateway made.
-    fn answer(
+    /// Writes rows that the gateway has produced.
+    fn write_rows(
         &self,
         rows: Vec<Vec<Value>>,
         tag: CommandTag,
@@ -201,9 +203,9 @@ impl Session {
         if read_only == Some(true) {
             return Err(Error::new(
                 sqlstate::FEATURE_NOT_SUPPORTED,
-                "a transaction cannot become read-only after it has begun",
+                "a transaction cannot be made read-only after it has begun",
             )
-            .hint("Begin it with BEGIN READ ONLY."));
+            .hint("Begin the transaction with BEGIN READ ONLY."));
         }
         Ok(())
     }
@@ -224,7 +226,7 @@ impl Session {
 
     async fn discard_all(&mut self) -> Result<()> {
         self.outside_transaction("DISCARD ALL")?;
-        // First: a version of the past has no temporary tables.
+        // Before the temporary tables are listed: a historical session has none.
         self.settings.reset_all();
         self.apply_settings();
         let tables = "SELECT name FROM sqlite_temp_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
@@ -241,15 +243,15 @@ impl Session {
     async fn batch(&mut self, statements: &[String], output: &mut Output) -> Result<()> {
         for sql in statements {
             let (statement, _) = self.link.prepare(sql).await?;
-            let mut nothing = Collector::default();
+            let mut discarded = Collector::default();
             let completion =
-                self.link.execute(&statement, &[], batch_scope(statements), &mut nothing).await?;
+                self.link.execute(&statement, &[], batch_scope(statements), &mut discarded).await?;
             self.completed(&completion, output);
         }
         Ok(())
     }
 
-    /// Keeps or forgets a procedure, in the client's transaction.
+    /// Creates or drops a procedure in the client's transaction.
     async fn procedure(&mut self, procedure: &Procedure, output: &mut Output) -> Result<()> {
         let mut name = match procedure {
             Procedure::Create { definition, .. } => definition.name.clone(),
@@ -259,12 +261,14 @@ impl Session {
             definition.check()?;
             self.link.collect(CREATE_PROCEDURES, &[]).await?;
         }
-        let known = "SELECT 1 FROM main.sqlite_schema WHERE name = $1 AND type = 'table'";
-        let mut exists = !self.link.collect(known, &[Value::Text(PROCEDURES.to_owned())]).await?.is_empty();
+        let find_table = "SELECT 1 FROM main.sqlite_schema WHERE name = $1 AND type = 'table'";
+        let mut exists =
+            !self.link.collect(find_table, &[Value::Text(PROCEDURES.to_owned())]).await?.is_empty();
         if exists {
             exists = self.has_procedure(&name).await?;
             let lower = name.to_lowercase();
-            // What a CALL of this name would find: so all were kept once, quoted or not.
+            // CALL falls back to the lower-case name too: earlier versions stored every name in
+            // lower case, quoted or not.
             if !exists && matches!(procedure, Procedure::Drop { .. }) && self.has_procedure(&lower).await? {
                 (name, exists) = (lower, true);
             }
@@ -273,7 +277,8 @@ impl Session {
             Procedure::Create { replace: false, .. } if exists => {
                 const DUPLICATE_FUNCTION: &str = "42723";
                 let message = format!("procedure \"{name}\" already exists");
-                Err(Error::new(DUPLICATE_FUNCTION, message).hint("CREATE OR REPLACE PROCEDURE replaces it."))
+                Err(Error::new(DUPLICATE_FUNCTION, message)
+                    .hint("Use CREATE OR REPLACE PROCEDURE to replace it."))
             }
             Procedure::Create { definition, .. } => {
                 let sql = format!("INSERT OR REPLACE INTO main.{PROCEDURES} VALUES ($1, $2, $3, $4)");
@@ -308,7 +313,8 @@ impl Session {
     }
 }
 
-/// Statements that belong together share a transaction; one alone (it may be a VACUUM) joins none.
+/// The statements of a batch share a transaction. A single statement (possibly a VACUUM, which
+/// cannot run in a transaction) runs on its own.
 fn batch_scope(statements: &[String]) -> Scope {
     if statements.len() == 1 { Scope::Auto } else { Scope::Implicit }
 }

@@ -1,15 +1,17 @@
-//! `COPY t FROM STDIN`: rows from the client into a table. The formats are [`crate::copy`]'s. (And what it has in common
-//! with the other thing that is copied in, a whole database: [`super::copy_database`].)
+//! `COPY t FROM STDIN`: inserts rows that the client sends into a table. [`crate::copy`] parses the
+//! formats. The COPY-in protocol handling here also serves [`super::copy_database`].
 //!
 //! ```text
 //! client: COPY t FROM STDIN          server: CopyInResponse
-//!         CopyData "1\tone\n2\tt"            lines are cut, unescaped, inserted some rows at a time
-//!         CopyData "wo\n"                    (a line may come in pieces)
+//!         CopyData "1\tone\n2\tt"            lines are split, unescaped, inserted in batches
+//!         CopyData "wo\n"                    (a line may span messages)
 //!         CopyDone                           the last rows, the commit, COPY 2
 //! ```
 //!
-//! The rows are inserted by ordinary prepared INSERTs in the client's transaction, or in an implicit one: an error
-//! takes all of them back. They are run as they come, so TCP holds a client back that is faster than the engine.
+//! - Rows are inserted by ordinary prepared INSERTs in the client's transaction, or in an implicit
+//!   one. An error rolls all of them back.
+//! - Each message is processed before the next one is read, so TCP flow control slows down a client
+//!   that is faster than the engine.
 
 use std::sync::Arc;
 
@@ -27,48 +29,50 @@ use crate::dialect::token::{Table, quote_name};
 use crate::protocol::backend;
 use crate::types::{self, Type};
 
-/// Parameters of one INSERT at most.
-const PARAMETERS: usize = 512;
-/// Rows that wait for their batch are charged at this size, smaller ones at the end of each message.
-const CHARGED_BYTES: usize = 64 << 10;
-/// Bytes of rows that wait for the rest of their batch.
-const GATHERED_BYTES: usize = 4 << 20;
+/// Maximum number of parameters of one INSERT.
+const MAX_PARAMETERS: usize = 512;
+/// Buffered rows are charged once they exceed this size. Smaller amounts are charged at the end of
+/// each message.
+const CHARGE_THRESHOLD_BYTES: usize = 64 << 10;
+/// An incomplete batch is inserted once its rows exceed this size.
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// A COPY that is going on.
+/// A COPY in progress.
 pub(super) struct CopyIn {
     pub(super) target: Target,
-    /// Of the text that the COPY stands in; `None` in the extended protocol.
+    /// The statements that follow the COPY in its Query message. `None` in the extended protocol.
     pub(super) rest: Option<Rest>,
-    /// Charged for that text.
+    /// The memory charge for `rest`.
     pub(super) share: Share,
 }
 
-/// What is copied into.
+/// The destination of a COPY.
 pub(super) enum Target {
     Table(Rows),
     Database(Importing),
 }
 
-/// Rows on their way into a table.
+/// Rows to be inserted into a table.
 pub(super) struct Rows {
     table: String,
     columns: usize,
-    /// Inserts `batch` rows at once.
+    /// Inserts `batch` rows.
     insert_batch: Arc<Statement>,
     batch: usize,
     insert_one: Arc<Statement>,
     reader: Reader,
-    /// Values of rows that have not been inserted.
+    /// Values of rows that have not been inserted yet.
     values: Vec<Value>,
-    /// Bytes that they came in, about.
+    /// Approximate size of their text in the messages.
     bytes: usize,
+    /// Rows inserted so far.
     rows: u64,
-    /// Charged for values and unfinished rows.
+    /// The memory charge for `values` and the incomplete row.
     share: Share,
 }
 
 impl Session {
-    /// Prepares the INSERTs and asks for the rows.
+    /// Prepares the INSERTs and requests the rows from the client.
     pub(super) async fn begin_copy(
         &mut self,
         table: &Table,
@@ -85,7 +89,7 @@ impl Session {
             return Err(Error::new(sqlstate::UNDEFINED_TABLE, message));
         }
         format.check_columns(&columns)?;
-        let batch = (PARAMETERS / columns.len()).max(1);
+        let batch = (MAX_PARAMETERS / columns.len()).max(1);
         let (insert_batch, _) = self.link.prepare(&insert(table, &columns, batch)).await?;
         let (insert_one, _) = self.link.prepare(&insert(table, &columns, 1)).await?;
         let declared =
@@ -111,7 +115,7 @@ impl Session {
         self.begin_copy_in(Target::Table(rows), output).await
     }
 
-    /// Sends what asks for the data.
+    /// Sends `output`, which ends with the CopyInResponse.
     pub(super) async fn begin_copy_in(&mut self, target: Target, output: &mut Output) -> Result<()> {
         self.copy = Some(Box::new(CopyIn { target, rest: None, share: Share::default() }));
         let sent = self.link.send(output).await;
@@ -121,11 +125,12 @@ impl Session {
         {
             copy.give_up(self).await;
         }
-        let lost = |_| Error::new(sqlstate::CONNECTION_FAILURE, "the connection was lost when COPY began");
-        sent.map_err(lost)
+        sent.map_err(|_| {
+            Error::new(sqlstate::CONNECTION_FAILURE, "connection to client lost while starting COPY")
+        })
     }
 
-    /// The columns of a table that take values: those that are generated do not. None if there is no such table.
+    /// The columns of a table, without generated columns. Empty if the table does not exist.
     pub(super) async fn table_columns(&mut self, table: &Table) -> Result<Vec<String>> {
         let schema = table.schema.clone().map_or(Value::Null, Value::Text);
         let sql = "SELECT name FROM pragma_table_xinfo($1, $2) WHERE hidden = 0 ORDER BY cid";
@@ -137,7 +142,8 @@ impl Session {
         Ok(names.into_iter().flatten().filter_map(text).collect())
     }
 
-    /// Takes rows. Without a COPY they are the rest of one that failed, and ignored.
+    /// Handles CopyData. Without a COPY in progress, the data belongs to a COPY that has failed,
+    /// and is ignored.
     pub(super) async fn copy_data(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
         match copy.target.take(bytes, self).await {
@@ -149,14 +155,14 @@ impl Session {
         }
     }
 
-    /// The rows are complete.
+    /// Handles CopyDone.
     pub(super) async fn copy_done(&mut self) -> Result<(), Fault> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
         let outcome = copy.target.finish(self).await;
         self.end_of_copy(copy, outcome).await
     }
 
-    /// The client gives up.
+    /// Handles CopyFail.
     pub(super) async fn copy_failed(&mut self, reason: &[u8]) -> Result<(), Fault> {
         let Some(copy) = self.copy.take() else { return Ok(()) };
         let message = format!("COPY from stdin failed: {}", String::from_utf8_lossy(reason));
@@ -164,7 +170,8 @@ impl Session {
         self.end_of_copy(copy, Err(error)).await
     }
 
-    /// Rows came in a message that does not fit in memory. Without a COPY they are the rest of one that failed.
+    /// Handles a CopyData or CopyFail message whose memory charge was rejected. Without a COPY in
+    /// progress, it belongs to a COPY that has failed.
     pub(super) async fn copy_rejected(&mut self, error: Error) -> Result<(), Fault> {
         match self.copy.take() {
             Some(copy) => self.end_of_copy(copy, Err(error)).await,
@@ -172,14 +179,14 @@ impl Session {
         }
     }
 
-    /// The client sends something else.
+    /// Handles a message that is not allowed during COPY.
     pub(super) async fn copy_interrupted(&mut self) -> Result<(), Fault> {
         let Some(copy) = self.copy.take() else { return Ok(()) };
         let error = Error::new(sqlstate::PROTOCOL_VIOLATION, "unexpected message during COPY from stdin");
         self.end_of_copy(copy, Err(error)).await
     }
 
-    /// `outcome` tells how many rows there were.
+    /// Ends a COPY. `outcome` is the number of rows.
     async fn end_of_copy(&mut self, mut copy: Box<CopyIn>, outcome: Result<u64>) -> Result<(), Fault> {
         if outcome.is_err() {
             copy.give_up(self).await;
@@ -198,13 +205,13 @@ impl Session {
             };
         };
         let outcome = match outcome {
-            Ok(rows) => self.go_on_after_copy(rows, &rest).await,
+            Ok(rows) => self.run_rest_of_query(rows, &rest).await,
             Err(error) => Err(error.into()),
         };
         Box::pin(self.end_of_text(outcome)).await
     }
 
-    async fn go_on_after_copy(&mut self, rows: u64, rest: &str) -> Result<(), Fault> {
+    async fn run_rest_of_query(&mut self, rows: u64, rest: &str) -> Result<(), Fault> {
         if super::simple::is_blank(rest) {
             self.link.finish().await?;
         }
@@ -236,22 +243,22 @@ impl Rows {
             let taken = self.reader.take(&mut bytes, &mut self.values);
             let complete = taken.map_err(|error| self.at_line(error))?;
             self.bytes += before - bytes.len().min(before);
-            if !complete || self.bytes > CHARGED_BYTES {
-                self.hold(session)?;
+            if !complete || self.bytes > CHARGE_THRESHOLD_BYTES {
+                self.charge(session)?;
             }
             if !complete {
                 return Ok(());
             }
             if self.values.len() >= self.batch * self.columns {
                 self.insert(self.batch, session).await?;
-            } else if self.bytes > GATHERED_BYTES {
+            } else if self.bytes > MAX_BATCH_BYTES {
                 self.insert_all(session).await?;
             }
         }
     }
 
-    /// Charges unfinished rows and batches.
-    fn hold(&mut self, session: &Session) -> Result<()> {
+    /// Charges the incomplete row and the buffered values.
+    fn charge(&mut self, session: &Session) -> Result<()> {
         let held = self.reader.held_bytes() + self.bytes + self.values.len() * size_of::<Value>();
         self.share.set(session.statements.memory(), held as u64)
     }
@@ -263,7 +270,7 @@ impl Rows {
         Ok(self.rows)
     }
 
-    /// Inserts the rows that are fewer than a batch, one by one.
+    /// Inserts the buffered rows one by one.
     async fn insert_all(&mut self, session: &mut Session) -> Result<()> {
         while !self.values.is_empty() {
             self.insert(1, session).await?;
@@ -283,11 +290,14 @@ impl Rows {
         Ok(())
     }
 
-    /// Says where in the rows an error was met: up to the line that was read last.
+    /// Adds the last line that was read as the error's detail.
     fn at_line(&self, error: Error) -> Error {
         match error.get_detail() {
             Some(_) => error,
-            None => error.detail(format!("COPY {}, up to line {}", self.table, self.reader.lines)),
+            None => error.detail(format!(
+                "The error occurred in COPY {}, at or before line {}.",
+                self.table, self.reader.lines
+            )),
         }
     }
 }
@@ -311,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_insert_numbers_its_parameters() {
+    fn insert_numbers_its_parameters_across_rows() {
         let table = Table { schema: None, name: "t".into() };
         let sql = insert(&table, &["a".into(), "b".into()], 2);
         assert_eq!(sql, r#"INSERT INTO "t" ("a", "b") VALUES ($1, $2), ($3, $4)"#);

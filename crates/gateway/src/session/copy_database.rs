@@ -1,15 +1,20 @@
-//! `COPY DATABASE ... (FORMAT sqlite)`: a whole database as a plain SQLite file, out and in.
+//! `COPY DATABASE ... (FORMAT sqlite)`: exports and imports a whole database as a plain SQLite
+//! file.
 //!
 //! ```text
-//! shop=>    COPY DATABASE TO STDOUT (FORMAT sqlite)          its pages, in order, as fast as the client takes them
-//! fulmar=>  COPY DATABASE shop FROM STDIN (FORMAT sqlite)    makes the tenant
+//! shop=>    COPY DATABASE TO STDOUT (FORMAT sqlite)          sends the pages in order
+//! fulmar=>  COPY DATABASE shop FROM STDIN (FORMAT sqlite)    creates the tenant
 //!
-//! catalog: creating  -->  CopyData: pages go into a segment  -->  CopyDone: manifest, quick_check  -->  catalog: ready
+//! catalog: creating --> CopyData: pages are written to a segment
+//!                   --> CopyDone: manifest, quick_check --> catalog: ready
 //! ```
 //!
-//! Neither is part of a transaction. An export shows what had been committed when it began, or what `fulmar.as_of` shows. An import is a creation
-//! ([`crate::admin`]): until it is complete and SQLite has found it sound nobody sees the tenant, and whatever goes wrong
-//! undoes it.
+//! Neither runs inside a transaction.
+//!
+//! - An export contains the data committed when it began, or the version that `fulmar.as_of`
+//!   selects. Backpressure from the client limits its speed.
+//! - An import creates a tenant ([`crate::admin`]). The tenant is not visible until all pages have
+//!   arrived and `PRAGMA quick_check` has passed. Any failure rolls the creation back.
 
 use std::sync::Arc;
 
@@ -24,15 +29,15 @@ use crate::admin;
 use crate::events::{Event, Kind};
 use crate::protocol::backend;
 
-/// What it is called in errors.
+/// The command's name in error messages.
 const TAG: &str = "COPY DATABASE";
-/// Findings of a check that are shown.
-const FINDINGS: usize = 5;
+/// Maximum number of `quick_check` findings in the error's detail.
+const MAX_FINDINGS: usize = 5;
 
-/// An import that is going on.
+/// An import in progress.
 pub(super) struct Importing {
     tenant: Arc<Tenant>,
-    /// `None` once it is complete.
+    /// `None` once all pages have arrived, or the import was aborted.
     import: Option<Import>,
 }
 
@@ -48,7 +53,7 @@ impl Session {
         let (mut pages, mut piece) = (0, Vec::new());
         while export.next(&mut piece).await? {
             pages += (piece.len() / fulmar_pages::PAGE_SIZE) as u64;
-            // Beside the piece itself.
+            // In addition to `piece` itself.
             output.must_grow(2 * piece.len(), self.statements.memory())?;
             backend::copy_data(output, |out| out.extend_from_slice(&piece));
             piece.clear();
@@ -60,7 +65,7 @@ impl Session {
         Ok(Ran::Done { tag: CommandTag::Copy(pages), rows: 0, spill: None })
     }
 
-    /// Begins to make a tenant, and asks for its pages.
+    /// Begins the creation of a tenant and requests its pages from the client.
     pub(super) async fn begin_import(
         &mut self,
         name: &str,
@@ -91,7 +96,7 @@ impl Importing {
         }
     }
 
-    /// The file is complete: it becomes a tenant if it is sound. Answers its pages.
+    /// Checks the complete file and makes the tenant available. Returns its number of pages.
     pub(super) async fn finish(&mut self, session: &mut Session) -> Result<u64> {
         let Some(import) = self.import.take() else { return Ok(0) };
         let finished = self.check(import, session).await;
@@ -108,47 +113,48 @@ impl Importing {
 
     async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
-        let mut beside = session.link.engine.beside(self.tenant.partition);
-        std::mem::swap(&mut session.link.engine, &mut beside);
+        let mut temporary = session.link.engine.beside(self.tenant.partition);
+        std::mem::swap(&mut session.link.engine, &mut temporary);
         let checked = quick_check(session).await;
-        std::mem::swap(&mut session.link.engine, &mut beside);
-        beside.close().await;
+        std::mem::swap(&mut session.link.engine, &mut temporary);
+        temporary.close().await;
         checked?;
         admin::finish_create(&self.tenant, &session.shared).await?;
         Ok(pages.into())
     }
 
-    /// Leaves nothing of it.
+    /// Aborts the import and rolls back the creation of the tenant.
     pub(super) async fn give_up(&mut self, session: &Session) {
         self.import = None;
         admin::undo(&self.tenant, &session.shared).await;
     }
 }
 
-/// Lets SQLite look at every page of the database that the session's engine is on.
+/// Runs `PRAGMA quick_check`, which reads every page, on the database of the session's engine
+/// session.
 async fn quick_check(session: &mut Session) -> Result<()> {
     let findings = session.link.run_alone("PRAGMA quick_check(5)").await.map_err(|error| {
-        let not_sound = [sqlstate::DATA_CORRUPTED, sqlstate::BAD_COPY_FILE].contains(&error.state());
-        if not_sound { unsound(error.message().to_owned()) } else { error }
+        let is_corrupt = [sqlstate::DATA_CORRUPTED, sqlstate::BAD_COPY_FILE].contains(&error.state());
+        if is_corrupt { corrupt(error.message().to_owned()) } else { error }
     })?;
     let findings = findings.into_iter().flatten().filter_map(|value| match value {
         Value::Text(finding) if finding != "ok" => Some(finding),
         _ => None,
     });
-    let findings: Vec<String> = findings.take(FINDINGS).collect();
-    if findings.is_empty() { Ok(()) } else { Err(unsound(findings.join("\n"))) }
+    let findings: Vec<String> = findings.take(MAX_FINDINGS).collect();
+    if findings.is_empty() { Ok(()) } else { Err(corrupt(findings.join("\n"))) }
 }
 
-fn unsound(findings: String) -> Error {
-    Error::new(sqlstate::BAD_COPY_FILE, "the database is damaged, or was copied while it was in use")
+fn corrupt(findings: String) -> Error {
+    Error::new(sqlstate::BAD_COPY_FILE, "database file is damaged, or was copied while it was in use")
         .detail(findings)
-        .hint("Nothing was imported. Mend it: sqlite3 OLD.db .recover | sqlite3 NEW.db")
+        .hint("Nothing was imported. Repair the file: sqlite3 OLD.db .recover | sqlite3 NEW.db")
 }
 
 impl CopyIn {
-    /// Leaves nothing of a COPY that will not come to its end.
+    /// Cleans up after a COPY that did not complete.
     pub(super) async fn give_up(&mut self, session: &Session) {
-        // Rows go with their transaction.
+        // Inserted rows are rolled back with their transaction.
         if let Target::Database(importing) = &mut self.target {
             importing.give_up(session).await;
         }

@@ -1,10 +1,12 @@
-//! `COPY ... TO STDOUT`: the rows of a query as lines for the client.
+//! `COPY ... TO STDOUT`: sends the rows of a query as lines.
 //!
 //! ```text
-//! client: COPY t TO STDOUT (FORMAT csv)      server: CopyOutResponse, a CopyData for each row, CopyDone, COPY n
+//! client: COPY t TO STDOUT (FORMAT csv)
+//! server: CopyOutResponse, one CopyData per row, CopyDone, COPY n
 //! ```
 //!
-//! The lines go the way of all answers ([`Buffer`]): kept until the query has ended, in a file if they are many.
+//! Like all results ([`Buffer`]), the lines are buffered until the query has ended, and spill to a
+//! temporary file if they are large.
 
 use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
 
@@ -20,7 +22,7 @@ use crate::protocol::backend;
 use crate::types::Type;
 
 impl Session {
-    /// The query for all rows of a table.
+    /// The query that selects all rows of a table.
     pub(super) async fn table_query(&mut self, table: &Table) -> Result<String> {
         let of_tenant = |schema: &String| ["main", "temp"].contains(&schema.as_str());
         let columns = match table.schema.as_ref().is_none_or(of_tenant) {
@@ -28,13 +30,13 @@ impl Session {
             false => Vec::new(),
         };
         Ok(match columns.is_empty() {
-            // A system table, or none.
+            // A system table, or a table that does not exist.
             true => format!("SELECT * FROM {}", table.sql()),
             false => select(table, &columns),
         })
     }
 
-    /// Runs the query; its lines go to `output`.
+    /// Runs the query and writes its lines to `output`.
     pub(super) async fn copy_out(
         &mut self,
         query: &str,
@@ -42,12 +44,12 @@ impl Session {
         output: &mut Output,
     ) -> Result<Ran, Fault> {
         let (plan, rest) = self.plan(query).await?;
-        let Plan::Engine(statement) = &plan else { return Err(no_rows().into()) };
+        let Plan::Engine(statement) = &plan else { return Err(not_a_query().into()) };
         if statement.columns.is_empty() || !super::simple::is_blank(rest) {
-            return Err(no_rows().into());
+            return Err(not_a_query().into());
         }
         if !statement.parameters.is_empty() {
-            let message = "the query of a COPY takes no parameters";
+            let message = "COPY query cannot have parameters";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message).into());
         }
         let columns = columns(&plan);
@@ -73,12 +75,12 @@ impl Session {
     }
 }
 
-fn no_rows() -> Error {
-    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY copies the rows of one query")
-        .hint("COPY (SELECT ...) TO STDOUT")
+fn not_a_query() -> Error {
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY requires a single query that returns rows")
+        .hint("Use COPY (SELECT ...) TO STDOUT.")
 }
 
-/// Rows on their way into CopyData messages.
+/// Writes rows as CopyData messages.
 struct Lines<'a> {
     lines: Buffer<'a>,
     writer: Writer,
@@ -87,7 +89,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// What comes before the first row.
+    /// Writes CopyOutResponse and the header line before the first row.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             backend::copy_out(self.lines.bytes, self.writer.columns());
@@ -106,7 +108,7 @@ impl RowSink for Lines<'_> {
         let head = backend::begin_copy_data(self.lines.bytes) - start;
         for index in 0..row.len() {
             let value = row.get(index);
-            // Every character may be escaped.
+            // In the worst case every character is escaped.
             start = self.lines.make_room_for(2 * encoded_bytes(value, Type::Text), start)?;
             self.writer.value(index, value, self.lines.bytes)?;
         }

@@ -15,21 +15,23 @@ use crate::Result;
 use crate::dialect::token::{LONG_BYTES, Lexer, measure};
 use crate::dialect::{self, Front};
 use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
-use crate::protocol::{Format, backend};
+use crate::protocol::{Format, Formats, backend};
 use crate::system::Viewer;
 use crate::types::infer::Inference;
 use crate::types::{Column, Type, decode};
 
-/// Memory per token while a statement is prepared. The gateway and the engine each keep a list of tokens, one after the other.
+/// Memory per token while a statement is prepared. The gateway and the engine each keep a list of
+/// tokens, one after the other.
 const TOKEN_BYTES: usize = 48;
-/// Memory per token while a statement is translated: its tokens, and the pieces of the new text.
+/// Memory per token while a statement is translated: its tokens and the pieces of the new text.
 const TRANSLATED_TOKEN_BYTES: usize = 128;
 
 impl Session {
-    /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
+    /// Handles a message of the extended protocol. `next` is the rest of the receive buffer.
     ///
-    /// Thousands of messages can arrive with one read, and nothing but Sync and Flush sends their answers. So each message may
-    /// end the time slice, and a large output is sent after each, as PostgreSQL sends a full buffer.
+    /// One read can receive thousands of messages, and only Sync and Flush require that responses
+    /// are sent. Therefore the session may yield before each message, and sends a large output
+    /// after each message, as PostgreSQL sends a full buffer.
     pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), Fault> {
         self.link.give_way().await?;
         match message {
@@ -49,14 +51,14 @@ impl Session {
         Ok(self.flush_if_large().await?)
     }
 
-    /// After an error nothing is done until Sync.
+    /// Reports an error. All messages until the next Sync are skipped.
     pub(super) fn extended_failed(&mut self, error: &Error) {
         self.report(error);
         self.skipping = true;
         self.link.engine.fail();
     }
 
-    /// Ends the implicit transaction and what an error left to be skipped.
+    /// Handles Sync: ends the implicit transaction, and skipping after an error.
     pub(super) async fn sync(&mut self) -> Result<(), Fault> {
         self.skipping = false;
         match self.link.finish().await.map_err(Fault::from) {
@@ -92,8 +94,8 @@ impl Session {
         statement: Arc<Statement>,
         types: Oids<'_>,
     ) -> Result<Arc<Prepared>> {
-        if let Some(known) = self.statements.described(&statement, types) {
-            return Ok(known);
+        if let Some(cached) = self.statements.described(&statement, types) {
+            return Ok(cached);
         }
         let plan = Plan::Engine(statement.clone());
         let mut columns = statements::columns(&plan);
@@ -105,13 +107,13 @@ impl Session {
         Ok(prepared)
     }
 
-    /// Gives expressions the types that their text tells.
+    /// Infers the types of result columns that are expressions from the statement's text.
     pub(super) async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
         let logical = if statement.uses_system() { Type::Bool } else { Type::Int8 };
         let mut work = Share::default();
         if statement.sql.len() >= LONG_BYTES {
             let bytes = Lexer::new(&statement.sql).count() * TOKEN_BYTES;
-            // Without memory, columns keep the types that SQLite declares.
+            // If memory is short, columns keep the types that SQLite declares.
             if !work.covers(self.statements.memory(), bytes as u64) {
                 return;
             }
@@ -121,7 +123,7 @@ impl Session {
             return;
         }
         let mut probed = Vec::new();
-        // A probe that SQLite does not understand was no good guess.
+        // If SQLite rejects the probe, the guess was wrong and is ignored.
         if let Some(probe) = inference.probe()
             && let Ok(probe) = self
                 .link
@@ -135,14 +137,14 @@ impl Session {
         }
     }
 
-    /// The session, as system tables are to see it.
+    /// A snapshot of the session's state for system tables.
     pub(super) fn viewer(&mut self) -> Arc<Viewer> {
         self.note_snapshot();
         let (shared, settings) = (self.shared.clone(), self.settings.clone());
         Arc::new(Viewer::new(shared, self.identity.clone(), self.link.handle.pid, settings))
     }
 
-    /// Finds out how to run the first statement of `sql`; answers what follows it too.
+    /// Plans the first statement of `sql`. Also returns the text that follows it.
     pub(super) async fn plan<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
         if sql.len() < LONG_BYTES {
             return self.plan_only(sql).await;
@@ -150,8 +152,9 @@ impl Session {
         Box::pin(self.plan_of_long(sql)).await
     }
 
-    /// The same for a text that may be long: its first statement is measured before its tokens are kept, and the memory of its
-    /// translation is charged. Other statements of the text are not looked at.
+    /// [`Session::plan`] for a long text: charges the memory for tokens and translation before they
+    /// are allocated. Only the first statement is measured; the statements after it are not
+    /// scanned.
     async fn plan_of_long<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
         let limit_bytes = self.shared.engine.max_statement_bytes();
         let extent = measure(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
@@ -193,7 +196,7 @@ impl Session {
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
                 let known = Known { system, parameters, ..Known::default() };
-                // A place in this text would mislead.
+                // A position in the translated text would be misleading.
                 let statement = self.link.prepare_as(&translated.sql, known).await;
                 Ok((Plan::Engine(statement.map_err(Error::without_position)?), rest))
             }
@@ -218,9 +221,12 @@ impl Session {
         }
         if !bind.result_formats.fits(prepared.columns.len()) {
             let columns = prepared.columns.len();
-            let message = format!(
-                "bind message has another number of result formats than the query's {columns} columns"
-            );
+            let formats = match &bind.result_formats {
+                Formats::All(_) => 1,
+                Formats::Each(formats) => formats.len(),
+            };
+            let message =
+                format!("bind message has {formats} result formats but query has {columns} columns");
             return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, message));
         }
         let memory = self.statements.memory().clone();
@@ -253,7 +259,8 @@ impl Session {
         let mut portal = self.statements.take_portal(name)?;
         let mut charged = Ok(());
         if let Some(prepared) = &portal.prepared {
-            // Where the first row is to name types, and is about to come, the description waits for it.
+            // If column types depend on the first row and Execute follows, RowDescription is sent
+            // with the first row.
             portal.describe = prepared.is_open() && frontend::execute_follows(next, name);
             if !portal.describe {
                 charged = self.output.must_grow(prepared.description_bytes(), self.statements.memory());
@@ -288,15 +295,15 @@ impl Session {
             Progress::Suspended(answer) => return self.send_portion(answer, portal, limit_rows).await,
             Progress::Done if prepared.columns.is_empty() => {
                 const OBJECT_NOT_IN_STATE: &str = "55000";
-                return Err(Error::new(OBJECT_NOT_IN_STATE, "the portal has been run already").into());
+                return Err(Error::new(OBJECT_NOT_IN_STATE, "portal has already been run").into());
             }
             Progress::Done => {
                 backend::command_complete(&mut self.output, CommandTag::Select(0));
                 return Ok(());
             }
         }
-        let alone = !self.link.implicit && frontend::sync_follows(next);
-        let scope = if alone { Scope::Auto } else { Scope::Implicit };
+        let autocommit = !self.link.implicit && frontend::sync_follows(next);
+        let scope = if autocommit { Scope::Auto } else { Scope::Implicit };
         let layout =
             Layout { columns: &prepared.columns, formats: portal.formats(), describe: portal.describe };
         let values = &portal.values[..statement_parameters(&prepared.plan).min(portal.values.len())];
@@ -319,7 +326,8 @@ impl Session {
         self.send_portion(Box::new(answer), portal, limit_rows).await
     }
 
-    /// Sends the next rows of an answer. As in Postgres, the tag counts the rows of the last portion.
+    /// Sends the next rows of a result. As in PostgreSQL, the command tag counts the rows of this
+    /// Execute only.
     async fn send_portion(
         &mut self,
         mut answer: Box<Answer>,
@@ -328,10 +336,9 @@ impl Session {
     ) -> Result<(), Fault> {
         let mut sent = 0;
         loop {
-            /// Rows that gather before they are sent.
-            const PORTION_ROWS: u32 = 1000;
-            let left =
-                if limit_rows == 0 { PORTION_ROWS } else { (limit_rows - sent as u32).min(PORTION_ROWS) };
+            /// Rows to buffer before they are sent.
+            const BATCH_ROWS: u32 = 1000;
+            let left = if limit_rows == 0 { BATCH_ROWS } else { (limit_rows - sent as u32).min(BATCH_ROWS) };
             let (rows, end) = answer.take_rows(left, &mut self.output)?;
             sent += rows;
             if end {
@@ -353,7 +360,7 @@ impl Session {
     }
 }
 
-/// How many parameters the engine wants: a client may have given types for more.
+/// The number of parameters of the engine's statement. The client may have declared more.
 fn statement_parameters(plan: &Plan) -> usize {
     match plan {
         Plan::Engine(statement) => statement.parameters.len(),
@@ -367,16 +374,16 @@ fn bind_values(portal: &mut Portal, bind: &Bind<'_>, prepared: &Prepared) -> Res
         let value = match (bytes, parameter.kind, format) {
             (None, ..) => fulmar_engine::Value::Null,
             (Some(bytes), Some(kind), format) => decode::value(bytes, kind, format)
-                .map_err(|error| error.detail(format!("parameter ${}", index + 1)))?,
+                .map_err(|error| error.detail(format!("The value is parameter ${}.", index + 1)))?,
             (Some(bytes), None, Format::Text) => fulmar_engine::Value::Text(decode::utf8(bytes)?.to_owned()),
             (Some(_), None, Format::Binary) => {
                 let message = format!(
-                    "parameter ${} is of a type (oid {}) that is not supported in binary",
+                    "binary format is not supported for the type of parameter ${} (OID {})",
                     index + 1,
                     parameter.oid
                 );
                 return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
-                    .hint("Send it as text, or as one of the types that docs/sql.md lists."));
+                    .hint("Send the value as text, or use one of the types listed in docs/sql.md."));
             }
         };
         portal.values.push(value);
@@ -384,7 +391,7 @@ fn bind_values(portal: &mut Portal, bind: &Bind<'_>, prepared: &Prepared) -> Res
     Ok(())
 }
 
-/// Whether a statement is only white space and comments.
+/// Returns true if a statement is only white space and comments.
 pub(super) fn is_empty(statement: &Statement) -> bool {
     statement.kind == StatementKind::Empty
 }

@@ -1,18 +1,22 @@
-//! Memory and files that a session holds: one [`Account`] per session, one [`Share`] per owner.
+//! Memory accounting: quotas for the memory and the temporary files of a session.
+//!
+//! A session has one [`Account`] per resource. Each object that uses the resource holds a [`Share`]
+//! of it (a reservation):
 //!
 //! ```text
 //! Account of memory  <-- Share of a message that is being received
-//!                    <-- Share of a Prepared: its text and descriptions (once, under however many names and portals)
+//!                    <-- Share of a Prepared: text and descriptions, once for all its names
 //!                    <-- Share of a name of a Prepared
 //!                    <-- Share of a Portal: its name, formats and bound values
-//!                    <-- Share of an Output, of an Answer: rows that have not been sent
+//!                    <-- Share of an Output or an Answer: rows that have not been sent
 //!                    <-- Share of the session's parameters (SET)
 //!                    <-- Share of a statement that is being translated and prepared
 //! Account of files   <-- Share of a Spill: the part of a result in a temporary file
 //! ```
 //!
-//! A share returns its bytes when its owner is dropped. The first 16 KiB of a session are free. Beyond them its account
-//! charges the tenant ([`crate::memory`]) in steps of 64 KiB, so that ordinary statements touch no shared counter.
+//! A share returns its bytes when it is dropped. The first 16 KiB of a session are free. Above
+//! that, its account charges the tenant's budget ([`crate::memory`]) in steps of 64 KiB, so that
+//! ordinary statements access no shared counter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,73 +28,76 @@ use super::rows::ANSWER_BYTES;
 use crate::Result;
 use crate::memory::{Budget, Class, Shortage};
 
-/// The most memory of one session, whatever its tenant's limit.
+/// Maximum memory of one session, independent of the tenant's limit.
 const MEMORY_BYTES: u64 = 4 * super::MESSAGE_BYTES as u64;
-/// A session holds this much without a charge.
+/// Memory that a session can use without a charge.
 pub(crate) const FREE_BYTES: u64 = 16 << 10;
-/// An account charges its tenant for a multiple of this.
+/// The charge of an account is a multiple of this.
 const STEP_BYTES: u64 = 64 << 10;
-/// A session that has charged no more than this may use the reserve.
+/// Sessions with at most this charge can use the reserve of the tenant's budget.
 const SMALL_BYTES: u64 = 2 * STEP_BYTES;
-/// How long a message, or the translation of a long statement, waits for memory.
+/// How long a long message, or the translation of a long statement, waits for memory.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// What a session holds of one kind.
+/// A session's use of one resource, in bytes.
 pub(crate) struct Account {
     held: AtomicU64,
-    /// The part of it that is charged to the tenant.
+    /// The part of `held` that is charged to the tenant.
     charged: AtomicU64,
-    bound: u64,
-    /// Whose memory it is; `None` for files.
+    limit: u64,
+    /// The budget to charge. `None` for files.
     tenant: Option<Arc<Budget>>,
-    /// The error at the bound, and its hint.
-    cause: &'static str,
-    remedy: &'static str,
+    /// The name of the resource in the error at the limit, and the hint.
+    resource: &'static str,
+    hint: &'static str,
 }
 
 impl Account {
-    /// For memory that is charged to a tenant.
+    /// An account of memory, charged to a tenant.
     pub(crate) fn of_memory(tenant: Arc<Budget>) -> Arc<Account> {
         Arc::new(Account {
             held: AtomicU64::new(0),
             charged: AtomicU64::new(0),
-            bound: MEMORY_BYTES,
+            limit: MEMORY_BYTES,
             tenant: Some(tenant),
-            cause: "the messages, prepared statements and portals of a session can hold",
-            remedy: "Close those that you no longer need, or fetch all rows of a portal before you bind the next.",
+            resource: "session memory for messages, prepared statements and portals",
+            hint: "Close statements and portals that are no longer needed, or fetch all rows of a \
+                   portal before binding the next one.",
         })
     }
 
-    /// For temporary files. One result may take it all.
+    /// An account of temporary files. A single result can use all of it.
     pub(crate) fn of_files() -> Arc<Account> {
         Arc::new(Account {
             held: AtomicU64::new(0),
             charged: AtomicU64::new(0),
-            bound: ANSWER_BYTES,
+            limit: ANSWER_BYTES,
             tenant: None,
-            cause: "the answers of a session that are not sent yet can have",
-            remedy: "Ask for fewer rows or columns at once, and close portals whose rows you no longer need.",
+            resource: "temporary file size of the session's unsent results",
+            hint: "Query fewer rows or columns at a time, and close portals that are no longer needed.",
         })
     }
 
-    /// An account of a tenant with plenty of memory.
+    /// An account of a tenant whose budget is never exhausted.
     #[cfg(test)]
     pub(crate) fn unlimited() -> Arc<Account> {
         Account::of_memory(Budget::of_tenant(&Budget::of_node(1 << 40)))
     }
 
-    fn full(&self) -> Error {
-        let (size, unit) = match self.bound >> 30 {
-            0 => (self.bound >> 20, "MiB"),
+    fn limit_error(&self) -> Error {
+        let (size, unit) = match self.limit >> 30 {
+            0 => (self.limit >> 20, "MiB"),
             size => (size, "GiB"),
         };
-        Error::new(sqlstate::PROGRAM_LIMIT, format!("{} {size} {unit} at most", self.cause)).hint(self.remedy)
+        let message = format!("{} exceeds {size} {unit}", self.resource);
+        Error::new(sqlstate::PROGRAM_LIMIT, message).hint(self.hint)
     }
 
-    /// Only one task of a session works at a time, so load and store need not be one step.
+    /// Takes bytes. Load and store need not be one atomic operation, because only one task of a
+    /// session runs at a time.
     fn take(&self, bytes: u64, optional: bool) -> Result<(), Refusal> {
         let held = self.held.load(Ordering::Relaxed).saturating_add(bytes);
-        if held > self.bound {
+        if held > self.limit {
             return Err(Refusal::Session);
         }
         let charged = self.charged.load(Ordering::Relaxed);
@@ -121,7 +128,7 @@ impl Account {
         }
     }
 
-    /// Resolves once a session waits for memory of the node.
+    /// Resolves once a session waits because the node's budget is exhausted.
     pub(crate) async fn node_shortage(&self) {
         match &self.tenant {
             Some(tenant) => tenant.node_shortage().await,
@@ -134,29 +141,30 @@ impl Account {
             tenant.count_rejection();
         }
         match refusal {
-            Refusal::Session => self.full(),
+            Refusal::Session => self.limit_error(),
             Refusal::Memory(shortage) => shortage.error(),
         }
     }
 }
 
-/// Why an account takes no more.
+/// Why an account rejected a charge.
 enum Refusal {
-    /// The session's own bound.
+    /// The session's own limit is reached.
     Session,
+    /// The budget of the tenant or of the node is exhausted.
     Memory(Shortage),
 }
 
-/// What one of its owners holds.
+/// The bytes that one object holds of an account.
 #[derive(Default)]
 pub(crate) struct Share {
-    /// `None` until something is held.
+    /// `None` before the first charge.
     account: Option<Arc<Account>>,
     bytes: u64,
 }
 
 impl Share {
-    /// Changes the bytes it holds. If the charge is rejected it holds nothing.
+    /// Changes the size of the share. If the charge is rejected, the share is released.
     pub(crate) fn set(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
         if bytes > self.bytes {
             let grown = self.cover(account, bytes);
@@ -165,20 +173,21 @@ impl Share {
             }
             return grown;
         }
-        let given = self.bytes - bytes;
+        let released = self.bytes - bytes;
         self.bytes = bytes;
-        if given > 0 {
-            account.give(given);
+        if released > 0 {
+            account.give(released);
         }
         Ok(())
     }
 
-    /// Holds at least this much. If the charge is rejected it is unchanged.
+    /// Grows the share to at least `bytes`. If the charge is rejected, the share is unchanged.
     pub(crate) fn cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
         self.try_cover(account, bytes, false).map_err(|refusal| account.error(refusal))
     }
 
-    /// As [`Share::cover`], for memory that the caller can do without.
+    /// Like [`Share::cover`], for memory that the caller can do without. Returns false if the
+    /// charge is rejected.
     pub(crate) fn covers(&mut self, account: &Arc<Account>, bytes: u64) -> bool {
         self.try_cover(account, bytes, true).is_ok()
     }
@@ -193,12 +202,12 @@ impl Share {
         Ok(())
     }
 
-    /// As [`Share::cover`], but waits up to `patience` for other sessions to release memory.
+    /// Like [`Share::cover`], but waits up to `max_wait` for other sessions to release memory.
     pub(crate) async fn cover_or_wait(
         &mut self,
         account: &Arc<Account>,
         bytes: u64,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<()> {
         let refusal = match (self.try_cover(account, bytes, false), &account.tenant) {
             (Ok(()), _) => return Ok(()),
@@ -208,7 +217,7 @@ impl Share {
                     Err(Refusal::Session) => Ok(Err(Refusal::Session)),
                     Ok(()) => Ok(Ok(())),
                 };
-                match tokio::time::timeout(patience, tenant.wait_for(attempt)).await {
+                match tokio::time::timeout(max_wait, tenant.wait_for(attempt)).await {
                     Ok(Ok(Ok(()))) => return Ok(()),
                     Ok(Ok(Err(refusal))) => refusal,
                     Ok(Err(shortage)) => Refusal::Memory(shortage),
@@ -220,17 +229,17 @@ impl Share {
         Err(account.error(refusal))
     }
 
-    /// What it holds.
+    /// The size of the share.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Holds nothing any more.
+    /// Returns all bytes to the account.
     pub(crate) fn release(&mut self) {
         self.shrink(0);
     }
 
-    /// Holds at most this much.
+    /// Shrinks the share to at most `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         if let Some(account) = &self.account
             && self.bytes > bytes
@@ -260,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_given_back() {
+    fn shares_return_their_bytes_to_the_account() {
         let account = Account::unlimited();
         let held = || account.held.load(Ordering::Relaxed);
         let (mut one, mut other) = (Share::default(), Share::default());
@@ -270,16 +279,16 @@ mod tests {
         assert_eq!(held(), MEMORY_BYTES - 6);
         let error = other.set(&account, 11).unwrap_err();
         assert_eq!((error.state(), held()), (sqlstate::PROGRAM_LIMIT, MEMORY_BYTES - 10));
-        assert!(error.message().ends_with("256 MiB at most"), "{}", error.message());
+        assert!(error.message().ends_with("exceeds 256 MiB"), "{}", error.message());
         drop(one);
         other.set(&account, MEMORY_BYTES).unwrap();
         other.release();
         assert_eq!(held(), 0);
-        assert!(Account::of_files().full().message().ends_with("8 GiB at most"));
+        assert!(Account::of_files().limit_error().message().ends_with("exceeds 8 GiB"));
     }
 
     #[test]
-    fn a_tenant_is_charged_in_steps_beyond_what_is_free() {
+    fn tenant_is_charged_in_steps_above_the_free_allowance() {
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let account = Account::of_memory(tenant.clone());
         let mut share = Share::default();
@@ -290,7 +299,7 @@ mod tests {
         share.cover(&account, FREE_BYTES + STEP_BYTES + 1).unwrap();
         assert_eq!(tenant.used_bytes(), 2 * STEP_BYTES);
         share.cover(&account, 1).unwrap();
-        assert_eq!(share.bytes(), FREE_BYTES + STEP_BYTES + 1, "cover must not shrink a share");
+        assert_eq!(share.bytes(), FREE_BYTES + STEP_BYTES + 1, "cover() must not shrink a share");
         share.set(&account, 1).unwrap();
         assert_eq!(tenant.used_bytes(), 0);
         share.set(&account, 10 << 20).unwrap();
@@ -299,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn small_sessions_pass_when_the_tenant_is_full() {
+    fn small_sessions_can_use_the_reserve_when_the_budget_is_exhausted() {
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let account = || Account::of_memory(tenant.clone());
-        let (hoarder, small) = (account(), account());
-        let (mut most, mut some) = (Share::default(), Share::default());
-        most.set(&hoarder, 32 << 20).unwrap();
+        let (large_session, small) = (account(), account());
+        let (mut large, mut some) = (Share::default(), Share::default());
+        large.set(&large_session, 32 << 20).unwrap();
         some.set(&small, 100 << 10).unwrap();
         let error = some.cover(&small, 1 << 20).unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY);
@@ -312,16 +321,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_for_memory_is_bounded() {
+    async fn wait_for_memory_times_out() {
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let account = || Account::of_memory(tenant.clone());
-        let (hoarder, waiter) = (account(), account());
-        let (mut most, mut some) = (Share::default(), Share::default());
-        most.set(&hoarder, 32 << 20).unwrap();
+        let (large_session, waiter) = (account(), account());
+        let (mut large, mut some) = (Share::default(), Share::default());
+        large.set(&large_session, 32 << 20).unwrap();
         let error = some.cover_or_wait(&waiter, 1 << 20, Duration::ZERO).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY);
         let waiting = some.cover_or_wait(&waiter, 1 << 20, MAX_WAIT);
-        let (waited, ()) = tokio::join!(waiting, async { most.release() });
+        let (waited, ()) = tokio::join!(waiting, async { large.release() });
         waited.unwrap();
         assert_eq!(some.bytes(), 1 << 20);
     }

@@ -1,7 +1,8 @@
-//! What the limits of its tenant, and its user's rights, mean for a session: bounds of its parameters, and what its
-//! transactions may take.
+//! Applies the tenant's limits and the user's access rights to a session: bounds of its parameters
+//! and limits of its transactions.
 //!
-//! A limit that changes is seen with the next message. To know that there is one to be seen costs a look at a number.
+//! A changed limit takes effect with the next message. Detecting a change costs one comparison of a
+//! generation number per message.
 
 use fulmar_engine::{Error, TransactionLimits, sqlstate};
 use fulmar_meta::{Access, Limit, LiveLimits, Unit};
@@ -9,13 +10,13 @@ use fulmar_meta::{Access, Limit, LiveLimits, Unit};
 use super::Session;
 use crate::Result;
 
-/// Parameters that a limit bounds.
+/// Parameters that are bounded by a limit.
 const BOUNDED: [(&str, Limit); 2] = [
     ("statement_timeout", Limit::StatementTimeout),
     ("idle_in_transaction_session_timeout", Limit::IdleInTransactionTimeout),
 ];
 
-/// The most that a parameter can be, which is also its default.
+/// The maximum of a parameter, which is also its default.
 #[derive(Clone)]
 struct Bound {
     limit: Limit,
@@ -27,11 +28,11 @@ struct Bound {
 #[derive(Clone, Default)]
 pub(super) struct Bounds {
     times: [Option<Bound>; BOUNDED.len()],
-    /// The user may not write.
+    /// The user has read-only access.
     read_only: bool,
 }
 
-/// The parameter that is bounded by what the user may do.
+/// The parameter that is bounded by the user's access.
 const READ_ONLY: &str = "default_transaction_read_only";
 
 impl Bounds {
@@ -45,11 +46,12 @@ impl Bounds {
     }
 
     fn find(&self, parameter: &str) -> Option<&Bound> {
-        let place = BOUNDED.iter().position(|(name, _)| *name == parameter)?;
-        self.times[place].as_ref()
+        let index = BOUNDED.iter().position(|(name, _)| *name == parameter)?;
+        self.times[index].as_ref()
     }
 
-    /// The value that holds of one that was set, perhaps when its bound was another.
+    /// The effective value of a parameter. `value` may have been set under an earlier, higher
+    /// bound.
     pub(super) fn within<'a>(&'a self, parameter: &str, value: &'a str) -> &'a str {
         match self.find(parameter) {
             None if self.read_only && parameter == READ_ONLY => "on",
@@ -58,33 +60,34 @@ impl Bounds {
         }
     }
 
-    /// Refuses a value beyond the bound.
+    /// Rejects a value beyond the bound.
     pub(super) fn check(&self, parameter: &str, value: &str) -> Result<()> {
         if self.read_only && parameter == READ_ONLY && value == "off" {
             return Err(Error::new(
                 sqlstate::INSUFFICIENT_PRIVILEGE,
-                format!("permission denied to switch off \"{parameter}\""),
+                format!("permission denied to set parameter \"{parameter}\" to off"),
             )
-            .hint("The user may only read this database; GRANT CONNECT ON DATABASE lets it write."));
+            .detail("The user has read-only access to the database.")
+            .hint("A superuser can run GRANT CONNECT ON DATABASE to allow writes."));
         }
         let Some(bound) = self.find(parameter).filter(|bound| !bound.admits(value)) else { return Ok(()) };
-        let (limit, most) = (bound.limit.name(), &bound.text);
+        let (limit, max) = (bound.limit.name(), &bound.text);
         let message =
-            format!("parameter \"{parameter}\" cannot be set to \"{value}\": the database's limit is {most}");
+            format!("cannot set parameter \"{parameter}\" to \"{value}\": the database's limit is {max}");
         Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
             .hint(format!("A superuser can raise the limit with ALTER DATABASE ... SET {limit}.")))
     }
 }
 
 impl Bound {
-    /// 0 is for ever.
+    /// Returns true if `value` is within the bound. 0 means no timeout, so it is not.
     fn admits(&self, value: &str) -> bool {
         Unit::Milliseconds.parse(value).is_some_and(|time| time > 0 && time <= self.milliseconds)
     }
 }
 
 impl Session {
-    /// Does what the tenant's limits ask for, if they have changed.
+    /// Applies the tenant's limits if they have changed.
     pub(super) fn follow_limits(&mut self) {
         let generation = self.identity.limits.generation();
         if generation == self.limits_seen {
@@ -110,12 +113,14 @@ impl Session {
     }
 }
 
-/// Temporary files that the sessions of a tenant may have without a `temp_file_limit`, in proportion to its `max_size`. A VACUUM of
-/// a full database needs three times as much.
+/// The default of `temp_file_limit` as a multiple of `max_size`. A VACUUM of a full database needs
+/// three times the database's size.
 const TEMPORARY_PER_SIZE: u64 = 4;
+/// The minimum of that default.
 const MIN_TEMPORARY_KILOBYTES: u64 = 64 << 10;
 
-/// Bytes that the temporary files of a tenant's sessions may have; the engine lowers that to the tenant's share of the disk.
+/// Maximum size of the temporary files of a tenant's sessions. The engine lowers it to the tenant's
+/// share of the disk.
 fn temporary_bytes(limits: &LiveLimits) -> u64 {
     let of_size = || {
         let kilobytes = limits.get(Limit::MaxSize)?.saturating_mul(TEMPORARY_PER_SIZE);
@@ -132,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn temporary_files_follow_the_size_of_the_database() {
+    fn temp_file_limit_defaults_to_four_times_max_size() {
         let of = |size, limit| {
             let mut limits = Limits::default();
             limits.set(Limit::MaxSize, size);

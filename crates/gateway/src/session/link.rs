@@ -1,19 +1,22 @@
-//! A session's two ends: the client's connection and the engine's session, and running one while watching the other.
+//! Links the client's connection to the engine session: runs a statement while watching the
+//! connection for a disconnect, and the clock for `statement_timeout`.
 //!
-//! A future of the engine is always run to its end: it holds a coroutine of SQLite that nobody else can finish. Whoever
-//! wants it to end sooner (the client has gone, the time is up, the server stops) *cancels*, and then waits like
-//! everybody else:
+//! A future of the engine is always polled to completion, because it owns a SQLite coroutine that
+//! cannot be dropped midway. To end it early (disconnect, timeout, shutdown), the session cancels
+//! the statement and keeps polling:
 //!
 //! ```text
-//! poll the statement --ready--> answer
-//!        `-- pending: look at the connection and the clock; gone or late: cancel (once), go on polling
+//! poll the statement --ready--> result
+//!        `-- pending: check the connection and the timeout
+//!                     disconnected or timed out: cancel once, continue polling
 //! ```
 //!
-//! Nearly all statements are ready at the first poll and never get to the second line.
+//! Nearly all statements are ready at the first poll and skip these checks.
 //!
-//! A cancelled statement that is in a call of SQLite's which cannot be interrupted (it is on the engine's offload pool then)
-//! may take minutes to notice. Its client does not wait for it: after [`OVERDUE_GRACE`] the client gets the statement's
-//! error as a FATAL one and the connection is closed. The session ends when the call returns.
+//! A cancelled statement can be inside a SQLite call that cannot be interrupted. It then runs on
+//! the engine's offload pool and may take minutes to react. Its client does not wait for it: after
+//! [`OVERDUE_GRACE`] the client gets the statement's error with severity FATAL and is disconnected.
+//! The session ends when the call returns.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -33,7 +36,7 @@ use crate::registry::Handle;
 use crate::wire::{Closed, Wire};
 use crate::{Result, fair};
 
-/// Resolves when the client of a partly received message is to be disconnected.
+/// Resolves when a client that sent only part of a message must be disconnected.
 pub(crate) type Stall = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The client's connection and the engine's session.
@@ -45,21 +48,21 @@ pub(crate) struct Link {
     pub(crate) timeout: Option<Duration>,
     /// `idle_in_transaction_session_timeout`; `None` if there is none.
     pub(crate) idle_timeout: Option<Duration>,
-    /// Whether an implicit transaction may be open.
+    /// True if an implicit transaction may be open.
     pub(crate) implicit: bool,
-    /// Others have been told of something that has ended since.
+    /// True if the session's activity (`pg_stat_activity`) is not shown as idle.
     pub(crate) noted: bool,
 }
 
 impl Link {
-    /// Prepares the first statement of `sql`; answers the rest too.
+    /// Prepares the first statement of `sql`. Also returns the text that follows it.
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         self.check_client()?;
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.prepare(sql)), wire, handle, *timeout).await
     }
 
-    /// Prepares a statement of which more is known than its text.
+    /// Prepares a statement with properties that are not part of its text.
     pub(crate) async fn prepare_as(&mut self, sql: &str, known: Known<'_>) -> Result<Arc<Statement>> {
         self.check_client()?;
         let Link { engine, wire, handle, timeout, .. } = self;
@@ -68,7 +71,7 @@ impl Link {
             .map(|(statement, _)| statement)
     }
 
-    /// Runs a statement to its end.
+    /// Runs a statement to completion.
     pub(crate) async fn execute(
         &mut self,
         statement: &Arc<Statement>,
@@ -95,7 +98,8 @@ impl Link {
         outcome
     }
 
-    /// To be called before each of many statements that may have come together: lets others work, if it is time.
+    /// Yields to other sessions of the worker if the time slice is over. Called before each
+    /// statement, because many statements can arrive with one read.
     pub(crate) async fn give_way(&mut self) -> Result<()> {
         if !fair::slice_is_over() {
             return Ok(());
@@ -103,7 +107,8 @@ impl Link {
         let Link { engine, wire, handle, .. } = self;
         drive(pin!(engine.give_way()), wire, handle, None).await?;
         match handle.is_killed() {
-            // It may have come between two statements, when there was nothing to cancel.
+            // The session may have been killed between two statements, when no statement could be
+            // cancelled.
             true => Err(Error::new(
                 sqlstate::ADMIN_SHUTDOWN,
                 "terminating connection due to administrator command",
@@ -112,7 +117,7 @@ impl Link {
         }
     }
 
-    /// Runs a query of the gateway's own in the client's transaction.
+    /// Runs an internal query in the client's transaction.
     pub(crate) async fn collect(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Vec<Value>>> {
         let (statement, _) = self.prepare(sql).await?;
         let mut collector = Collector::default();
@@ -120,7 +125,7 @@ impl Link {
         Ok(collector.rows)
     }
 
-    /// Runs a query of the gateway's own, by itself.
+    /// Runs an internal query in its own transaction.
     pub(crate) async fn run_alone(&mut self, sql: &str) -> Result<Vec<Vec<Value>>> {
         let (statement, _) = self.prepare(sql).await?;
         let mut collector = Collector::default();
@@ -128,19 +133,19 @@ impl Link {
         Ok(collector.rows)
     }
 
-    /// Opens the version of the past that the next transaction will see, if it sees one.
+    /// Opens the version that the next transaction reads, if that is not the newest one.
     pub(crate) async fn look_back(&mut self) -> Result<()> {
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.look_back()), wire, handle, *timeout).await
     }
 
-    /// Verifies all that the node keeps.
+    /// Verifies the checksums of all stored data.
     pub(crate) async fn verify(&mut self) -> Result<Verified> {
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.verify()), wire, handle, *timeout).await
     }
 
-    /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.
+    /// Ends the implicit transaction if one is open: commits it, or rolls it back if it has failed.
     pub(crate) async fn finish(&mut self) -> Result<()> {
         self.check_client()?;
         if !std::mem::take(&mut self.implicit) {
@@ -150,7 +155,8 @@ impl Link {
         drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
     }
 
-    /// Waits for bytes of the client: in a transaction at most for `idle_timeout`, and at most until `stall` resolves.
+    /// Waits for bytes from the client until `stall` resolves, and in a transaction for at most
+    /// `idle_timeout`.
     pub(crate) async fn read(&mut self, stall: Option<Stall>) -> Result<usize, Closed> {
         let status = self.status();
         let idle = self.implicit || status != TransactionStatus::Idle;
@@ -163,44 +169,44 @@ impl Link {
         if limit.is_none() && stall.is_none() {
             return wait_for_client(pin!(read), engine).await;
         }
-        // Boxed: sessions that need no clock have no room for one.
+        // Boxed, so that the futures of sessions without a timer stay small.
         let mut read = Box::pin(async move {
             tokio::select! {
                 biased;
                 count = read => count,
-                () = maybe(limit.map(sleep)) => Err(Closed::Idle),
-                () = maybe(stall) => Err(Closed::Stalled),
+                () = resolve_or_pend(limit.map(sleep)) => Err(Closed::Idle),
+                () = resolve_or_pend(stall) => Err(Closed::Stalled),
             }
         });
         wait_for_client(read.as_mut(), engine).await
     }
 
-    /// Sends `bytes`, waiting for the client to take them.
+    /// Sends `bytes`. Waits until the client has accepted them.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<(), Closed> {
         let Link { engine, wire, handle, .. } = self;
         wait_for_client(pin!(wire.send(bytes, handle)), engine).await
     }
 
-    /// Nothing is open, and nothing is received that has not been answered.
+    /// Returns true if no transaction is open and no received bytes are unprocessed.
     pub(crate) fn is_at_rest(&self) -> bool {
         !self.implicit && self.status() == TransactionStatus::Idle && self.wire.is_at_rest()
     }
 
-    /// Whether the client has begun a transaction.
+    /// The status of the client's explicit transaction.
     pub(crate) fn status(&self) -> TransactionStatus {
         self.engine.status()
     }
 
-    /// Fails if the client was told that its statement is cancelled and was disconnected: nothing that it sent behind that
-    /// statement is run, and the session ends.
+    /// Fails if the client was disconnected because its cancelled statement was overdue. The
+    /// session ends without running the messages that follow the statement.
     fn check_client(&self) -> Result<()> {
         match self.wire.is_aborted() {
-            true => Err(Error::new(sqlstate::ADMIN_SHUTDOWN, "the connection was closed")),
+            true => Err(Error::new(sqlstate::ADMIN_SHUTDOWN, "connection is closed")),
             false => Ok(()),
         }
     }
 
-    /// What Postgres answers to nearly everything in a failed transaction.
+    /// Fails with PostgreSQL's error if the transaction has failed.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
         if self.status() != TransactionStatus::Failed {
             return Ok(());
@@ -212,16 +218,16 @@ impl Link {
     }
 }
 
-/// A future that may be missing; it never resolves then.
-async fn maybe(future: Option<impl Future<Output = ()>>) {
+/// Awaits the future. Never resolves if there is none.
+async fn resolve_or_pend(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
     }
 }
 
-/// Waits for the client, which may never come. A transaction that is open meanwhile lets go of its snapshot if it is asked
-/// to.
+/// Waits for the client, possibly forever. Meanwhile an open transaction releases its snapshot if
+/// the snapshot expires.
 async fn wait_for_client<F: Future>(
     mut waiting: Pin<&mut F>,
     engine: &mut fulmar_engine::Session,
@@ -237,22 +243,24 @@ async fn wait_for_client<F: Future>(
         };
         match done {
             Some(done) => return done,
-            // What goes wrong here goes wrong again with the next statement, which tells the client.
+            // An error here is ignored: the next statement fails with the same error and reports
+            // it.
             None => drop(engine.let_snapshot_go().await),
         }
     }
     waiting.await
 }
 
-/// Runs a future of the engine to its end. It is pinned where it was made: the engine's futures have kilobytes of state,
-/// and handing one over by value would copy them for every statement.
+/// Polls a future of the engine to completion. The caller pins it in place: the engine's futures
+/// have kilobytes of state, which passing by value would copy for every statement.
 async fn drive<F: Future>(
     mut future: Pin<&mut F>,
     wire: &mut Wire,
     handle: &Handle,
     timeout: Option<Duration>,
 ) -> F::Output {
-    let mut watch = Watch { wire, handle, timeout, sleep: None, look: None, overdue: None, gone: false };
+    let mut watch =
+        Watch { wire, handle, timeout, sleep: None, probe_timer: None, overdue: None, gone: false };
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
@@ -263,36 +271,38 @@ async fn drive<F: Future>(
     .await
 }
 
-/// What may end a statement early.
+/// Watches for the events that end a statement early.
 struct Watch<'a> {
     wire: &'a mut Wire,
     handle: &'a Handle,
     timeout: Option<Duration>,
+    /// The `statement_timeout` timer.
     sleep: Option<Pin<Box<Sleep>>>,
-    /// Until the connection is looked at again, of which nothing more is read.
-    look: Option<Pin<Box<Sleep>>>,
-    /// Until the client of a cancelled statement that does not notice is disconnected.
+    /// The time of the next disconnect check while the receive buffer is full and nothing is read.
+    probe_timer: Option<Pin<Box<Sleep>>>,
+    /// The time at which the client of a cancelled statement that does not react is disconnected.
     overdue: Option<Pin<Box<Sleep>>>,
+    /// The client has disconnected, or was disconnected.
     gone: bool,
 }
 
-/// How long a cancelled statement on the offload pool has to end by itself.
+/// How long a cancelled statement on the offload pool has to end before its client is disconnected.
 const OVERDUE_GRACE: Duration = Duration::from_secs(1);
 
-/// How often a client is looked at that has said as much ahead as is kept.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval of disconnect checks while the receive buffer is full.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Watch<'_> {
-    fn has_gone(&mut self, cx: &mut Context<'_>) -> bool {
+    fn is_disconnected(&mut self, cx: &mut Context<'_>) -> bool {
         if self.wire.watch(cx).is_ready() {
             return true;
         }
         while self.wire.is_full() {
-            let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
-            if look.as_mut().poll(cx).is_pending() {
+            let timer = self.probe_timer.get_or_insert_with(|| Box::pin(sleep(PROBE_INTERVAL)));
+            if timer.as_mut().poll(cx).is_pending() {
                 return false;
             }
-            self.look = None;
+            self.probe_timer = None;
             if self.wire.look_for_end() {
                 return true;
             }
@@ -301,7 +311,7 @@ impl Watch<'_> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) {
-        if !self.gone && self.has_gone(cx) {
+        if !self.gone && self.is_disconnected(cx) {
             self.gone = true;
             self.handle.canceller().cancel(CancelReason::User);
         }
@@ -318,13 +328,15 @@ impl Watch<'_> {
         }
     }
 
-    /// Disconnects the client of a statement that was cancelled and is in a call that cannot be interrupted.
+    /// Disconnects the client of a cancelled statement that is in a call that cannot be
+    /// interrupted.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) {
         let canceller = self.handle.canceller();
         if !canceller.is_offloaded() {
             return;
         }
-        // Whoever cancels the statement wakes this task through the handle; the engine's waker is on the pool.
+        // A cancel request wakes this task through the handle, because the engine's waker is used
+        // by the offload pool.
         self.handle.register(cx.waker());
         if self.gone || !canceller.is_overdue() {
             return;
@@ -334,8 +346,9 @@ impl Watch<'_> {
             && let Some(error) = canceller.give_up()
         {
             self.gone = true;
-            let error = error
-                .detail("The statement is in a call that cannot be interrupted; the connection is closed.");
+            let error = error.detail(
+                "The statement is in a call that cannot be interrupted, so the connection is closed.",
+            );
             let mut message = Vec::new();
             backend::error(&mut message, &error, Severity::Fatal);
             self.wire.abort(cx, &message);

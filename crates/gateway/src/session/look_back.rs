@@ -1,17 +1,18 @@
-//! `fulmar.as_of`: a session looks at its database as it was.
+//! `fulmar.as_of`: time travel, read-only access to an earlier version of the database.
 //!
 //! ```text
-//! SET fulmar.as_of = '2026-11-21 12:00:00'    the version is opened, so that what cannot be seen is refused here
-//!   NOTICE: the database is shown as it was at 2026-11-21 11:59:17.204+00
-//! SELECT ...                                  every transaction sees that version, and can only read
+//! SET fulmar.as_of = '2026-11-21 12:00:00'    opens the version, or fails if it is not available
+//!   NOTICE: showing the database as of 2026-11-21 11:59:17.204+00
+//! SELECT ...                                  transactions read that version, read-only
 //! RESET fulmar.as_of
 //! ```
 //!
-//! Where another node owns the database each transaction sees what that has committed at least until some time ago
-//! (`fulmar.staleness`); what is told of the time is the same.
+//! On a replica, each transaction reads a version that is at most `fulmar.staleness` old, and
+//! reports its time in the same way.
 //!
-//! Given when connecting, or when a transaction that had set it otherwise rolls back, the version is opened by the first
-//! statement that sees it.
+//! SET opens the version immediately. If `fulmar.as_of` is set by a connection option, or changed
+//! back because a transaction rolls back, the next statement that reads the database opens the
+//! version.
 
 use fulmar_engine::{Error, Value, sqlstate};
 
@@ -24,7 +25,8 @@ use crate::protocol::backend;
 use crate::system::moment;
 
 impl Session {
-    /// Looks at another time (`None` or nothing: at what is now), and tells the client which version it sees.
+    /// Switches the session to the version as of another time (`None` or empty: the newest
+    /// version), and reports the version's time in a notice.
     pub(super) async fn look_back(&mut self, value: Option<&str>, output: &mut Output) -> Result<()> {
         let text = value.map(str::trim).filter(|text| !text.is_empty());
         let at_unix_ms = text.map(parse_moment).transpose()?;
@@ -33,9 +35,9 @@ impl Session {
             return Ok(());
         }
         if self.link.engine.has_seen_something() {
-            let message = "fulmar.as_of cannot be changed after the transaction has seen the database";
+            let message = "fulmar.as_of must be set before any query in the transaction";
             return Err(Error::new(sqlstate::ACTIVE_TRANSACTION, message)
-                .hint("SET LOCAL fulmar.as_of has to be the first statement after BEGIN."));
+                .hint("Run SET LOCAL fulmar.as_of directly after BEGIN."));
         }
         self.link.engine.set_as_of(at_unix_ms);
         if let Err(error) = self.link.look_back().await {
@@ -43,23 +45,23 @@ impl Session {
             return Err(error);
         }
         if let Some(time) = self.snapshot_time() {
-            let message = format!("the database is shown as it was at {time}");
+            let message = format!("showing the database as of {time}");
             backend::notice(output, sqlstate::SUCCESSFUL_COMPLETION, &message);
         }
         Ok(())
     }
 
-    /// Whether what a parameter shows is known when a transaction has looked.
+    /// Returns true if the parameter describes the session's snapshot.
     pub(super) fn is_of_snapshot(name: &str) -> bool {
-        [SNAPSHOT_TIME, SNAPSHOT_AGE].into_iter().any(|known| name.eq_ignore_ascii_case(known))
+        [SNAPSHOT_TIME, SNAPSHOT_AGE].into_iter().any(|own| name.eq_ignore_ascii_case(own))
     }
 
-    /// Puts time and age of what the session sees where they are shown.
+    /// Stores the time and the age of the session's snapshot in the parameters that show them.
     pub(super) fn note_snapshot(&mut self) {
         let time = self.snapshot_time().unwrap_or_default();
         let age = format!("{}ms", self.link.engine.snapshot_age().as_millis());
         for (name, value) in [(SNAPSHOT_TIME, time), (SNAPSHOT_AGE, age)] {
-            if self.settings.get(name).is_ok_and(|known| known != value) {
+            if self.settings.get(name).is_ok_and(|current| current != value) {
                 self.settings.set_fixed(name, &value);
             }
         }

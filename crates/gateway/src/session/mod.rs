@@ -1,22 +1,23 @@
-//! A client's session: messages in, answers out.
+//! A client's session: reads protocol messages, executes them and sends the responses.
 //!
-//! One loop per session ([`Session::serve`]), on one worker; between two messages it may move to another:
+//! Each session is one loop ([`Session::serve`]) on one worker. Between two messages it can migrate
+//! to another worker:
 //!
 //! ```text
 //!      +--> read: one recv; idle sessions wait here and hold no buffer
 //!      |       v
-//!      |    every whole message in the buffer, in order:
-//!      |       Query                     -> simple      several statements, one implicit transaction
-//!      |       Parse Bind Describe Execute Close -> extended   answers gather in `output`
+//!      |    each complete message in the buffer, in order:
+//!      |       Query                      -> simple    several statements, one transaction
+//!      |       Parse Bind Describe
+//!      |         Execute Close            -> extended  responses are collected in `output`
 //!      |       CopyData CopyDone CopyFail -> copy
 //!      |       v
 //!      +--- Sync, end of a Query, Flush: one send
 //! ```
 //!
-//! A statement of the extended protocol that is directly followed by Sync is alone in its transaction and runs in
-//! [`Scope::Auto`]; otherwise it joins the implicit transaction that Sync ends.
-//!
-//! After an error in the extended protocol, messages are skipped until Sync.
+//! - A statement of the extended protocol that is directly followed by Sync is autocommitted
+//!   ([`Scope::Auto`]). Otherwise it joins the implicit transaction that Sync ends.
+//! - After an error in the extended protocol, messages are skipped until Sync.
 
 mod command;
 mod copy;
@@ -69,29 +70,30 @@ use held::{Account, Share};
 use rows::{Layout, Output, RowWriter, Spill};
 use statements::{Plan, Statements};
 
-/// Bytes of one message. A client that sends more is cut off: the whole message must be in memory.
+/// Maximum size of a message. A message must fit in memory; a client that sends a larger one is
+/// disconnected.
 pub(crate) const MESSAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Answers of a pipeline are sent before its end when there is so much of them.
+/// The responses of a pipeline are sent before its end once they exceed this size.
 const OUTPUT_BYTES: usize = 64 * 1024;
 
-/// Who the client is.
+/// The identity of a session: its user, client address and tenant.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) user: String,
-    /// `None` if the system does not say.
+    /// `None` if the operating system does not report the peer address.
     pub(crate) address: Option<IpAddr>,
-    /// The user as it was when it proved who it is; `None` where nobody has to.
+    /// The user's catalog record at authentication. `None` if authentication is disabled.
     pub(crate) account: Option<Arc<User>>,
     pub(crate) superuser: bool,
-    /// What the user may do in the tenant.
+    /// The user's access to the tenant.
     pub(crate) access: Access,
     pub(crate) tenant: Arc<Tenant>,
-    /// What the tenant may use now.
+    /// The tenant's current limits.
     pub(crate) limits: Arc<LiveLimits>,
 }
 
 impl Identity {
-    /// Who does what the session does.
+    /// The actor to record in events that the session causes.
     pub(crate) fn actor(&self) -> Actor<'_> {
         Actor { user: Some(&self.user), address: self.address }
     }
@@ -100,20 +102,20 @@ impl Identity {
 /// Why a session ends.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// The client said goodbye, or is gone.
+    /// The client sent Terminate, or disconnected.
     Client,
-    /// The server closes.
+    /// The server shuts down, or the session was terminated.
     Server,
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Malformed(Malformed),
-    /// An error after which there is nothing to go on with.
+    /// A fatal error.
     Fatal(Error),
 }
 
-/// How a session leaves its worker.
+/// Why a session leaves its worker.
 pub(crate) enum Leave {
     Ends(End),
-    /// There is room for it elsewhere.
+    /// The session migrates to another worker, where a queue slot is reserved.
     Moves(OwnedPermit<Arrival>),
 }
 
@@ -122,21 +124,26 @@ impl From<Closed> for End {
         match closed {
             Closed::Client => End::Client,
             Closed::Server => End::Server,
-            Closed::Idle => End::Fatal(Error::new(
-                sqlstate::IDLE_IN_TRANSACTION,
-                "terminating connection due to idle-in-transaction timeout",
-            )
-            .hint("End transactions that wait for something else, or raise idle_in_transaction_session_timeout.")),
+            Closed::Idle => End::Fatal(
+                Error::new(
+                    sqlstate::IDLE_IN_TRANSACTION,
+                    "terminating connection due to idle-in-transaction timeout",
+                )
+                .hint(
+                    "Commit or roll back idle transactions, or increase idle_in_transaction_session_timeout.",
+                ),
+            ),
             Closed::Stalled => End::Fatal(receive::stalled()),
         }
     }
 }
 
-/// What stops a message from being handled.
+/// Why the handling of a message failed.
 #[derive(Debug)]
 enum Fault {
-    /// An error for the client; the session goes on.
+    /// An error to report to the client. The session continues.
     Statement(Error),
+    /// The session ends.
     End(End),
 }
 
@@ -164,48 +171,48 @@ impl From<Closed> for Fault {
 /// A client's session.
 pub(crate) struct Session {
     link: Link,
-    /// Answers that have not been sent.
+    /// Responses that have not been sent.
     output: Output,
-    /// Charged for the message that is being received, or handled.
+    /// The memory charge for the message that is being received or handled.
     received: Share,
-    /// How fast it is received.
+    /// The receive progress of that message.
     progress: receive::Progress,
-    /// A message that is discarded as it arrives.
+    /// A rejected message that is discarded while it arrives.
     rejected: Option<Box<receive::Rejected>>,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
     identity: Identity,
     stats: Arc<TenantStats>,
-    /// The generation of the limits that it keeps to.
+    /// The generation of the tenant's limits that are applied.
     limits_seen: u64,
-    /// The generation of the rights that it goes by.
+    /// The generation of the access rights that were checked.
     rights_seen: u64,
     settings: Settings,
-    /// Charged for the settings.
+    /// The memory charge for `settings`.
     settings_share: Share,
     statements: Statements,
-    /// Charges results in temporary files to the tenant.
+    /// Charges temporary files of results to the tenant.
     temporary: TemporarySpace,
-    /// After an error: nothing is done until Sync.
+    /// True after an error in the extended protocol: messages are skipped until Sync.
     skipping: bool,
     copy: Option<Box<CopyIn>>,
 }
 
-/// What came of running a plan.
+/// The outcome of running a plan.
 enum Ran {
-    /// All rows stand in the output.
+    /// All rows have been written to the output.
     Done {
         tag: CommandTag,
         rows: u64,
-        /// What does not fit in memory, and where in the output it belongs.
+        /// The spilled part of the rows, and its position in the output.
         spill: Option<(usize, Spill)>,
     },
-    /// The client is to send the rows of a COPY now.
+    /// A COPY has begun. The client sends the data next.
     Copying,
 }
 
 impl Session {
-    /// A session that has been authenticated.
+    /// Creates the session of an authenticated client.
     pub(crate) fn new(
         link: Link,
         shared: Arc<Shared>,
@@ -239,38 +246,39 @@ impl Session {
         session
     }
 
-    /// Ends: tells the client, and gives back what the session held.
+    /// Ends the session: notifies the client and releases all resources.
     pub(crate) async fn end(mut self, end: End) {
-        // A message of which a part is missing is not handled any more. Other sessions need not wait for its memory until the
-        // client has taken the error.
+        // An incomplete message is dropped. Its memory is released before the error is sent, so
+        // that other sessions do not wait for this client to receive the error.
         self.link.wire.input = Vec::new();
         self.received.release();
         if let Some(mut copy) = self.copy.take() {
             copy.give_up(&self).await;
         }
-        self.say_goodbye(end).await;
+        self.send_shutdown_notice(end).await;
         self.link.engine.close().await;
         self.shared.advisory.unlock_all(self.link.handle.pid);
         self.link.wire.shutdown().await;
     }
 
-    /// Takes its socket with it to another worker; `None` if that cannot be had.
+    /// Detaches the socket for the migration to another worker. `None` if it cannot be detached.
     pub(crate) fn depart(&mut self) -> Option<std::net::TcpStream> {
         self.link.wire.detach()
     }
 
-    /// Goes on at a worker.
+    /// Attaches the socket after the migration to a worker.
     pub(crate) fn arrive(&mut self, stream: Option<TcpStream>, metrics: Arc<WorkerMetrics>) {
         self.link.wire.attach(stream);
         self.metrics = metrics;
     }
 
-    /// Serves the client until the session ends, or moves.
+    /// Serves the client until the session ends or migrates.
     pub(crate) async fn serve(&mut self, post: &Post) -> Leave {
         let stats = self.stats.clone();
         let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
         loop {
-            // Not boxed, although its state is large: that makes no difference that could be measured (500 tenants).
+            // Not boxed although its state is large: boxing made no measurable difference with 500
+            // tenants.
             let handled = {
                 let mut work = pin!(self.handle_input());
                 poll_fn(|cx| {
@@ -280,7 +288,7 @@ impl Session {
                     let polled = work.as_mut().poll(cx);
                     let time = began.elapsed();
                     gate.worked(time);
-                    // Each time, for those who look on while it runs.
+                    // Updated after each poll, so that statistics include running statements.
                     stats.worked(time);
                     polled
                 })
@@ -291,8 +299,8 @@ impl Session {
                 Ok(false) => {}
                 Err(end) => return Leave::Ends(end),
             }
-            if let Some(room) = self.elsewhere(post) {
-                return Leave::Moves(room);
+            if let Some(slot) = self.migration_slot(post) {
+                return Leave::Moves(slot);
             }
             let stall = self.stall();
             match self.link.read(stall).await {
@@ -302,27 +310,28 @@ impl Session {
         }
     }
 
-    /// Whether it is wanted elsewhere, and can be moved as it is.
-    fn elsewhere(&self, post: &Post) -> Option<OwnedPermit<Arrival>> {
-        let room = post.elsewhere(self.link.handle.pid)?;
-        (self.link.is_at_rest() && self.copy.is_none()).then_some(room)
+    /// A queue slot at another worker, if the session should migrate there and is idle.
+    fn migration_slot(&self, post: &Post) -> Option<OwnedPermit<Arrival>> {
+        let slot = post.elsewhere(self.link.handle.pid)?;
+        (self.link.is_at_rest() && self.copy.is_none()).then_some(slot)
     }
 
-    /// Tells the client why the session ends, where there is something to tell.
-    async fn say_goodbye(&mut self, end: End) {
+    /// Sends a FATAL error with the reason why the session ends, unless the client ended it.
+    async fn send_shutdown_notice(&mut self, end: End) {
         let error = match end {
             End::Client => return,
             End::Server => {
                 Error::new(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command")
             }
-            End::Malformed(Malformed(what)) => Error::new(sqlstate::PROTOCOL_VIOLATION, what),
+            End::Malformed(Malformed(message)) => Error::new(sqlstate::PROTOCOL_VIOLATION, message),
             End::Fatal(error) => error,
         };
         backend::error(&mut self.output, &error, Severity::Fatal);
-        let _ = self.link.send(&self.output).await; // it may be gone already
+        let _ = self.link.send(&self.output).await; // the client may have disconnected already
     }
 
-    /// Handles all whole messages that have been received. Answers whether more came meanwhile.
+    /// Handles all complete messages that have been received. Returns true if more bytes arrived
+    /// meanwhile.
     async fn handle_input(&mut self) -> Result<bool, End> {
         if self.output.capacity() == 0 {
             self.output = take_buffer().into();
@@ -351,7 +360,7 @@ impl Session {
                 }
             }
         };
-        input.drain(..used); // what is left is part of a message
+        input.drain(..used); // the rest is an incomplete message
         if used > 0 && self.received.bytes() > 0 {
             self.received.release();
             receive::shrink(&mut input);
@@ -359,7 +368,7 @@ impl Session {
         if outcome.is_ok() && !input.is_empty() {
             outcome = Box::pin(self.admit(&mut input)).await;
         }
-        // What came while statements ran belongs behind what has not been used.
+        // Bytes that arrived while statements ran follow the incomplete message.
         let ahead = std::mem::replace(&mut self.link.wire.input, input);
         let more = !ahead.is_empty();
         self.link.wire.input.extend_from_slice(&ahead);
@@ -402,14 +411,14 @@ impl Session {
         }
     }
 
-    /// Tells the client of an error.
+    /// Writes an error response, and counts the error.
     fn report(&mut self, error: &Error) {
         self.metrics.failed();
         self.stats.failed();
         backend::error(&mut self.output, error, Severity::Error);
     }
 
-    /// Sends what has gathered.
+    /// Sends the collected responses.
     async fn flush(&mut self) -> Result<(), Closed> {
         self.metrics.sent(self.output.len());
         self.link.send(&self.output).await?;
@@ -417,13 +426,14 @@ impl Session {
         Ok(())
     }
 
-    /// Sends what has gathered if it is much.
+    /// Sends the collected responses if they exceed [`OUTPUT_BYTES`] or their memory cannot be
+    /// charged.
     async fn flush_if_large(&mut self) -> Result<(), Closed> {
         let is_large = self.output.len() > OUTPUT_BYTES || !self.output.grow(0, self.statements.memory());
         if is_large { self.flush().await } else { Ok(()) }
     }
 
-    /// Sends the part of an answer that was spilled, and what stands before it.
+    /// Sends the spilled part of a result, and the output before it.
     async fn send_spilled(&mut self, spill: Option<(usize, Spill)>) -> Result<(), Closed> {
         let Some((mark, spill)) = spill else { return Ok(()) };
         self.link.send(&self.output[..mark]).await?;
@@ -437,7 +447,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a round of messages: ReadyForQuery.
+    /// Sends changed parameters and ReadyForQuery.
     async fn ready(&mut self) -> Result<(), Fault> {
         for name in self.settings.take_reports() {
             let value = self.settings.get(name).unwrap_or_default();
@@ -454,7 +464,7 @@ impl Session {
         Ok(self.flush().await?)
     }
 
-    /// Runs a plan; its rows go to `output`.
+    /// Runs a plan and writes its rows to `output`.
     async fn run_plan(
         &mut self,
         plan: &Plan,
@@ -492,7 +502,7 @@ impl Session {
                     }
                 }
             }
-            // Boxed, as all that is rare: else every session's future would have room for it.
+            // Boxed because it is rare. Unboxed, it would enlarge the future of every session.
             Plan::Command { command, .. } => Box::pin(self.command(command, layout, output)).await,
         };
         let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
@@ -502,7 +512,7 @@ impl Session {
         ran
     }
 
-    /// Does what `set_config` asked for.
+    /// Applies the changes of `set_config` calls.
     async fn configure(
         &mut self,
         changes: Vec<(String, String, bool)>,
@@ -514,7 +524,8 @@ impl Session {
         Ok(())
     }
 
-    /// A statement has been run: what else changes with it.
+    /// Sends the notices of a completed statement, and ends the transaction's settings if it has
+    /// ended.
     fn completed(&mut self, completion: &Completion, output: &mut Output) {
         for (state, message) in &completion.notices {
             backend::notice(output, state, message);
@@ -522,7 +533,7 @@ impl Session {
         self.end_of_transaction(completion.tag == CommandTag::Plain("COMMIT"));
     }
 
-    /// If the transaction has ended, what it set is kept or taken back.
+    /// If the transaction has ended, commits or rolls back its changes of parameters.
     fn end_of_transaction(&mut self, committed: bool) {
         if self.settings.is_changed() && self.link.status() == TransactionStatus::Idle {
             self.settings.end_transaction(committed);
@@ -530,14 +541,15 @@ impl Session {
         }
     }
 
-    /// Settings that something hangs on.
+    /// Applies the parameters that affect the connection or the engine session.
     fn apply_settings(&mut self) {
         self.settings_share.shrink(self.settings.bytes() as u64);
         self.link.timeout = self.settings.statement_timeout();
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());
         self.link.engine.set_as_of(self.settings.as_of());
-        // There is nothing of anybody's in the system's own, and it is always there to connect to.
+        // The system database holds no tenant data and must always accept connections, so staleness
+        // does not apply to it.
         let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
         self.link.engine.set_staleness((!is_system).then(|| self.settings.staleness()));
     }

@@ -1,7 +1,8 @@
-//! Portals: the values that are bound to a statement, and what is left of its answer when the client takes a few rows at a time.
+//! Portals: the values bound to a statement, and the rest of its result if the client fetches it in
+//! several parts (Execute with a row limit).
 //!
-//! An answer is complete before any of it is sent. What is left lies in memory, or in a temporary file if it was large
-//! ([`super::rows`]), and goes out in whole messages.
+//! A result is complete before any of it is sent. The unsent rest is kept in memory, or in a
+//! temporary file if the result is large ([`super::rows`]). It is sent in whole messages.
 
 use std::sync::Arc;
 
@@ -14,47 +15,49 @@ use super::statements::{Prepared, TEXT};
 use crate::Result;
 use crate::protocol::{Formats, frontend};
 
-/// Values for which a portal keeps room.
-const KEPT_VALUES: usize = 64;
+/// Capacity of the value list that a portal retains for reuse.
+const RETAINED_VALUES: usize = 64;
 
-/// Values that are bound to a statement, and how far it has been run.
+/// Values bound to a statement, and the progress of its execution.
 #[derive(Default)]
 pub(crate) struct Portal {
-    /// `None`: there is no such portal (the unnamed one keeps its place, and its memory).
+    /// `None` if the portal does not exist. The unnamed portal keeps its entry and its memory.
     pub(crate) prepared: Option<Arc<Prepared>>,
     pub(crate) values: Vec<Value>,
     pub(crate) formats: Option<Formats>,
-    /// Its description was asked for and waits for the first row.
+    /// Describe was received. RowDescription is sent with the first row.
     pub(crate) describe: bool,
     pub(crate) progress: Progress,
-    /// Charged as long as the portal exists: its name and place among the portals, and formats of many columns.
+    /// Memory charged while the portal exists: its name, its map entry, and formats on the heap.
     pub(super) entry_bytes: usize,
     share: Share,
 }
 
-/// How far a portal has been run.
+/// The progress of a portal's execution.
 #[derive(Default)]
 pub(crate) enum Progress {
+    /// Not executed yet.
     #[default]
     Bound,
-    /// It has been run, and rows are left.
+    /// Executed, with unsent rows.
     Suspended(Box<Answer>),
+    /// Executed, and all rows are sent.
     Done,
 }
 
 impl Portal {
-    /// The formats of its columns.
+    /// The formats of the result columns.
     pub(crate) fn formats(&self) -> &Formats {
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
-    /// Sets the formats of its columns. The next [`Portal::reserve_values`] charges them.
+    /// Sets the formats of the result columns. The next [`Portal::reserve_values`] charges them.
     pub(crate) fn set_formats(&mut self, formats: Formats) {
         self.entry_bytes += formats.heap_bytes();
         self.formats = Some(formats);
     }
 
-    /// Charges `count` values that take `bytes` bytes of their message, before they are decoded.
+    /// Charges `count` values, encoded in `bytes` bytes, before they are decoded.
     pub(crate) fn reserve_values(
         &mut self,
         count: usize,
@@ -64,7 +67,7 @@ impl Portal {
         self.share.set(account, (self.entry_bytes + count * size_of::<Value>() + bytes) as u64)
     }
 
-    /// Charges the values that have been bound.
+    /// Adjusts the charge to the decoded values.
     pub(crate) fn hold_values(&mut self, account: &Arc<Account>) -> Result<()> {
         let lists = self.values.capacity() * size_of::<Value>();
         let values = self.values.iter().map(|value| match value {
@@ -75,14 +78,14 @@ impl Portal {
         self.share.set(account, (self.entry_bytes + lists + values.sum::<usize>()) as u64)
     }
 
-    /// It has been run: nobody wants its values any more.
+    /// Frees the values after execution.
     pub(crate) fn forget_values(&mut self) {
         self.values.clear();
-        self.values.shrink_to(KEPT_VALUES);
+        self.values.shrink_to(RETAINED_VALUES);
         self.share.shrink(self.entry_bytes as u64);
     }
 
-    /// Keeps the rest of its answer for the next time, unless the session holds too much by then.
+    /// Keeps the rest of the result for the next Execute. Fails if its memory charge is rejected.
     pub(crate) fn suspend(&mut self, mut answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
         let bytes = answer.loaded.capacity() + answer.tail.capacity();
         answer.share.set(account, bytes as u64)?;
@@ -90,7 +93,7 @@ impl Portal {
         Ok(())
     }
 
-    /// Forgets everything but a little memory.
+    /// Clears the portal. Retains a small allocation for reuse.
     pub(super) fn clear(&mut self) {
         self.prepared = None;
         self.formats = None;
@@ -101,29 +104,30 @@ impl Portal {
     }
 }
 
-/// A complete answer of which a part has been sent.
+/// A complete result, of which a part has been sent.
 pub(crate) struct Answer {
-    /// Messages, of which `taken` bytes have been moved out; the last may be cut.
+    /// Messages in memory. The last one may be incomplete.
     loaded: Vec<u8>,
+    /// Bytes of `loaded` that have been moved out.
     taken: usize,
-    /// What comes after `loaded`, and how much of it has been read.
+    /// The spilled part that follows `loaded`, and the number of its bytes that have been read.
     spill: Option<(Spill, u64)>,
-    /// What comes after the spilled part.
+    /// The part in memory that follows the spilled part.
     tail: Vec<u8>,
     share: Share,
     pub(crate) tag: CommandTag,
 }
 
 impl Answer {
-    /// An answer whose beginning may have been spilled.
+    /// Creates a result from the output and the spilled part, which precedes it.
     pub(crate) fn new(output: Output, spill: Option<Spill>, tag: CommandTag) -> Answer {
         let (bytes, share) = output.into_parts();
         let (loaded, tail) = if spill.is_some() { (Vec::new(), bytes) } else { (bytes, Vec::new()) };
         Answer { loaded, taken: 0, spill: spill.map(|spill| (spill, 0)), tail, share, tag }
     }
 
-    /// Moves at most `limit` rows to `out`, and fewer once `out` holds [`super::OUTPUT_BYTES`]. Returns how many, and whether
-    /// those were the last.
+    /// Moves at most `limit` rows to `out`, and fewer if `out` reaches [`super::OUTPUT_BYTES`].
+    /// Returns the number of rows, and true if those were the last.
     pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
         let mut rows = 0;
         loop {
@@ -137,7 +141,7 @@ impl Answer {
         }
     }
 
-    /// Moves whole messages that are in memory; `false` if there is none.
+    /// Moves complete messages that are in memory to `out`. Returns false if there are none.
     fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut Vec<u8>) -> bool {
         let begin = self.taken;
         while *rows < u64::from(limit) && out.len() + self.taken - begin <= OUTPUT_BYTES {
@@ -149,10 +153,10 @@ impl Answer {
         self.taken > begin
     }
 
-    /// Brings more into memory; `false` if there is no more.
+    /// Reads more of the result into memory. Returns false if there is no more.
     fn load(&mut self) -> Result<bool> {
         let Some((spill, read)) = &mut self.spill else { return Ok(false) };
-        self.loaded.drain(..std::mem::take(&mut self.taken)); // what is left is part of a message
+        self.loaded.drain(..std::mem::take(&mut self.taken)); // the rest is an incomplete message
         let count = spill.read_at(*read, &mut self.loaded)?;
         *read += count as u64;
         if count == 0 {
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_goes_out_in_portions() {
+    fn take_rows_splits_a_result_at_the_row_limit() {
         let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
         let mut answer = Answer::new(bytes.clone().into(), None, CommandTag::Select(3));
         let mut out = Vec::new();
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_portion_ends_when_the_output_is_large() {
+    fn take_rows_stops_when_the_output_is_large() {
         let wide =
             [b"D".to_vec(), (OUTPUT_BYTES as u32 - 1).to_be_bytes().to_vec(), vec![0; OUTPUT_BYTES - 5]];
         let mut answer = Answer::new(wide.concat().repeat(5).into(), None, CommandTag::Select(5));

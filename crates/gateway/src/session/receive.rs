@@ -1,15 +1,19 @@
-//! Messages that do not arrive with one read: charged before they are buffered, discarded if the charge is rejected.
+//! Admission of messages that do not arrive with one read: their memory is charged before they are
+//! buffered, and they are discarded if the charge is rejected.
 //!
 //! ```text
-//! head of a message --> charge its size, wait up to 5 s --ok--> buffer the body, handle it, return the charge
-//!                                          `-- rejected --> discard the body as it arrives, then answer with the error
+//! message header --> charge the size, wait up to 5 s --ok--> buffer the body, handle the message,
+//!                                     |                      release the charge
+//!                                     `-- rejected --> discard the body while it arrives,
+//!                                                      then respond with the error
 //! ```
 //!
-//! A client that stops in the middle of a message keeps its charge. While other sessions wait for memory of the node, such a
-//! client is disconnected: it must send 64 KiB within 3 s ([`Progress`]).
+//! A client that stops sending in the middle of a message keeps its charge. While other sessions
+//! wait because the node's session memory is exhausted, such a client is disconnected unless it
+//! sends 64 KiB within 3 s ([`Progress`]).
 //!
-//! The rest of the protocol sees a rejected message as one that failed: a Query ends with ReadyForQuery, the extended
-//! protocol skips to Sync, a COPY fails.
+//! A rejected message has the same effect as a message that failed: a Query ends with
+//! ReadyForQuery, the extended protocol skips to Sync, and a COPY fails.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -25,21 +29,23 @@ use super::{End, Fault, Session};
 use crate::protocol::frontend;
 use crate::wire::{KEEP_BYTES, READ_ROOM_BYTES, give_buffer, take_buffer};
 
-/// While sessions wait for memory of the node, the client of a partly received message has this time
+/// While sessions wait for the node's memory, a client must send at least [`MIN_PROGRESS_BYTES`] of
+/// an incomplete message within this time. It is less than [`MAX_WAIT`], so that a waiting message
+/// can be admitted before it times out.
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
-/// to send this much more of it. The time is less than [`MAX_WAIT`], so a waiting message can be admitted.
+/// See [`STALL_TIMEOUT`].
 const MIN_PROGRESS_BYTES: usize = 64 << 10;
 
-/// How fast a message is received.
+/// The receive progress of a message.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// When `goal_bytes` of it are to have arrived; `None` if no part of it was waited for yet.
+    /// The time by which `goal_bytes` must have arrived. `None` before the first wait.
     deadline: Option<Instant>,
     goal_bytes: usize,
 }
 
 impl Progress {
-    /// When the next part is to have arrived, if `received_bytes` of the message have arrived by `now`.
+    /// The current deadline, given that `received_bytes` of the message have arrived by `now`.
     fn deadline(&mut self, received_bytes: usize, now: Instant) -> Instant {
         match self.deadline {
             Some(deadline) if received_bytes < self.goal_bytes => deadline,
@@ -51,20 +57,20 @@ impl Progress {
     }
 }
 
-/// The error for a client that has stopped in the middle of a message.
+/// The error for a client that stopped sending in the middle of a message.
 pub(super) fn stalled() -> Error {
     Error::new(
         sqlstate::CONNECTION_FAILURE,
         "terminating connection due to an incomplete message while session memory is short",
     )
     .detail(format!(
-        "Less than {} KiB of the message arrived within {} s, and other sessions wait for its memory.",
+        "Less than {} KiB of the message arrived within {} s, and other sessions are waiting for memory.",
         MIN_PROGRESS_BYTES >> 10,
         STALL_TIMEOUT.as_secs()
     ))
 }
 
-/// A message that does not fit, of which a part has not arrived.
+/// A message whose charge was rejected and that has not fully arrived.
 pub(super) struct Rejected {
     kind: u8,
     left_bytes: usize,
@@ -72,7 +78,7 @@ pub(super) struct Rejected {
 }
 
 impl Session {
-    /// Charges the message that `input` begins with, and makes room for it.
+    /// Charges the incomplete message at the start of `input`, and reserves buffer capacity for it.
     pub(super) async fn admit(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
         let Some((kind, bytes)) = frontend::head(input) else { return Ok(()) };
         if self.received.bytes() >= bytes as u64 {
@@ -93,7 +99,8 @@ impl Session {
         };
         self.progress = Progress::default();
         match charged {
-            // Behind the message there is room for one more read, so the buffer is not moved.
+            // The capacity includes one more read after the message, so that the buffer is not
+            // moved.
             Ok(()) if bytes as u64 > FREE_BYTES => {
                 input.reserve_exact(bytes + READ_ROOM_BYTES - input.len());
             }
@@ -107,8 +114,8 @@ impl Session {
         Ok(())
     }
 
-    /// Resolves once the client is to be disconnected because it has stopped in the middle of a message. `None` if no message is
-    /// received that is charged to the tenant.
+    /// Resolves once the client must be disconnected because it stopped sending in the middle of a
+    /// message. `None` if no message that is charged to the tenant is being received.
     pub(super) fn stall(&mut self) -> Option<Stall> {
         if self.received.bytes() <= FREE_BYTES {
             return None;
@@ -121,8 +128,8 @@ impl Session {
         }))
     }
 
-    /// Discards the bytes of a rejected message in `input`, which start at `used`. The client gets the error once the whole message
-    /// has arrived.
+    /// Discards the bytes of a rejected message in `input`, starting at `used`. The client gets the
+    /// error once the whole message has arrived.
     pub(super) async fn discard(&mut self, input: &[u8], used: &mut usize) -> Result<(), End> {
         let Some(mut rejected) = self.rejected.take() else { return Ok(()) };
         let discarded = rejected.left_bytes.min(input.len() - *used);
@@ -154,7 +161,7 @@ impl Session {
     }
 }
 
-/// Frees the capacity that a long message needed.
+/// Frees the buffer capacity of a long message after it has been handled.
 pub(super) fn shrink(input: &mut Vec<u8>) {
     if input.capacity() > KEEP_BYTES && input.len() < KEEP_BYTES {
         let mut short = take_buffer();
@@ -168,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_bytes_are_no_progress() {
+    fn small_amounts_do_not_extend_the_deadline() {
         let (began, second) = (Instant::now(), Duration::from_secs(1));
         let mut progress = Progress::default();
         let first = progress.deadline(5, began);

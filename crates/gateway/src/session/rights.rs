@@ -1,16 +1,17 @@
-//! What happens to a session whose user's rights change while it lasts.
+//! Applies changes of the user's access rights to open sessions.
 //!
-//! A right counts from the next statement on, whether it was granted or taken away. To know that any right of anybody has
-//! changed costs a look at a number; only then the session looks for its own.
+//! A grant or revoke takes effect with the next statement; a running statement completes first. A
+//! session checks its rights only if the catalog's rights generation has changed, so the usual cost
+//! is one comparison per message.
 //!
-//! | what has changed | the session |
+//! | change | effect on the session |
 //! | --- | --- |
-//! | the user may only read now | goes on; what is open can be committed, and takes no more writes (25006) |
-//! | the user may write now | goes on; its next transaction can write |
-//! | the user may not connect any more | ends (57P01), as if it had been ended by hand |
-//! | the user was dropped, or has another password | ends (28000): nobody knows who is at its other end |
+//! | access reduced to read-only | continues; the open transaction can commit, not write (25006) |
+//! | write access granted | continues; its next transaction can write |
+//! | CONNECT revoked | is terminated (57P01), as by `pg_terminate_backend` |
+//! | user dropped, or password changed | is terminated (28000): authentication is outdated |
 //!
-//! What a session runs comes to its end before. Where nobody needs a password nobody has rights, and nothing happens.
+//! Without authentication (`--insecure`) there are no access rights, and nothing is checked.
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::Access;
@@ -19,14 +20,14 @@ use super::{End, Session};
 use crate::Result;
 
 impl Session {
-    /// Does what a change of rights asks for, if there was one.
+    /// Applies changed access rights. Fails if the session must end.
     pub(super) fn follow_rights(&mut self) -> Result<(), End> {
         let generation = self.shared.catalog.rights_generation();
         if generation == self.rights_seen {
             return Ok(());
         }
         self.rights_seen = generation;
-        if let Some(access) = self.access_now().map_err(End::Fatal)?
+        if let Some(access) = self.current_access().map_err(End::Fatal)?
             && access != self.identity.access
         {
             self.identity.access = access;
@@ -37,33 +38,35 @@ impl Session {
         Ok(())
     }
 
-    /// What its user may do now; an error if that is nothing, and nothing if nobody asks.
-    fn access_now(&self) -> Result<Option<Access>> {
+    /// The user's current access. `None` if the session is not authenticated, an error if the
+    /// session must end.
+    fn current_access(&self) -> Result<Option<Access>> {
         let Some(account) = &self.identity.account else { return Ok(None) };
         let (name, catalog) = (&account.name, &self.shared.catalog);
         let Some(user) = catalog.user(name) else {
-            let message = format!("terminating connection: user \"{name}\" was dropped");
+            let message = format!("terminating connection because user \"{name}\" was dropped");
             return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message));
         };
         if user.verifier != account.verifier {
-            let message = format!("terminating connection: the password of user \"{name}\" was changed");
+            let message =
+                format!("terminating connection because the password of user \"{name}\" was changed");
             return Err(
                 Error::new(sqlstate::INVALID_AUTHORIZATION, message).hint("Connect with the new password.")
             );
         }
         let access = catalog.access(&user, &self.identity.tenant).ok_or_else(|| {
             let database = &self.identity.tenant.name;
-            let message = format!(
-                "terminating connection: the right to connect to database \"{database}\" was revoked"
-            );
+            let message =
+                format!("terminating connection because access to database \"{database}\" was revoked");
             Error::new(sqlstate::ADMIN_SHUTDOWN, message).hint(format!(
-                "A superuser can GRANT CONNECT ON DATABASE \"{database}\", or GRANT SELECT, TO the user."
+                "A superuser can grant access with GRANT CONNECT ON DATABASE \"{database}\" \
+                 or GRANT SELECT ON DATABASE \"{database}\"."
             ))
         })?;
         Ok(Some(access))
     }
 
-    /// Its user's password was changed by itself: it goes on.
+    /// Keeps the session authenticated after it has changed its own user's password.
     pub(super) fn renew_account(&mut self) {
         if let Some(account) = &mut self.identity.account
             && let Some(user) = self.shared.catalog.user(&account.name)

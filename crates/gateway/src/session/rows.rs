@@ -1,16 +1,16 @@
-//! An answer on its way: rows from the engine into bytes for the client.
+//! Encodes result rows into the send buffer, and spills large results to temporary files.
 //!
-//! A row is encoded where it will be sent from, behind what is already in the send buffer. It may have to be taken
-//! back (the statement fails, or the engine runs it again), so nothing leaves before the statement has ended, and
-//! what does not fit in memory goes to an unlinked temporary file:
+//! A row is encoded directly behind the earlier responses in the send buffer. The rows of a
+//! statement are discarded if it fails or if the engine replays it, so nothing is sent before the
+//! statement has ended. Rows that do not fit in memory go to an unlinked temporary file:
 //!
 //! ```text
-//! send buffer:  [ earlier answers | RowDescription? | DataRow DataRow DataRow ... ]
-//!                                 ^ mark: reset cuts here       > 8 MiB: moved to the file, in order
+//! send buffer:  [ earlier responses | RowDescription? | DataRow DataRow DataRow ... ]
+//!                                   ^ mark: reset truncates here     > 8 MiB: spilled, in order
 //! ```
 //!
-//! The buffer is charged to the tenant before it grows ([`super::held`]). If the charge is rejected the rows move to the file
-//! earlier; a row that is too large by itself fails the statement.
+//! The buffer is charged to the tenant before it grows ([`super::held`]). If the charge is
+//! rejected, the rows spill earlier. A single row that does not fit fails the statement.
 
 use std::fs::File;
 use std::io::Write;
@@ -27,20 +27,20 @@ use crate::Result;
 use crate::protocol::{Format, Formats, backend};
 use crate::types::{Column, Type, encode};
 
-/// Bytes of an answer that are kept in memory.
+/// Maximum size of a result in memory. Larger results spill.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of an answer in all, and of those of a session that wait in files.
+/// Maximum size of the temporary files of a session's results.
 pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
-/// Bytes of one read of the file.
+/// Size of one read from a temporary file.
 const READ_BYTES: usize = 64 * 1024;
-/// An output that is not longer needs no charge.
+/// An output up to this size needs no charge.
 const FREE_OUTPUT_BYTES: usize = 16 * 1024;
 /// The charge of an output is a multiple of this.
 const OUTPUT_STEP_BYTES: usize = 64 * 1024;
-/// Room for a value is charged before it is encoded if the value is longer.
+/// Values longer than this are charged before they are encoded.
 const LARGE_VALUE_BYTES: usize = 4 * 1024;
 
-/// Bytes for the client, with the charge for them.
+/// Bytes to send to the client, with their memory charge.
 #[derive(Default)]
 pub(crate) struct Output {
     bytes: Vec<u8>,
@@ -68,7 +68,7 @@ impl From<Vec<u8>> for Output {
 }
 
 impl Output {
-    /// Clears the sent bytes, and returns the charge.
+    /// Clears the bytes after they were sent, and releases the charge.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         if self.share.bytes() > 0 {
@@ -81,19 +81,19 @@ impl Output {
         (self.bytes, self.share)
     }
 
-    /// Whether `more` bytes fit without another charge.
+    /// Returns true if `more` bytes fit without another charge.
     fn has_room(&self, more: usize) -> bool {
         self.bytes.len() + more <= FREE_OUTPUT_BYTES.max(self.share.bytes() as usize)
     }
 
-    /// Charges room for `more` bytes, and as much again so that a large output grows in few steps. Returns false if the
-    /// charge was rejected.
+    /// Charges and reserves room for `more` bytes, if possible twice the current charge, so that
+    /// a large output grows in few steps. Returns false if the charge is rejected.
     pub(crate) fn grow(&mut self, more: usize, memory: &Arc<Account>) -> bool {
         if self.has_room(more) {
             return true;
         }
         let wanted = (self.bytes.len() + more).next_multiple_of(OUTPUT_STEP_BYTES) as u64;
-        // Beyond that the rows move to a file.
+        // Above this size the rows spill.
         let doubled = (2 * self.share.bytes()).min((MEMORY_BYTES + OUTPUT_STEP_BYTES) as u64);
         let grown = self.share.covers(memory, wanted.max(doubled)) || self.share.covers(memory, wanted);
         if grown {
@@ -102,7 +102,7 @@ impl Output {
         grown
     }
 
-    /// As [`Output::grow`], where the caller cannot do without.
+    /// Like [`Output::grow`], but fails if the charge is rejected.
     pub(crate) fn must_grow(&mut self, more: usize, memory: &Arc<Account>) -> Result<()> {
         if self.grow(more, memory) {
             return Ok(());
@@ -113,23 +113,24 @@ impl Output {
     }
 }
 
-/// The bytes of an answer that do not fit in memory.
+/// The part of a result in a temporary file.
 pub(crate) struct Spill {
     file: File,
     bytes: u64,
     share: Share,
-    /// After the file: it is closed before its bytes are released.
+    /// Declared after `file`: the file is closed before its charge is released.
     charge: TemporaryCharge,
 }
 
-/// Where a session's answers go that do not fit in memory, and what it has there.
+/// Where a session's results spill to, and the accounts to charge.
 #[derive(Clone, Copy)]
 pub(crate) struct Spills<'a> {
     pub(crate) directory: &'a Path,
+    /// Charged for the session's temporary files.
     pub(crate) account: &'a Arc<Account>,
     /// Charged for the part in memory.
     pub(crate) memory: &'a Arc<Account>,
-    /// The tenant that is charged.
+    /// Charges temporary files to the tenant.
     pub(crate) space: &'a TemporarySpace,
 }
 
@@ -139,7 +140,8 @@ impl Spill {
         Ok(Spill { file, bytes: 0, share: Share::default(), charge: spills.space.charge() })
     }
 
-    /// Appends. This is a copy into the page cache: the engine calls from inside a statement and cannot wait.
+    /// Appends bytes. The write is synchronous, because the engine calls it from inside a statement
+    /// and cannot wait. It is a copy into the kernel's page cache.
     fn append(&mut self, bytes: &[u8], account: &Arc<Account>) -> Result<()> {
         self.bytes += bytes.len() as u64;
         self.share.set(account, self.bytes)?;
@@ -147,7 +149,7 @@ impl Spill {
         self.file.write_all(bytes).map_err(spill_error)
     }
 
-    /// The bytes from `from` on that one read brings.
+    /// Reads up to [`READ_BYTES`] bytes at `from`. Returns the number of bytes, 0 at the end.
     pub(crate) fn read_at(&self, from: u64, out: &mut Vec<u8>) -> Result<usize> {
         let before = out.len();
         out.resize(before + READ_BYTES, 0);
@@ -160,34 +162,35 @@ impl Spill {
 fn spill_error(cause: std::io::Error) -> Error {
     let full = matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
     let state = if full { sqlstate::DISK_FULL } else { sqlstate::IO_ERROR };
-    Error::new(state, format!("a large answer cannot be kept in a temporary file: {cause}"))
-        .hint("Make room in the server's temporary directory, or ask for fewer rows at once.")
+    Error::new(state, format!("could not access temporary file for a large result: {cause}"))
+        .hint("Free space in the server's temporary directory, or query fewer rows at a time.")
 }
 
-/// How rows are to be sent.
+/// How rows are sent.
 pub(crate) struct Layout<'a> {
     pub(crate) columns: &'a [Column],
     pub(crate) formats: &'a Formats,
-    /// Whether a RowDescription comes before the first row. Then columns without a type take that of their first
-    /// value; else they have been announced as text.
+    /// If true, RowDescription precedes the first row, and a column without a declared type gets
+    /// the type of its first value. If false, such columns have been described as text.
     pub(crate) describe: bool,
 }
 
-/// An answer's bytes, behind what `bytes` held before.
+/// Appends a result to `bytes`, and spills it if it is large.
 pub(crate) struct Buffer<'a> {
     pub(crate) bytes: &'a mut Output,
+    /// The start of the result in `bytes`.
     mark: usize,
     spill: Option<Spill>,
     spills: Spills<'a>,
 }
 
 impl<'a> Buffer<'a> {
-    /// A buffer that spills as `spills` says.
+    /// Creates a buffer that spills to `spills`.
     pub(crate) fn new(bytes: &'a mut Output, spills: Spills<'a>) -> Buffer<'a> {
         Buffer { mark: bytes.len(), bytes, spill: None, spills }
     }
 
-    /// Moves the rows that have been written into the file if they are many, or memory is short.
+    /// Spills the rows written so far if they exceed [`MEMORY_BYTES`] or their charge is rejected.
     pub(crate) fn spill_if_large(&mut self) -> Result<()> {
         let end = self.bytes.len();
         if end - self.mark <= MEMORY_BYTES && self.bytes.grow(0, self.spills.memory) {
@@ -196,7 +199,7 @@ impl<'a> Buffer<'a> {
         self.spill(end)
     }
 
-    /// Moves the bytes between the mark and `end` into the file.
+    /// Moves the bytes between the mark and `end` to the file.
     fn spill(&mut self, end: usize) -> Result<()> {
         let spill = match &mut self.spill {
             Some(spill) => spill,
@@ -207,8 +210,8 @@ impl<'a> Buffer<'a> {
         Ok(())
     }
 
-    /// Makes room for `more` bytes of the row that starts at `row`. The rows before it may move into the file. Returns where
-    /// the row starts now.
+    /// Reserves `more` bytes for the row that starts at `row`. The rows before it may spill.
+    /// Returns the row's new start.
     pub(crate) fn make_room(&mut self, more: usize, row: usize) -> Result<usize> {
         if self.bytes.grow(more, self.spills.memory) {
             return Ok(row);
@@ -220,7 +223,8 @@ impl<'a> Buffer<'a> {
         Ok(self.mark.min(row))
     }
 
-    /// Makes room for a value of the row that starts at `row`, which takes about `bytes`. Returns where the row starts now.
+    /// Reserves room for a value of about `bytes` bytes of the row that starts at `row`. Returns
+    /// the row's new start.
     pub(crate) fn make_room_for(&mut self, bytes: usize, row: usize) -> Result<usize> {
         if bytes <= LARGE_VALUE_BYTES && self.bytes.has_room(LARGE_VALUE_BYTES) {
             return Ok(row);
@@ -228,29 +232,29 @@ impl<'a> Buffer<'a> {
         self.make_room(bytes + LARGE_VALUE_BYTES, row)
     }
 
-    /// Forgets what has been written.
+    /// Discards the result.
     pub(crate) fn reset(&mut self) {
         self.bytes.truncate(self.mark);
         self.spill = None;
     }
 
-    /// What did not fit in memory, and where among the bytes it belongs.
+    /// The spilled part, and its position in the output.
     pub(crate) fn finish(self) -> Option<(usize, Spill)> {
         self.spill.map(|spill| (self.mark, spill))
     }
 }
 
-/// How long a value of text or bytes is when it is encoded.
+/// The encoded size of a text or blob value. 0 for other values, which are short.
 pub(crate) fn encoded_bytes(value: ValueRef<'_>, kind: Type) -> usize {
     match value {
         ValueRef::Text(bytes) if kind != Type::Bytea => bytes.len(),
-        // Two digits for each byte.
+        // Hexadecimal: two digits per byte.
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => 2 * bytes.len(),
         _ => 0,
     }
 }
 
-/// Writes an answer's rows behind what `output` holds.
+/// Appends a statement's rows to `output`.
 pub(crate) struct RowWriter<'a> {
     output: Buffer<'a>,
     layout: Layout<'a>,
@@ -260,13 +264,13 @@ pub(crate) struct RowWriter<'a> {
 }
 
 impl<'a> RowWriter<'a> {
-    /// A writer that spills as `spills` says.
+    /// Creates a writer that spills to `spills`.
     pub(crate) fn new(output: &'a mut Output, layout: Layout<'a>, spills: Spills<'a>) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
         RowWriter { output: Buffer::new(output, spills), layout, types, described: false, rows: 0 }
     }
 
-    /// The rows are complete: how many there are, and what did not fit in memory, which belongs at `mark`.
+    /// Completes the result. Returns the number of rows, and the spilled part with its position.
     pub(crate) fn finish(mut self) -> (u64, Option<(usize, Spill)>) {
         self.describe();
         (self.rows, self.output.finish())
@@ -300,7 +304,8 @@ impl RowSink for RowWriter<'_> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
         if row.len() != self.types.len() {
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, STALE_PLAN)
-                .hint("The schema has changed. Prepare the statement again."));
+                .detail("The schema has changed.")
+                .hint("Prepare the statement again."));
         }
         if !self.described {
             self.first_row(row);
@@ -328,19 +333,20 @@ impl RowSink for RowWriter<'_> {
     }
 }
 
-/// Keeps rows as values, for answers that the gateway makes out of the engine's.
+/// Collects rows as values, for internal queries of the gateway.
 #[derive(Default)]
 pub(crate) struct Collector {
     pub(crate) rows: Vec<Vec<fulmar_engine::Value>>,
 }
 
-/// Rows that a collector takes: a catalog answer beyond that is no help to anybody.
-const COLLECT_ROWS: usize = 1_000_000;
+/// Maximum number of rows of an internal query.
+const MAX_COLLECTED_ROWS: usize = 1_000_000;
 
 impl RowSink for Collector {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
-        if self.rows.len() == COLLECT_ROWS {
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the schema has more entries than can be shown"));
+        if self.rows.len() == MAX_COLLECTED_ROWS {
+            let message = format!("schema has more than {MAX_COLLECTED_ROWS} entries");
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
         }
         self.rows.push((0..row.len()).map(|column| row.get(column).to_owned()).collect());
         Ok(())
@@ -351,7 +357,7 @@ impl RowSink for Collector {
     }
 }
 
-/// A row that the gateway made.
+/// A row produced by the gateway.
 pub(crate) struct ValueRow<'a>(pub(crate) &'a [fulmar_engine::Value]);
 
 impl Row for ValueRow<'_> {
@@ -372,8 +378,8 @@ mod tests {
     use super::*;
     use crate::memory::Budget;
 
-    /// What a session spills to.
-    struct Room {
+    /// A spill directory with its accounts.
+    struct SpillFixture {
         directory: tempfile::TempDir,
         account: Arc<Account>,
         memory: Arc<Account>,
@@ -381,12 +387,12 @@ mod tests {
         _engine: Arc<Engine>,
     }
 
-    impl Room {
-        async fn new() -> Room {
+    impl SpillFixture {
+        async fn new() -> SpillFixture {
             let directory = tempfile::tempdir().unwrap();
             let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
             let space = engine.session(PartitionId(1)).temporary_space();
-            Room {
+            SpillFixture {
                 directory,
                 account: Account::of_files(),
                 memory: Account::unlimited(),
@@ -414,11 +420,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_row_names_the_type_and_reset_forgets_it() {
+    async fn first_row_determines_column_types_until_reset() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = Output::from(b"earlier".to_vec());
-        let room = Room::new().await;
-        let spills = room.spills();
+        let fixture = SpillFixture::new().await;
+        let spills = fixture.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), spills);
         writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
         writer.reset();
@@ -431,21 +437,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_answer_is_described_too() {
+    async fn empty_result_is_described() {
         let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
         let mut output = Output::default();
-        let room = Room::new().await;
-        let spills = room.spills();
+        let fixture = SpillFixture::new().await;
+        let spills = fixture.spills();
         RowWriter::new(&mut output, layout(&columns, &formats, true), spills).finish();
         assert_eq!(output[0], b'T');
     }
 
     #[tokio::test]
-    async fn a_large_answer_spills_in_order() {
+    async fn large_result_spills_in_order() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let mut output = Output::from(b"earlier".to_vec());
-        let room = Room::new().await;
-        let spills = room.spills();
+        let fixture = SpillFixture::new().await;
+        let spills = fixture.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         for letter in ["a", "b", "c"] {
             writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
@@ -461,15 +467,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rows_move_to_the_file_when_memory_is_short() {
+    async fn rows_spill_when_memory_is_short() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
-        let room = Room::new().await;
+        let fixture = SpillFixture::new().await;
         let (memory, others) = (Account::of_memory(tenant.clone()), Account::of_memory(tenant.clone()));
-        let spills = Spills { memory: &memory, ..room.spills() };
-        // Of 32 MiB one is left.
-        let mut hoarded = Share::default();
-        hoarded.set(&others, 31 << 20).unwrap();
+        let spills = Spills { memory: &memory, ..fixture.spills() };
+        // Leaves 1 MiB of 32 MiB.
+        let mut occupied = Share::default();
+        occupied.set(&others, 31 << 20).unwrap();
         let mut output = Output::from(b"earlier".to_vec());
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let row = |bytes: usize| [Value::Text("x".repeat(bytes))];
@@ -483,30 +489,30 @@ mod tests {
         assert_eq!(rows, 20);
         let (mark, spill) = spilled.unwrap();
         let row_bytes = 11 + (200 << 10);
-        assert_eq!((mark, spill.bytes % row_bytes), (7, 0), "only whole rows are in the file");
+        assert_eq!((mark, spill.bytes % row_bytes), (7, 0), "the file must contain only complete rows");
         output.clear();
         assert_eq!(tenant.used_bytes(), 31 << 20);
     }
 
     #[tokio::test]
-    async fn a_row_of_another_width_is_refused() {
+    async fn row_with_wrong_column_count_is_rejected() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = Output::default();
-        let room = Room::new().await;
-        let spills = room.spills();
+        let fixture = SpillFixture::new().await;
+        let spills = fixture.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();
         assert_eq!(failure.message(), STALE_PLAN);
     }
 
     #[tokio::test]
-    async fn results_are_charged_to_the_tenant_before_they_are_written() {
+    async fn results_are_charged_to_the_tenant_before_they_spill() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
-        let room = Room::new().await;
-        room.space.set_limit(25 << 20);
+        let fixture = SpillFixture::new().await;
+        fixture.space.set_limit(25 << 20);
         let row = [Value::Text("x".repeat(5 << 20))];
         let write = |output: &mut Output, rows: usize| {
-            let mut writer = RowWriter::new(output, layout(&columns, &formats, false), room.spills());
+            let mut writer = RowWriter::new(output, layout(&columns, &formats, false), fixture.spills());
             let written = (0..rows).try_for_each(|_| writer.row(&ValueRow(&row)));
             written.map(|()| writer.finish().1)
         };

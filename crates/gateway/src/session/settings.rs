@@ -1,10 +1,13 @@
-//! Run-time parameters: what SET sets and SHOW shows.
+//! Run-time configuration parameters: SET, RESET and SHOW.
 //!
-//! A table names those that are known, with their defaults and what they may be; what Fulmar does not do cannot be
-//! asked for. Names with a point in them (`myapp.user`) belong to applications and are stored as they are. As in
-//! Postgres, what a transaction sets is taken back if it rolls back, and SET LOCAL ends with it.
-//!
-//! A session keeps only what differs from the default. What a limit of the tenant bounds has the limit as its default.
+//! - A table lists the known parameters with their defaults and allowed values. Values that request
+//!   an unsupported feature are rejected.
+//! - Names that contain a dot (`myapp.user`) are custom parameters of the application. Their values
+//!   are stored unchecked.
+//! - As in PostgreSQL, a rollback reverts the changes of the transaction, and SET LOCAL ends with
+//!   the transaction.
+//! - A session stores only values that differ from the default. The default of a parameter that a
+//!   tenant limit bounds is the limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,27 +19,28 @@ use super::limits::Bounds;
 use crate::Result;
 use crate::dialect::admin::parse_moment;
 
-/// Parameters that an application may add.
-const CUSTOM: usize = 100;
-/// Bytes of a name. PostgreSQL cuts identifiers at 63 bytes, and such a name has two or more of them.
-const NAME_BYTES: usize = 128;
-/// Bytes of a value.
-const VALUE_BYTES: usize = 4096;
+/// Maximum number of custom parameters of a session.
+const MAX_CUSTOM_PARAMETERS: usize = 100;
+/// Maximum size of a name. PostgreSQL truncates identifiers at 63 bytes, and a custom name has at
+/// least two of them.
+const MAX_NAME_BYTES: usize = 128;
+/// Maximum size of a value.
+const MAX_VALUE_BYTES: usize = 4096;
 
-/// What a parameter may be.
+/// The allowed values of a parameter.
 enum Rule {
     /// Any text.
     Any,
-    /// One of these, without regard to case.
+    /// One of these, case-insensitive.
     OneOf(&'static [&'static str]),
     Boolean,
-    /// A time; without a unit it is milliseconds. 0 switches it off.
+    /// A duration, in milliseconds if it has no unit. 0 disables the parameter.
     Duration,
-    /// A time that may be 0.
+    /// A duration for which 0 has no special meaning.
     Time,
-    /// A timestamp, or nothing.
+    /// A timestamp, or empty.
     Moment,
-    /// It can be shown only.
+    /// Read-only.
     Fixed,
 }
 
@@ -44,114 +48,225 @@ struct Parameter {
     name: &'static str,
     default: &'static str,
     rule: Rule,
-    /// Clients are told when it changes.
+    /// Changes are reported to the client with ParameterStatus.
     reported: bool,
-    about: &'static str,
+    description: &'static str,
 }
 
-const fn parameter(name: &'static str, default: &'static str, rule: Rule, about: &'static str) -> Parameter {
-    Parameter { name, default, rule, reported: false, about }
+const fn parameter(
+    name: &'static str,
+    default: &'static str,
+    rule: Rule,
+    description: &'static str,
+) -> Parameter {
+    Parameter { name, default, rule, reported: false, description }
 }
 
-const fn reported(name: &'static str, default: &'static str, rule: Rule, about: &'static str) -> Parameter {
-    Parameter { name, default, rule, reported: true, about }
+const fn reported(
+    name: &'static str,
+    default: &'static str,
+    rule: Rule,
+    description: &'static str,
+) -> Parameter {
+    Parameter { name, default, rule, reported: true, description }
 }
 
-/// Shows the database as it was.
+/// The time as of which the session reads the database.
 pub(crate) const AS_OF: &str = "fulmar.as_of";
-/// Says as it was when.
+/// The time of the version that the session reads.
 pub(crate) const SNAPSHOT_TIME: &str = "fulmar.snapshot_time";
-/// ... and how long ago that is.
+/// The maximum age of that version.
 pub(crate) const SNAPSHOT_AGE: &str = "fulmar.snapshot_age";
-/// How old what is seen may be, where another node owns the database.
+/// The maximum age of the data that a replica returns.
 const STALENESS: &str = "fulmar.staleness";
-/// What begins so is Fulmar's own: a misspelt one is no application's.
-const OWN_PREFIX: &str = "fulmar.";
+/// The prefix of Fulmar's own parameters. It cannot be used for custom parameters, so that
+/// misspelled names are rejected.
+const RESERVED_PREFIX: &str = "fulmar.";
 
 const ISOLATION: Rule =
     Rule::OneOf(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
 
-/// The known parameters, sorted by their names in lower case.
+/// The known parameters, sorted by lower-case name.
 static PARAMETERS: [Parameter; 39] = [
-    reported("application_name", "", Rule::Any, "What the client calls itself."),
-    parameter("block_size", "4096", Rule::Fixed, "Bytes of a page."),
-    parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "How bytea is written as text."),
-    reported("client_encoding", "UTF8", Rule::OneOf(&["UTF8", "UTF-8", "unicode"]), "All text is UTF-8."),
+    reported("application_name", "", Rule::Any, "Sets the application name to be reported in statistics."),
+    parameter("block_size", "4096", Rule::Fixed, "Shows the size of a page in bytes."),
+    parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "Sets the output format for bytea."),
+    reported(
+        "client_encoding",
+        "UTF8",
+        Rule::OneOf(&["UTF8", "UTF-8", "unicode"]),
+        "Sets the client's character set encoding. Only UTF-8 is supported.",
+    ),
     parameter(
         "client_min_messages",
         "notice",
         Rule::OneOf(&["debug", "log", "notice", "warning", "error"]),
-        "Accepted, without effect.",
+        "Accepted for compatibility. Has no effect.",
     ),
     reported(
         "DateStyle",
         "ISO, MDY",
         Rule::OneOf(&["ISO", "ISO, MDY", "ISO, DMY", "ISO, YMD"]),
-        "Dates are written as ISO 8601 has them.",
+        "Sets the display format for date and time values. Output is always ISO 8601.",
     ),
-    parameter("default_table_access_method", "heap", Rule::OneOf(&["heap"]), "Without effect."),
-    parameter("default_tablespace", "", Rule::OneOf(&[""]), "Without effect."),
+    parameter(
+        "default_table_access_method",
+        "heap",
+        Rule::OneOf(&["heap"]),
+        "Accepted for compatibility. Has no effect.",
+    ),
+    parameter("default_tablespace", "", Rule::OneOf(&[""]), "Accepted for compatibility. Has no effect."),
     parameter(
         "default_transaction_isolation",
         "serializable",
         ISOLATION,
-        "Every transaction is serializable.",
+        "Sets the isolation level of new transactions. All levels behave as serializable.",
     ),
-    parameter("default_transaction_read_only", "off", Rule::Boolean, "Whether transactions may not write."),
+    parameter(
+        "default_transaction_read_only",
+        "off",
+        Rule::Boolean,
+        "Sets the read-only status of new transactions.",
+    ),
     parameter(
         "extra_float_digits",
         "1",
         Rule::Any,
-        "Floats are always written so that they read back the same.",
+        "Accepted for compatibility. Floating-point output always preserves the exact value.",
     ),
-    parameter(AS_OF, "", Rule::Moment, "The time as of which the database is seen; empty: now."),
+    parameter(
+        AS_OF,
+        "",
+        Rule::Moment,
+        "Sets the time as of which the database is read. Empty: the current data.",
+    ),
     parameter(
         SNAPSHOT_AGE,
         "0ms",
         Rule::Fixed,
-        "How old what is seen is at most; 0ms: it is the newest version.",
+        "Shows the maximum age of the data that the session reads. 0ms: the newest version.",
     ),
-    parameter(SNAPSHOT_TIME, "", Rule::Fixed, "When what is seen was the newest version; empty: it is now."),
+    parameter(
+        SNAPSHOT_TIME,
+        "",
+        Rule::Fixed,
+        "Shows the time of the version that the session reads. Empty: the newest version.",
+    ),
     parameter(
         STALENESS,
         "5s",
         Rule::Time,
-        "How old what is seen may be on a node that reads the databases of another one; 0: as new as when it was asked for.",
+        "Sets the maximum age of the data that a replica returns. 0: at least as new as the start of the query.",
     ),
     parameter(
         "idle_in_transaction_session_timeout",
         "0",
         Rule::Duration,
-        "How long the client may be silent inside a transaction.",
+        "Sets the maximum allowed idle time between queries in a transaction. 0 disables it.",
     ),
-    reported("in_hot_standby", "off", Rule::Fixed, "Whether this is a standby."),
-    reported("integer_datetimes", "on", Rule::Fixed, "Times are whole microseconds."),
-    reported("IntervalStyle", "postgres", Rule::OneOf(&["postgres"]), "There are no intervals."),
-    reported("is_superuser", "off", Rule::Fixed, "Whether the user is a superuser."),
-    parameter("jit", "off", Rule::Boolean, "Without effect."),
-    parameter("lock_timeout", "0", Rule::OneOf(&["0"]), "Not supported; see statement_timeout."),
-    parameter("max_identifier_length", "63", Rule::Fixed, "Bytes of a name of a database or user."),
-    parameter("max_index_keys", "32", Rule::Fixed, "Columns of an index that clients show."),
-    parameter("row_security", "on", Rule::OneOf(&["on"]), "Without effect."),
-    parameter("search_path", "\"$user\", public", Rule::Any, "Without effect: there is one schema."),
-    reported("server_encoding", "UTF8", Rule::Fixed, "All text is UTF-8."),
+    reported("in_hot_standby", "off", Rule::Fixed, "Shows whether the node is a replica."),
+    reported(
+        "integer_datetimes",
+        "on",
+        Rule::Fixed,
+        "Shows whether timestamps are integers in microseconds.",
+    ),
+    reported(
+        "IntervalStyle",
+        "postgres",
+        Rule::OneOf(&["postgres"]),
+        "Accepted for compatibility. There is no interval type.",
+    ),
+    reported("is_superuser", "off", Rule::Fixed, "Shows whether the current user is a superuser."),
+    parameter("jit", "off", Rule::Boolean, "Accepted for compatibility. Has no effect."),
+    parameter(
+        "lock_timeout",
+        "0",
+        Rule::OneOf(&["0"]),
+        "Lock timeouts are not supported. Use statement_timeout.",
+    ),
+    parameter(
+        "max_identifier_length",
+        "63",
+        Rule::Fixed,
+        "Shows the maximum size of a database or user name in bytes.",
+    ),
+    parameter(
+        "max_index_keys",
+        "32",
+        Rule::Fixed,
+        "Shows the maximum number of index columns that clients display.",
+    ),
+    parameter("row_security", "on", Rule::OneOf(&["on"]), "Accepted for compatibility. Has no effect."),
+    parameter(
+        "search_path",
+        "\"$user\", public",
+        Rule::Any,
+        "Accepted for compatibility. There is only one schema.",
+    ),
+    reported("server_encoding", "UTF8", Rule::Fixed, "Shows the server's character set encoding."),
     reported(
         "server_version",
         crate::SERVER_VERSION,
         Rule::Fixed,
-        "As which Postgres Fulmar speaks, and its own version.",
+        "Shows the emulated PostgreSQL version and the Fulmar version.",
     ),
-    parameter("server_version_num", crate::SERVER_VERSION_NUMBER, Rule::Fixed, "The same as a number."),
-    reported("session_authorization", "", Rule::Fixed, "The user."),
-    reported("standard_conforming_strings", "on", Rule::OneOf(&["on"]), "A backslash in '...' is itself."),
-    parameter("statement_timeout", "0", Rule::Duration, "How long a statement may run."),
-    parameter("synchronous_commit", "on", Rule::OneOf(&["on"]), "A commit is durable when it is answered."),
-    reported("TimeZone", "UTC", Rule::Any, "Accepted; times with a zone are always written in UTC."),
-    parameter("transaction_deferrable", "off", Rule::OneOf(&["off"]), "Without effect."),
-    parameter("transaction_isolation", "serializable", ISOLATION, "Every transaction is serializable."),
-    parameter("transaction_read_only", "off", Rule::Fixed, "Begin with BEGIN READ ONLY."),
-    parameter("work_mem", "4MB", Rule::Any, "Without effect."),
-    parameter("xmloption", "content", Rule::OneOf(&["content", "document"]), "Without effect."),
+    parameter(
+        "server_version_num",
+        crate::SERVER_VERSION_NUMBER,
+        Rule::Fixed,
+        "Shows the emulated PostgreSQL version as an integer.",
+    ),
+    reported("session_authorization", "", Rule::Fixed, "Shows the session user name."),
+    reported(
+        "standard_conforming_strings",
+        "on",
+        Rule::OneOf(&["on"]),
+        "Treats backslashes in '...' strings literally. Cannot be turned off.",
+    ),
+    parameter(
+        "statement_timeout",
+        "0",
+        Rule::Duration,
+        "Sets the maximum allowed duration of any statement. 0 disables it.",
+    ),
+    parameter(
+        "synchronous_commit",
+        "on",
+        Rule::OneOf(&["on"]),
+        "Commits are always durable before they are acknowledged.",
+    ),
+    reported(
+        "TimeZone",
+        "UTC",
+        Rule::Any,
+        "Accepted for compatibility. Timestamps with time zone are always displayed in UTC.",
+    ),
+    parameter(
+        "transaction_deferrable",
+        "off",
+        Rule::OneOf(&["off"]),
+        "Accepted for compatibility. Has no effect.",
+    ),
+    parameter(
+        "transaction_isolation",
+        "serializable",
+        ISOLATION,
+        "Sets the current isolation level. All levels behave as serializable.",
+    ),
+    parameter(
+        "transaction_read_only",
+        "off",
+        Rule::Fixed,
+        "Use BEGIN READ ONLY to begin a read-only transaction.",
+    ),
+    parameter("work_mem", "4MB", Rule::Any, "Accepted for compatibility. Has no effect."),
+    parameter(
+        "xmloption",
+        "content",
+        Rule::OneOf(&["content", "document"]),
+        "Accepted for compatibility. Has no effect.",
+    ),
 ];
 
 fn find(name: &str) -> Option<&'static Parameter> {
@@ -160,20 +275,22 @@ fn find(name: &str) -> Option<&'static Parameter> {
 
 fn unknown(name: &str) -> Error {
     const UNDEFINED_OBJECT: &str = "42704";
-    Error::new(UNDEFINED_OBJECT, format!("unrecognized configuration parameter \"{name}\""))
-        .hint("SHOW ALL lists the known ones. A name with a point in it (myapp.setting) can be anything.")
+    Error::new(UNDEFINED_OBJECT, format!("unrecognized configuration parameter \"{name}\"")).hint(
+        "Run SHOW ALL to list the known parameters. Names of custom parameters must contain a \
+             dot (myapp.setting).",
+    )
 }
 
 /// The parameters of a session.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
-    /// What differs from the default, by name as the table or the application writes it.
+    /// Values that differ from the default. Known names are spelled as in the table.
     values: Vec<(Box<str>, Box<str>)>,
-    /// What the client has asked for when it connected: to that a parameter is reset.
+    /// The values that the client set when it connected. RESET restores them.
     defaults: Arc<[(Box<str>, Box<str>)]>,
-    /// What the open transaction has set.
+    /// Changes of the open transaction.
     changed: Vec<Change>,
-    /// Reported parameters that have changed since the client was last told.
+    /// Reported parameters that have changed since the last ParameterStatus.
     reports: Vec<&'static str>,
     bounds: Bounds,
 }
@@ -182,34 +299,35 @@ pub(crate) struct Settings {
 #[derive(Clone)]
 struct Change {
     name: Box<str>,
-    /// If it rolls back.
+    /// The value after a rollback.
     before: Option<Box<str>>,
-    /// If it commits.
+    /// The value after a commit.
     after: Option<Box<str>>,
 }
 
 impl Settings {
-    /// Sets what the session is, not what its client wants.
+    /// Sets a read-only parameter that describes the session.
     pub(crate) fn set_fixed(&mut self, name: &'static str, value: &str) {
         self.store(name, Some(value.into()));
     }
 
-    /// What is set now is what parameters are reset to from here on: the client has connected.
+    /// Makes the current values the session defaults that RESET restores. Called when the client
+    /// has connected.
     pub(crate) fn keep_as_defaults(&mut self) {
         self.defaults = self.values.iter().cloned().collect();
     }
 
-    /// Bounds parameters by the tenant's limits as they are now, and by what the user may do.
+    /// Bounds parameters by the tenant's current limits and the user's access.
     pub(crate) fn set_bounds(&mut self, limits: &LiveLimits, access: Access) {
         self.bounds = Bounds::of(limits, access);
     }
 
-    /// Refuses who may only read.
+    /// Fails if the user has read-only access.
     pub(crate) fn check_may_write(&self) -> Result<()> {
         self.bounds.check("default_transaction_read_only", "off")
     }
 
-    /// Sets a parameter; `None` is its default.
+    /// Sets a parameter. `None` resets it to the default.
     pub(crate) fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
         let (name, value) = self.checked(name, value)?;
         if let Some(change) = self.changed.iter_mut().find(|change| change.name == name) {
@@ -219,7 +337,8 @@ impl Settings {
         Ok(())
     }
 
-    /// As [`Settings::set`], inside a transaction: taken back if it rolls back, and if `local` also if it commits.
+    /// Like [`Settings::set`], inside a transaction: reverted if the transaction rolls back. If
+    /// `local`, also reverted if it commits.
     pub(crate) fn set_in_transaction(&mut self, name: &str, value: Option<&str>, local: bool) -> Result<()> {
         let (name, value) = self.checked(name, value)?;
         let before = self.stored(&name);
@@ -238,19 +357,19 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether the end of the transaction matters.
+    /// Returns true if the open transaction has set parameters.
     pub(crate) fn is_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// The transaction has ended.
+    /// Applies the end of the transaction.
     pub(crate) fn end_transaction(&mut self, committed: bool) {
         for change in std::mem::take(&mut self.changed) {
             self.store(&change.name, if committed { change.after } else { change.before });
         }
     }
 
-    /// Sets all that can be set to the default.
+    /// Resets all parameters that can be changed.
     pub(crate) fn reset_all(&mut self) {
         let set = self.values.iter().chain(&*self.defaults);
         let names: Vec<Box<str>> = set.map(|value| value.0.clone()).collect();
@@ -261,7 +380,7 @@ impl Settings {
         }
     }
 
-    /// What a parameter is reset to, if that is not what it is for everybody.
+    /// The session default of a parameter. `None` if it is the global default.
     fn default_of(&self, name: &str) -> Option<Box<str>> {
         self.defaults.iter().find(|value| *value.0 == *name).map(|value| value.1.clone())
     }
@@ -277,23 +396,25 @@ impl Settings {
         Ok(self.bounds.within(name, value))
     }
 
-    /// All parameters: name, value, what it is about.
+    /// All parameters: name, value and description.
     pub(crate) fn all(&self) -> Vec<[&str; 3]> {
-        let own = self.values.iter().filter(|value| find(&value.0).is_none());
+        let custom = self.values.iter().filter(|value| find(&value.0).is_none());
         let known = PARAMETERS.iter();
         known
-            .map(|parameter| [parameter.name, self.get(parameter.name).unwrap_or_default(), parameter.about])
-            .chain(own.map(|value| [&*value.0, &*value.1, "Set by the application."]))
+            .map(|parameter| {
+                [parameter.name, self.get(parameter.name).unwrap_or_default(), parameter.description]
+            })
+            .chain(custom.map(|value| [&*value.0, &*value.1, "Custom parameter."]))
             .collect()
     }
 
-    /// The parameters that a client is told when it connects.
+    /// The parameters that are reported to the client when it connects.
     pub(crate) fn reported(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let reported = PARAMETERS.iter().filter(|parameter| parameter.reported);
         reported.map(|parameter| (parameter.name, self.get(parameter.name).unwrap_or_default()))
     }
 
-    /// Takes the names of reported parameters that have changed.
+    /// Takes the names of reported parameters that have changed since the last call.
     pub(crate) fn take_reports(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.reports)
     }
@@ -337,16 +458,16 @@ impl Settings {
         if let Some(parameter) = reported.filter(|parameter| !self.reports.contains(&parameter.name)) {
             self.reports.push(parameter.name);
         }
-        let place = self.values.iter().position(|value| *value.0 == *name);
-        match (place, value) {
-            (Some(place), Some(value)) => self.values[place].1 = value,
-            (Some(place), None) => drop(self.values.swap_remove(place)),
+        let index = self.values.iter().position(|value| *value.0 == *name);
+        match (index, value) {
+            (Some(index), Some(value)) => self.values[index].1 = value,
+            (Some(index), None) => drop(self.values.swap_remove(index)),
             (None, Some(value)) => self.values.push((name.into(), value)),
             (None, None) => {}
         }
     }
 
-    /// Memory of the values, of the system catalog's copy of them, and of what the end of the transaction restores.
+    /// Memory of the values, of their copy in the system catalog, and of the transaction's changes.
     pub(crate) fn bytes(&self) -> usize {
         let entry =
             |(name, value): &(Box<str>, Box<str>)| name.len() + value.len() + size_of::<[Box<str>; 2]>();
@@ -359,37 +480,40 @@ impl Settings {
         2 * values + defaults + changed.sum::<usize>()
     }
 
-    /// [`Settings::bytes`] after `name` has been set to `value`, at most.
+    /// An upper bound of [`Settings::bytes`] after `name` has been set to `value`.
     pub(crate) fn bytes_with(&self, name: &str, value: Option<&str>) -> usize {
         let longest = [value, self.get(name).ok(), self.default_of(name).as_deref()]
             .map(|value| value.map_or(0, str::len))
             .into_iter()
             .fold(0, usize::max);
-        // Twice in the values, and twice in the transaction's changes.
-        let entry_bytes = size_of::<Change>() + name.len().min(NAME_BYTES) + longest.min(VALUE_BYTES);
+        // Stored twice in the values and twice in the transaction's changes.
+        let entry_bytes = size_of::<Change>() + name.len().min(MAX_NAME_BYTES) + longest.min(MAX_VALUE_BYTES);
         self.bytes() + 4 * entry_bytes
     }
 
-    /// The name as it is stored, and the value as it is shown.
+    /// Checks a name and a value. Returns both as they are stored.
     pub(crate) fn checked(&self, name: &str, value: Option<&str>) -> Result<(Box<str>, Option<Box<str>>)> {
-        if name.len() > NAME_BYTES {
+        if name.len() > MAX_NAME_BYTES {
             let message = "name of configuration parameter is too long";
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
-                .detail(format!("It has {} bytes. The limit is {NAME_BYTES}.", name.len())));
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).detail(format!(
+                "The name has {} bytes. The maximum is {MAX_NAME_BYTES} bytes.",
+                name.len()
+            )));
         }
-        if value.is_some_and(|value| value.len() > VALUE_BYTES) {
-            let message = format!("the value of \"{name}\" is longer than {VALUE_BYTES} bytes");
-            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
+        if value.is_some_and(|value| value.len() > MAX_VALUE_BYTES) {
+            let message = format!("value for parameter \"{name}\" is too long");
+            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+                .detail(format!("The maximum is {MAX_VALUE_BYTES} bytes.")));
         }
         let Some(parameter) = find(name) else {
-            let is_ours = |prefix: &str| prefix.eq_ignore_ascii_case(OWN_PREFIX);
-            if !name.contains('.') || name.get(..OWN_PREFIX.len()).is_some_and(is_ours) {
+            let is_reserved = |prefix: &str| prefix.eq_ignore_ascii_case(RESERVED_PREFIX);
+            if !name.contains('.') || name.get(..RESERVED_PREFIX.len()).is_some_and(is_reserved) {
                 return Err(unknown(name));
             }
-            let own = self.values.iter().filter(|value| find(&value.0).is_none()).count();
-            if own >= CUSTOM && self.stored(name).is_none() {
-                let message = format!("a session can have {CUSTOM} parameters of its own at most");
-                return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+            let custom = self.values.iter().filter(|value| find(&value.0).is_none()).count();
+            if custom >= MAX_CUSTOM_PARAMETERS && self.stored(name).is_none() {
+                return Err(Error::new(sqlstate::PROGRAM_LIMIT, "too many custom parameters")
+                    .detail(format!("A session can set {MAX_CUSTOM_PARAMETERS} custom parameters.")));
             }
             return Ok((name.into(), value.map(Into::into).or_else(|| self.default_of(name))));
         };
@@ -407,32 +531,35 @@ impl Settings {
 impl Parameter {
     fn fixed(&self) -> Error {
         const CANNOT_CHANGE: &str = "55P02";
-        Error::new(CANNOT_CHANGE, format!("parameter \"{}\" cannot be changed", self.name)).hint(self.about)
+        Error::new(CANNOT_CHANGE, format!("parameter \"{}\" cannot be changed", self.name))
+            .hint(self.description)
     }
 
-    /// The value as it is stored.
+    /// Checks a value. Returns it as it is stored.
     fn check(&self, value: &str) -> Result<Box<str>> {
-        let refused = |hint: String| {
+        let invalid = |hint: String| {
             let message = format!("invalid value for parameter \"{}\": \"{value}\"", self.name);
             Error::new(sqlstate::INVALID_PARAMETER_VALUE, message).hint(hint)
         };
         match self.rule {
             Rule::Any => Ok(value.into()),
-            // At the start some clients send it as it would stand in a SET.
+            // Some clients quote the value in the startup packet as in a SET statement.
             Rule::OneOf(values) => {
-                match values.iter().find(|known| known.eq_ignore_ascii_case(value.trim_matches('\''))) {
-                    Some(known) => Ok((*known).into()),
-                    None => Err(refused(format!("{} Possible: {}.", self.about, values.join("; ")))),
+                match values.iter().find(|valid| valid.eq_ignore_ascii_case(value.trim_matches('\''))) {
+                    Some(valid) => Ok((*valid).into()),
+                    None => {
+                        Err(invalid(format!("{} Available values: {}.", self.description, values.join("; "))))
+                    }
                 }
             }
             Rule::Boolean => match value.to_ascii_lowercase().as_str() {
                 "on" | "true" | "yes" | "1" => Ok("on".into()),
                 "off" | "false" | "no" | "0" => Ok("off".into()),
-                _ => Err(refused("It is on or off.".into())),
+                _ => Err(invalid("The value must be on or off.".into())),
             },
             Rule::Duration | Rule::Time => match milliseconds(value) {
                 Some(_) => Ok(value.trim().into()),
-                None => Err(refused(format!("It is {}.", Unit::Milliseconds.rule()))),
+                None => Err(invalid(format!("The value must be {}.", Unit::Milliseconds.rule()))),
             },
             Rule::Moment if value.trim().is_empty() => Ok("".into()),
             Rule::Moment => parse_moment(value).map(|_| value.trim().into()),
@@ -441,7 +568,7 @@ impl Parameter {
     }
 }
 
-/// A time in milliseconds, within Postgres's own bound: 2^31 - 1.
+/// A duration in milliseconds. As in PostgreSQL, the maximum is 2^31 - 1.
 fn milliseconds(text: &str) -> Option<u64> {
     Unit::Milliseconds.parse(text).filter(|&time| time <= i32::MAX as u64)
 }
@@ -451,13 +578,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted() {
+    fn parameters_are_sorted_by_name() {
         let names: Vec<String> = PARAMETERS.iter().map(|parameter| parameter.name.to_lowercase()).collect();
         assert!(names.is_sorted(), "{names:?}");
     }
 
     #[test]
-    fn values_are_checked() {
+    fn set_validates_values() {
         let mut settings = Settings::default();
         settings.set("STATEMENT_TIMEOUT", Some("2 min")).unwrap();
         assert_eq!(settings.statement_timeout(), Some(Duration::from_secs(120)));
@@ -482,31 +609,31 @@ mod tests {
     }
 
     #[test]
-    fn applications_have_their_own() {
+    fn custom_parameters_are_limited() {
         let mut settings = Settings::default();
-        for number in 0..CUSTOM {
+        for number in 0..MAX_CUSTOM_PARAMETERS {
             settings.set(&format!("app.s{number}"), Some("x")).unwrap();
         }
         assert_eq!(settings.set("app.more", Some("x")).unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
         settings.set("app.s1", Some("y")).unwrap();
         assert_eq!(settings.get("app.s1").unwrap(), "y");
-        assert_eq!(settings.all().len(), PARAMETERS.len() + CUSTOM);
+        assert_eq!(settings.all().len(), PARAMETERS.len() + MAX_CUSTOM_PARAMETERS);
     }
 
     #[test]
-    fn names_are_not_long() {
+    fn long_names_are_rejected() {
         let mut settings = Settings::default();
-        let longest = format!("app.{}", "x".repeat(NAME_BYTES - 4));
+        let longest = format!("app.{}", "x".repeat(MAX_NAME_BYTES - 4));
         settings.set(&longest, Some("1")).unwrap();
         for value in [Some("1"), None] {
             let error = settings.set(&format!("{longest}x"), value).unwrap_err();
             assert_eq!(error.state(), sqlstate::PROGRAM_LIMIT);
-            assert!(error.message().len() < NAME_BYTES, "the name must not be repeated");
+            assert!(error.message().len() < MAX_NAME_BYTES, "the message must not repeat a long name");
         }
     }
 
     #[test]
-    fn the_estimate_covers_a_change() {
+    fn bytes_with_is_an_upper_bound() {
         let mut settings = Settings::default();
         for (name, value) in
             [("app.x", Some("long value")), ("app.x", Some("short")), ("app.y", Some("")), ("app.x", None)]
@@ -520,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_takes_back_what_it_set() {
+    fn transaction_end_reverts_or_keeps_changes() {
         let mut settings = Settings::default();
         settings.set("application_name", Some("a")).unwrap();
         settings.take_reports();

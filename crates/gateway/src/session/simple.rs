@@ -1,8 +1,10 @@
-//! The simple query protocol: a text with any number of statements.
+//! The simple query protocol: a Query message contains any number of statements.
 //!
-//! All of them share one implicit transaction, unless they begin and commit their own; the first error ends the text.
-//! A statement that is alone in its text is a transaction by itself. The last statement's CommandComplete is written
-//! when the implicit transaction has been committed, so that a failed commit is seen as the failure of the statement.
+//! - The statements share one implicit transaction, unless they begin and commit their own.
+//! - The first error ends the Query.
+//! - A single statement is autocommitted.
+//! - The last statement's CommandComplete is written after the implicit transaction has committed,
+//!   so that a failed commit is reported as the failure of the statement.
 
 use fulmar_engine::{Error, Scope};
 
@@ -13,11 +15,11 @@ use crate::dialect::token::Lexer;
 use crate::protocol::backend;
 use crate::types::decode;
 
-/// What was left of a text when a COPY began.
+/// The text that follows a COPY in a Query message.
 #[derive(Debug, Default)]
 pub(super) struct Rest(pub(super) String);
 
-/// Whether there is no statement in a text.
+/// Returns true if a text contains no statement.
 pub(super) fn is_blank(text: &str) -> bool {
     text.trim_ascii_start().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
 }
@@ -36,7 +38,7 @@ impl Session {
         self.end_of_text(outcome).await
     }
 
-    /// Ends a Query, unless a COPY goes on.
+    /// Ends a Query, unless a COPY is in progress.
     pub(super) async fn end_of_text(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
         match outcome {
             Ok(()) if self.copy.is_some() => return Ok(()),
@@ -44,7 +46,8 @@ impl Session {
             Err(Fault::Statement(error)) => self.text_failed(&error),
             Err(end) => return Err(end),
         }
-        // What is left is a text that failed, or whose last statement was answered before its end.
+        // The implicit transaction is still open if the Query failed, or if an empty statement
+        // followed the last one.
         match self.link.finish().await.map_err(Fault::from) {
             Ok(()) => {}
             Err(Fault::Statement(error)) => self.report(&error),
@@ -60,7 +63,7 @@ impl Session {
         self.end_of_transaction(false);
     }
 
-    /// Runs the statements of a text.
+    /// Runs the statements of a Query.
     pub(super) async fn run_text(&mut self, text: &str) -> Result<(), Fault> {
         let mut rest = text;
         while !is_blank(rest) {
@@ -80,7 +83,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs one statement; `false` if it is a COPY whose rows are to come.
+    /// Runs one statement. Returns false if it is a COPY whose data the client sends next.
     async fn run_one(&mut self, plan: &Plan, last: bool) -> Result<bool, Fault> {
         if matches!(plan, Plan::Engine(statement) if super::extended::is_empty(statement)) {
             return Ok(true);
@@ -90,7 +93,7 @@ impl Session {
         if let Plan::Engine(statement) = plan
             && statement.uses_system()
         {
-            // As Postgres announces them: a client compares with 't'.
+            // Catalog queries need PostgreSQL's types: clients compare booleans with 't'.
             self.infer_types(statement, &mut columns).await;
         }
         let layout = Layout { columns: &columns, formats: &TEXT, describe: true };
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blanks() {
+    fn is_blank_ignores_comments_and_semicolons() {
         for text in ["", " \n", ";", " ; -- comment\n /* x */ ;"] {
             assert!(is_blank(text), "{text}");
         }

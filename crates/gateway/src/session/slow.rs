@@ -1,8 +1,9 @@
-//! The log of slow statements: a line for each that took longer than the node was told.
+//! The slow query log: one log line for each statement that takes longer than the configured limit.
 //!
-//! Logs go to many places, and what a statement says need not: parameters are not logged at all, string literals as
-//! `'...'`, comments not, and only the beginning of a long text. A node that is slow as a whole does not drown in its
-//! log: there are so many lines a second, and a line says how many were left out before it.
+//! - Statements are redacted, because logs may be less protected than the data: parameters and
+//!   comments are omitted, string literals are logged as `'...'`, and the text is truncated at
+//!   1,024 bytes.
+//! - The rate is limited to 10 lines per second. The next line reports how many were omitted.
 
 use std::time::{Duration, Instant};
 
@@ -12,43 +13,45 @@ use super::statements::Plan;
 use super::{End, Fault, Ran, Session};
 use crate::dialect::token::{Kind, Lexer};
 
-/// Lines of one second.
-const LINES: u32 = 10;
-/// Bytes of a statement's text that are logged.
-const TEXT_BYTES: usize = 1024;
+/// Maximum number of log lines per second.
+const MAX_LINES: u32 = 10;
+/// Maximum size of a statement's text in the log.
+const MAX_TEXT_BYTES: usize = 1024;
 
-/// Which statements are slow, and how many of them were logged of late.
+/// The threshold and the rate limiter of the slow query log.
 pub(crate) struct SlowLog {
-    /// `None`: nothing is logged.
-    longer_than: Option<Duration>,
+    /// `None` if the log is disabled.
+    threshold: Option<Duration>,
     window: Mutex<Window>,
 }
 
+/// The current one-second window of the rate limiter.
 struct Window {
     begun: Instant,
     lines: u32,
-    /// Lines that were not written since the last one.
+    /// Lines omitted since the last one that was written.
     left_out: u64,
 }
 
 impl SlowLog {
-    /// A log of the statements that take longer than this.
-    pub(crate) fn new(longer_than: Option<Duration>) -> SlowLog {
+    /// Creates a log of the statements that take longer than `threshold`.
+    pub(crate) fn new(threshold: Option<Duration>) -> SlowLog {
         let window = Window { begun: Instant::now(), lines: 0, left_out: 0 };
-        SlowLog { longer_than, window: Mutex::new(window) }
+        SlowLog { threshold, window: Mutex::new(window) }
     }
 
     fn is_slow(&self, time: Duration) -> bool {
-        self.longer_than.is_some_and(|limit| time > limit)
+        self.threshold.is_some_and(|limit| time > limit)
     }
 
-    /// Whether a line may be written now, and how many were left out before it.
+    /// Returns the number of lines omitted since the last one, or `None` if the rate limit is
+    /// reached.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         if now.saturating_duration_since(window.begun) >= Duration::from_secs(1) {
             (window.begun, window.lines) = (now, 0);
         }
-        if window.lines == LINES {
+        if window.lines == MAX_LINES {
             window.left_out += 1;
             return None;
         }
@@ -58,7 +61,7 @@ impl SlowLog {
 }
 
 impl Session {
-    /// Logs a statement that has been run, if it was slow.
+    /// Logs a completed statement if it was slow.
     pub(super) fn log_if_slow(&self, plan: &Plan, time: Duration, rows: u64, ran: &Result<Ran, Fault>) {
         let log = &self.shared.slow;
         if !log.is_slow(time) {
@@ -75,30 +78,21 @@ impl Session {
         };
         let (tenant, user) = (self.identity.tenant.name.as_str(), self.identity.user.as_str());
         let milliseconds = time.as_millis() as u64;
-        // As texts (no `%`): the log's writer escapes what would begin another line.
-        tracing::warn!(
-            tenant,
-            user,
-            milliseconds,
-            rows,
-            sqlstate,
-            statement,
-            left_out,
-            "a statement was slow"
-        );
+        // Recorded as strings, not with `%`: the log's writer then escapes line breaks.
+        tracing::warn!(tenant, user, milliseconds, rows, sqlstate, statement, left_out, "slow statement");
     }
 }
 
-/// A statement as it may be logged.
+/// The redacted text of a statement for the log.
 pub(super) fn shown(sql: &str) -> String {
     let mut shown = String::new();
     let mut end = 0;
     for token in Lexer::new(sql) {
         if token.start > end && !shown.is_empty() {
-            shown.push(' '); // for a line break or a comment, too
+            shown.push(' '); // also replaces line breaks and comments
         }
         let text = if token.kind == Kind::String { "'...'" } else { token.text };
-        let room = TEXT_BYTES.saturating_sub(shown.len());
+        let room = MAX_TEXT_BYTES.saturating_sub(shown.len());
         if text.len() > room {
             shown.push_str(&text[..text.floor_char_boundary(room)]);
             shown.push_str("...");
@@ -115,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn literals_and_comments_are_not_shown() {
+    fn literals_and_comments_are_redacted() {
         for (sql, expected) in [
             ("SELECT 'it''s secret',\n\t$1 -- secret\n, 7", "SELECT '...', $1 , 7"),
             ("/* secret */ALTER USER a PASSWORD E'se\\'cret'", "ALTER USER a PASSWORD '...'"),
@@ -129,22 +123,22 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
-        let long = shown(&format!("SELECT \"{}\"", "\u{e9}".repeat(TEXT_BYTES)));
+    fn long_text_is_truncated_at_a_character_boundary() {
+        let long = shown(&format!("SELECT \"{}\"", "\u{e9}".repeat(MAX_TEXT_BYTES)));
         assert!(long.ends_with("\u{e9}..."), "{long}");
-        assert!((TEXT_BYTES - 1..=TEXT_BYTES + 3).contains(&long.len()), "{}", long.len());
-        let many = shown(&"SELECT a, ".repeat(TEXT_BYTES));
-        assert!(many.len() <= TEXT_BYTES + 4 && many.ends_with("..."), "{many}");
+        assert!((MAX_TEXT_BYTES - 1..=MAX_TEXT_BYTES + 3).contains(&long.len()), "{}", long.len());
+        let many = shown(&"SELECT a, ".repeat(MAX_TEXT_BYTES));
+        assert!(many.len() <= MAX_TEXT_BYTES + 4 && many.ends_with("..."), "{many}");
     }
 
     #[test]
-    fn so_many_lines_a_second_and_the_rest_is_counted() {
+    fn slow_log_is_rate_limited() {
         let log = SlowLog::new(Some(Duration::from_millis(10)));
         assert!(!log.is_slow(Duration::from_millis(10)) && log.is_slow(Duration::from_millis(11)));
         assert!(!SlowLog::new(None).is_slow(Duration::MAX));
         let now = Instant::now();
-        let written = (0..LINES + 5).filter(|_| log.admit(now) == Some(0)).count();
-        assert_eq!(written, LINES as usize);
+        let written = (0..MAX_LINES + 5).filter(|_| log.admit(now) == Some(0)).count();
+        assert_eq!(written, MAX_LINES as usize);
         let later = now + Duration::from_secs(1);
         assert_eq!((log.admit(later), log.admit(later)), (Some(5), Some(0)));
     }

@@ -1,13 +1,14 @@
-//! Prepared statements, and the names of statements and portals ([`super::portals`]).
+//! A session's prepared statements, and the names of its statements and portals
+//! ([`super::portals`]).
 //!
 //! ```text
-//! Parse  text, types --> Prepared (named, or the unnamed one; a small cache behind both)
-//! Bind   values      --> Portal   (named, or the unnamed one)
-//! Execute            --> rows, all of them or a few at a time
+//! Parse  text, types --> Prepared (named or unnamed; a small cache of descriptions serves both)
+//! Bind   values      --> Portal   (named or unnamed)
+//! Execute            --> rows, all of them or up to a limit
 //! ```
 //!
-//! Portals end with their transaction, statements with the session. Their number is bounded, and what they hold all
-//! together ([`super::held`]).
+//! Portals end with their transaction, statements with the session. Their number and their total
+//! memory ([`super::held`]) are bounded.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,32 +29,32 @@ use crate::protocol::{Format, Formats, backend};
 use crate::tenants::Use;
 use crate::types::{self, Column, Type};
 
-/// What is meant where a client names no formats.
+/// The default formats if the client specifies none.
 pub(crate) const TEXT: Formats = Formats::All(Format::Text);
-/// Statements and portals that a session may name.
-const NAMES: usize = 10_000;
-/// Bytes of one of these names.
-const NAME_BYTES: usize = 1024;
-/// Names for which a map keeps room that it does not use.
-const KEPT_NAMES: usize = 64;
-/// Statements whose descriptions are kept beyond their names,
-const CACHED: usize = 16;
-/// if they are not larger than that: nobody can close them.
-const CACHED_BYTES: u64 = 64 * 1024;
+/// Maximum number of named statements, and of named portals, of a session.
+const MAX_NAMES: usize = 10_000;
+/// Maximum size of a name.
+const MAX_NAME_BYTES: usize = 1024;
+/// Unused capacity that a map of names retains.
+const RETAINED_NAMES: usize = 64;
+/// Number of statements whose descriptions are cached.
+const CACHE_CAPACITY: usize = 16;
+/// Maximum memory of a cached statement. The client cannot close cached statements.
+const MAX_CACHED_BYTES: u64 = 64 * 1024;
 
-/// How a statement is run.
+/// How a statement is executed.
 #[derive(Clone, Debug)]
 pub(crate) enum Plan {
     Engine(Arc<Statement>),
     Command {
         command: Arc<Command>,
-        /// Its text, as it may be logged.
+        /// The redacted text for the slow query log.
         shown: Arc<str>,
     },
 }
 
 impl Plan {
-    /// What it does with the tenant's data, for those who count.
+    /// How the plan uses the tenant's data, for statistics.
     pub(crate) fn uses(&self) -> Use {
         match self {
             Plan::Engine(statement) => match statement.kind {
@@ -78,24 +79,25 @@ impl Plan {
 /// A parameter of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
-    /// The number of its type, as the client or we said.
+    /// The OID of its type, as declared by the client or the server.
     pub(crate) oid: u32,
-    /// `None`: a type that Fulmar does not speak, which can come as text only.
+    /// `None` for an unsupported type, whose values are accepted in text format only.
     pub(crate) kind: Option<Type>,
 }
 
-/// A statement that has been parsed.
+/// A prepared statement.
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) columns: Vec<Column>,
-    /// The message that describes the columns, as text: most clients ask for it each time.
+    /// The encoded RowDescription for text format. Cached because most clients request it each
+    /// time.
     description: Box<[u8]>,
     share: Share,
 }
 
 impl Prepared {
-    /// Describes a plan with these columns; `oids` are the types that the client gave its parameters.
+    /// Creates a prepared statement. `oids` are the parameter types that the client declared.
     pub(crate) fn new(plan: Plan, oids: Oids<'_>, columns: Vec<Column>) -> Prepared {
         let parameters = match &plan {
             Plan::Engine(statement) => parameters(statement, oids),
@@ -106,28 +108,29 @@ impl Prepared {
         Prepared { plan, parameters, columns, description: description.into(), share: Share::default() }
     }
 
-    /// What it holds, with a text of so many bytes.
+    /// The memory of the statement, whose text has `text` bytes.
     fn bytes(&self, text: usize) -> u64 {
         let columns =
             self.columns.iter().map(|column| size_of::<Column>() + column.name.len()).sum::<usize>();
-        // The engine describes them too, and may keep the row that the text names.
+        // Columns and text count twice: the engine has its own column descriptions, and may keep
+        // the row that the text identifies.
         let parameters = self.parameters.len() * (size_of::<Parameter>() + size_of::<ParameterInfo>());
         (size_of::<Prepared>() + 2 * text + parameters + 2 * columns + self.description.len()) as u64
     }
 
-    /// Bytes of the messages that describe its parameters and columns.
+    /// The size of the messages that describe the parameters and columns.
     pub(crate) fn description_bytes(&self) -> usize {
-        /// Kind, length and number of parameters of a ParameterDescription.
+        /// Type, length and parameter count of a ParameterDescription.
         const HEAD_BYTES: usize = 7;
         HEAD_BYTES + self.parameters.len() * size_of::<u32>() + self.description.len()
     }
 
-    /// Whether a column has no type before its first value.
+    /// Returns true if the type of a column depends on its first value.
     pub(crate) fn is_open(&self) -> bool {
         is_open(&self.columns)
     }
 
-    /// Describes the columns with the types that are known before the first row.
+    /// Writes the RowDescription with the types that are known before the first row.
     pub(crate) fn describe(&self, out: &mut Vec<u8>, formats: &Formats) {
         match formats {
             Formats::All(Format::Text) => out.extend_from_slice(&self.description),
@@ -136,7 +139,7 @@ impl Prepared {
     }
 }
 
-/// Whether a column has no type before its first value.
+/// Returns true if the type of a column depends on its first value.
 pub(crate) fn is_open(columns: &[Column]) -> bool {
     columns.iter().any(|column| column.kind.is_none())
 }
@@ -150,7 +153,7 @@ fn describe_columns(out: &mut Vec<u8>, columns: &[Column], formats: &Formats) {
     backend::row_description(out, columns, &types, formats);
 }
 
-/// The columns that a plan answers.
+/// The result columns of a plan.
 pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
     match plan {
         Plan::Engine(statement) => statement.columns.iter().map(column).collect(),
@@ -180,7 +183,8 @@ fn column(info: &ColumnInfo) -> Column {
     }
 }
 
-/// The client's type, else that of the column it belongs to, else text.
+/// The type of each parameter: declared by the client, otherwise declared by the column that the
+/// parameter is compared with or assigned to, otherwise text.
 fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
     let mut given = oids.iter();
     let count = statement.parameters.len().max(given.len());
@@ -199,7 +203,7 @@ fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
         .collect()
 }
 
-/// The prepared statements that have names, and the charge for each name.
+/// The named prepared statements, with the charge for each name.
 type Named = HashMap<Box<str>, (Arc<Prepared>, Share)>;
 
 /// A session's statements and portals.
@@ -214,7 +218,7 @@ pub(crate) struct Statements {
 }
 
 impl Statements {
-    /// Those of a session, which charges its memory to a tenant.
+    /// Creates the statements of a session, which charges its memory to `memory`.
     pub(crate) fn new(memory: Arc<Account>) -> Statements {
         Statements {
             named: HashMap::default(),
@@ -227,24 +231,25 @@ impl Statements {
         }
     }
 
-    /// The session's memory.
+    /// The session's memory account.
     pub(crate) fn memory(&self) -> &Arc<Account> {
         &self.memory
     }
 
-    /// How an answer spills into `directory`, charged to the tenant by `space`.
+    /// Where results spill to: files in `directory`, charged to the tenant by `space`.
     pub(crate) fn spills<'a>(&'a self, directory: &'a Path, space: &'a TemporarySpace) -> Spills<'a> {
         Spills { directory, account: &self.files, memory: &self.memory, space }
     }
 
-    /// Counts what a statement with a text of so many bytes holds, for as long as it is known by a name, a portal or here.
+    /// Charges a statement whose text has `text` bytes. The charge is released when the last
+    /// reference (a name, a portal or the cache) is dropped.
     pub(crate) fn hold(&self, mut prepared: Prepared, text: usize) -> Result<Arc<Prepared>> {
         let bytes = prepared.bytes(text);
         prepared.share.set(&self.memory, bytes)?;
         Ok(Arc::new(prepared))
     }
 
-    /// The statement of that name.
+    /// The statement with this name.
     pub(crate) fn statement(&self, name: &str) -> Result<&Arc<Prepared>> {
         let found = match name {
             "" => self.unnamed.as_ref(),
@@ -259,7 +264,8 @@ impl Statements {
         })
     }
 
-    /// Checks that a new statement can have that name. The unnamed one is replaced.
+    /// Checks that a new statement can have this name. Drops the unnamed statement, which is
+    /// replaced.
     pub(crate) fn check_free(&mut self, name: &str) -> Result<()> {
         if name.is_empty() {
             self.unnamed = None;
@@ -269,7 +275,7 @@ impl Statements {
             let message = format!("prepared statement \"{name}\" already exists");
             return Err(Error::new(sqlstate::DUPLICATE_PREPARED, message));
         }
-        room(self.named.len(), name, "prepared statements")
+        check_name(self.named.len(), name, "prepared statement")
     }
 
     /// Names a statement, and charges the name.
@@ -284,38 +290,38 @@ impl Statements {
         Ok(())
     }
 
-    /// Forgets a statement; it is no error if there is none.
+    /// Closes a statement. Returns false if it does not exist.
     pub(crate) fn close_statement(&mut self, name: &str) -> bool {
         match name {
             "" => self.unnamed.take().is_some(),
             name => {
-                let known = self.named.remove(name).is_some();
-                shrink_room(&mut self.named);
-                known
+                let existed = self.named.remove(name).is_some();
+                shrink_map(&mut self.named);
+                existed
             }
         }
     }
 
-    /// Forgets all statements.
+    /// Closes all statements.
     pub(crate) fn close_statements(&mut self) {
         self.named.clear();
-        shrink_room(&mut self.named);
+        shrink_map(&mut self.named);
         self.unnamed = None;
     }
 
-    /// The description of a statement that the engine answered before.
+    /// The cached description of a statement.
     pub(crate) fn described(&mut self, statement: &Arc<Statement>, oids: Oids<'_>) -> Option<Arc<Prepared>> {
         self.cache.get(statement, oids)
     }
 
-    /// Keeps a description, if it is not large.
+    /// Caches a description unless it is large.
     pub(crate) fn remember(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
-        if prepared.share.bytes() <= CACHED_BYTES {
+        if prepared.share.bytes() <= MAX_CACHED_BYTES {
             self.cache.put(prepared, oids);
         }
     }
 
-    /// Takes a portal out, to be run. It must be put back.
+    /// Takes a portal to execute or describe it. The caller must put it back.
     pub(crate) fn take_portal(&mut self, name: &str) -> Result<Portal> {
         let portal = if name.is_empty() {
             Some(std::mem::take(&mut self.unnamed_portal))
@@ -327,16 +333,16 @@ impl Statements {
         })
     }
 
-    /// Puts back what was taken.
+    /// Puts back a portal that was taken.
     pub(crate) fn put_portal(&mut self, name: &str, portal: Portal) {
         if name.is_empty() {
             self.unnamed_portal = portal;
-        } else if let Some(place) = self.portals.get_mut(name) {
-            *place = portal;
+        } else if let Some(entry) = self.portals.get_mut(name) {
+            *entry = portal;
         }
     }
 
-    /// An empty portal to bind, of that name.
+    /// Creates an empty portal with this name.
     pub(crate) fn new_portal(&mut self, name: &str) -> Result<&mut Portal> {
         if name.is_empty() {
             self.unnamed_portal.clear();
@@ -346,69 +352,71 @@ impl Statements {
             const DUPLICATE_CURSOR: &str = "42P03";
             return Err(Error::new(DUPLICATE_CURSOR, format!("portal \"{name}\" already exists")));
         }
-        room(self.portals.len(), name, "portals")?;
+        check_name(self.portals.len(), name, "portal")?;
         let portal = self.portals.entry(name.into()).or_default();
         portal.entry_bytes = entry_bytes::<Portal>(name);
         Ok(portal)
     }
 
-    /// Forgets a portal; it is no error if there is none.
+    /// Closes a portal, if it exists.
     pub(crate) fn close_portal(&mut self, name: &str) {
         if name.is_empty() {
             self.unnamed_portal.clear();
         } else {
             self.portals.remove(name);
-            shrink_room(&mut self.portals);
+            shrink_map(&mut self.portals);
         }
     }
 
-    /// Forgets all portals: their transaction has ended.
+    /// Closes all portals at the end of their transaction.
     pub(crate) fn close_portals(&mut self) {
         self.unnamed_portal.clear();
         if !self.portals.is_empty() {
             self.portals.clear();
-            shrink_room(&mut self.portals);
+            shrink_map(&mut self.portals);
         }
     }
 }
 
-/// Memory of a name in a map of `V`s. A map has up to twice as much room as it needs.
+/// Memory of a map entry with this name. A map has up to twice the capacity that it needs.
 fn entry_bytes<V>(name: &str) -> usize {
     name.len() + 2 * size_of::<(Box<str>, V)>()
 }
 
-/// Frees room that a map used for names that have been removed.
-fn shrink_room<V>(names: &mut HashMap<Box<str>, V>) {
-    if names.capacity() > KEPT_NAMES.max(4 * names.len()) {
+/// Frees map capacity after names were removed.
+fn shrink_map<V>(names: &mut HashMap<Box<str>, V>) {
+    if names.capacity() > RETAINED_NAMES.max(4 * names.len()) {
         names.shrink_to(2 * names.len());
     }
 }
 
-/// Whether one more of them can have that name.
-fn room(count: usize, name: &str, what: &str) -> Result<()> {
-    if name.len() > NAME_BYTES {
-        let message = format!("the names of {what} can have {NAME_BYTES} bytes at most");
-        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Use a shorter name."));
+/// Checks that another object of this kind can be created with this name.
+fn check_name(count: usize, name: &str, kind: &str) -> Result<()> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, format!("{kind} name is too long"))
+            .detail(format!("The maximum is {MAX_NAME_BYTES} bytes.")));
     }
-    if count < NAMES {
+    if count < MAX_NAMES {
         return Ok(());
     }
-    Err(Error::new(sqlstate::PROGRAM_LIMIT, format!("a session can have {NAMES} {what} at most"))
-        .hint("Close those that you no longer need."))
+    Err(Error::new(sqlstate::PROGRAM_LIMIT, format!("too many {kind}s"))
+        .detail(format!("A session can have {MAX_NAMES} named {kind}s."))
+        .hint(format!("Close {kind}s that are no longer needed.")))
 }
 
-/// The statements that were parsed last: drivers parse the same ones again and again. The engine keeps statements by
-/// their text and answers another one when the schema has changed, so the same statement has the same description.
+/// A cache of recently parsed statements, because drivers parse the same statements repeatedly. The
+/// engine caches statements by their text and returns a new one after a schema change, so a
+/// description is valid for the same engine statement.
 #[derive(Default)]
 struct Cache {
-    /// The newest last.
+    /// Most recently used last.
     entries: Vec<(Box<[u8]>, Arc<Prepared>)>,
 }
 
 impl Cache {
     fn get(&mut self, statement: &Arc<Statement>, oids: Oids<'_>) -> Option<Arc<Prepared>> {
         let found = self.entries.iter().rposition(|(types, prepared)| {
-            let same = matches!(&prepared.plan, Plan::Engine(known) if Arc::ptr_eq(known, statement));
+            let same = matches!(&prepared.plan, Plan::Engine(cached) if Arc::ptr_eq(cached, statement));
             same && **types == *oids.bytes()
         })?;
         self.entries[found..].rotate_left(1);
@@ -416,7 +424,7 @@ impl Cache {
     }
 
     fn put(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
-        if self.entries.len() == CACHED {
+        if self.entries.len() == CACHE_CAPACITY {
             self.entries.remove(0);
         }
         self.entries.push((oids.bytes().into(), prepared));
@@ -429,7 +437,7 @@ mod tests {
     use crate::memory::Budget;
 
     #[test]
-    fn a_statement_is_held_once_and_for_as_long_as_somebody_knows_it() {
+    fn statement_is_charged_once_until_the_last_reference_is_dropped() {
         let mut statements = Statements::new(Account::unlimited());
         let hold = |statements: &Statements, text| {
             let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
@@ -442,57 +450,61 @@ mod tests {
         }
         statements.new_portal("p").unwrap().prepared = Some(prepared);
         let state = |held: Result<Arc<Prepared>>| held.err().map(|error| error.state());
-        let refused = Some(sqlstate::PROGRAM_LIMIT);
-        assert_eq!(state(hold(&statements, 30 << 20)), refused);
+        let limit_error = Some(sqlstate::PROGRAM_LIMIT);
+        assert_eq!(state(hold(&statements, 30 << 20)), limit_error);
         statements.close_statements();
-        assert_eq!(state(hold(&statements, 30 << 20)), refused, "the portal has it");
+        assert_eq!(
+            state(hold(&statements, 30 << 20)),
+            limit_error,
+            "a portal must keep its statement charged"
+        );
         statements.close_portals();
         assert_eq!(state(hold(&statements, 125 << 20)), None);
     }
 
     #[test]
-    fn names_of_statements_are_charged() {
+    fn statement_names_are_charged() {
         const COUNT: usize = 2000;
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let mut statements = Statements::new(Account::of_memory(tenant.clone()));
         let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
         let prepared = statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), 0).unwrap();
-        let name = |number: usize| format!("{number:0>NAME_BYTES$}");
+        let name = |number: usize| format!("{number:0>MAX_NAME_BYTES$}");
         for number in 0..COUNT {
             statements.insert(&name(number), prepared.clone()).unwrap();
         }
-        assert!(tenant.used_bytes() > (COUNT * NAME_BYTES) as u64, "{} bytes", tenant.used_bytes());
+        assert!(tenant.used_bytes() > (COUNT * MAX_NAME_BYTES) as u64, "{} bytes", tenant.used_bytes());
         for number in 0..COUNT - 1 {
             assert!(statements.close_statement(&name(number)));
         }
         assert_eq!(tenant.used_bytes(), 0);
-        assert!(statements.named.capacity() <= KEPT_NAMES, "room for {}", statements.named.capacity());
+        assert!(statements.named.capacity() <= RETAINED_NAMES, "capacity {}", statements.named.capacity());
         assert!(statements.statement(&name(COUNT - 1)).is_ok());
     }
 
     #[test]
-    fn names_and_formats_of_portals_are_charged() {
+    fn portal_names_and_formats_are_charged() {
         const COUNT: usize = 2000;
         const COLUMNS: usize = 2000;
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let memory = Account::of_memory(tenant.clone());
         let mut statements = Statements::new(memory.clone());
         for number in 0..COUNT {
-            let portal = statements.new_portal(&format!("{number:0>NAME_BYTES$}")).unwrap();
+            let portal = statements.new_portal(&format!("{number:0>MAX_NAME_BYTES$}")).unwrap();
             portal.set_formats(Formats::Each(SmallVec::from_elem(Format::Binary, COLUMNS)));
             portal.reserve_values(1, 10, &memory).unwrap();
             portal.hold_values(&memory).unwrap();
             portal.forget_values();
         }
-        let least = COUNT * (NAME_BYTES + COLUMNS);
-        assert!(tenant.used_bytes() > least as u64, "{} bytes", tenant.used_bytes());
+        let min_bytes = COUNT * (MAX_NAME_BYTES + COLUMNS);
+        assert!(tenant.used_bytes() > min_bytes as u64, "{} bytes", tenant.used_bytes());
         statements.close_portals();
         assert_eq!(tenant.used_bytes(), 0);
         assert_eq!(statements.portals.capacity(), 0);
     }
 
     #[test]
-    fn an_unnamed_portal_with_many_formats_is_charged() {
+    fn formats_of_the_unnamed_portal_are_charged() {
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let memory = Account::of_memory(tenant.clone());
         let mut statements = Statements::new(memory.clone());
@@ -505,13 +517,13 @@ mod tests {
     }
 
     #[test]
-    fn names_are_not_long() {
+    fn long_names_are_rejected() {
         let mut statements = Statements::new(Account::unlimited());
-        let long = "x".repeat(NAME_BYTES + 1);
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
         for name in [&long, &long[1..]] {
-            let refused = (name.len() > NAME_BYTES).then_some(sqlstate::PROGRAM_LIMIT);
-            assert_eq!(statements.check_free(name).err().map(|error| error.state()), refused);
-            assert_eq!(statements.new_portal(name).err().map(|error| error.state()), refused);
+            let expected = (name.len() > MAX_NAME_BYTES).then_some(sqlstate::PROGRAM_LIMIT);
+            assert_eq!(statements.check_free(name).err().map(|error| error.state()), expected);
+            assert_eq!(statements.new_portal(name).err().map(|error| error.state()), expected);
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Functions of arrays, which are texts ([`crate::types::array`]). SQLite's table-valued functions take JSON.
+//! Array functions. Arrays are represented as text ([`crate::types::array`]). [`crate::dialect`]
+//! converts them to JSON where SQLite's table-valued functions read them.
 
 use fulmar_engine::array::{Element, read, write};
 use fulmar_engine::{Error, Value, ValueRef, sqlstate};
 
 use crate::Result;
 
-/// Bytes of a joined array at most.
-const JOINED_BYTES: usize = 16 << 20;
-/// Elements of a series at most.
-const ELEMENTS: i64 = 100_000;
+/// Maximum size of the result of `array_to_string`.
+const MAX_JOINED_BYTES: usize = 16 << 20;
+/// Maximum number of elements of `generate_series`.
+const MAX_SERIES_ELEMENTS: i64 = 100_000;
 
-/// What a value of SQL's is in a text.
+/// Converts a SQL value to an array element.
 pub(super) fn text_of(value: ValueRef<'_>) -> Element {
     match value {
         ValueRef::Null => None,
@@ -24,26 +25,26 @@ fn elements(value: Option<&ValueRef<'_>>) -> Option<Vec<Element>> {
     value.and_then(|value| text_of(*value)).map(|text| read(&text))
 }
 
-/// `pg_array(a, b)` and `array_agg(a)`: their arguments as an array.
+/// `pg_array(a, b)` and `array_agg(a)`: creates an array of the arguments.
 pub(super) fn of_arguments(arguments: &[ValueRef<'_>]) -> Value {
     let elements: Vec<Element> = arguments.iter().map(|value| text_of(*value)).collect();
     Value::Text(write(elements.iter().map(Option::as_deref), false))
 }
 
-/// `array[n]`: counted from 1, and from 0 in vectors.
+/// `array[n]`. Indexes start at 1, in vectors (`int2vector`, `oidvector`) at 0.
 pub(super) fn item(arguments: &[ValueRef<'_>]) -> Value {
-    let (Some(text), Some(ValueRef::Integer(place))) =
+    let (Some(text), Some(ValueRef::Integer(index))) =
         (arguments.first().and_then(|array| text_of(*array)), arguments.get(1))
     else {
         return Value::Null;
     };
     let first = i64::from(text.trim_start().starts_with('{'));
-    let place = usize::try_from(place.saturating_sub(first)).ok();
-    let element = place.and_then(|place| read(&text).into_iter().nth(place)).flatten();
+    let index = usize::try_from(index.saturating_sub(first)).ok();
+    let element = index.and_then(|index| read(&text).into_iter().nth(index)).flatten();
     element.map_or(Value::Null, scalar)
 }
 
-/// An element as the value that it was, most likely.
+/// Converts an element to a value: an integer if it parses as one, otherwise text.
 fn scalar(text: String) -> Value {
     text.parse().map_or(Value::Text(text), Value::Integer)
 }
@@ -54,15 +55,16 @@ pub(super) fn join(arguments: &[ValueRef<'_>]) -> Result<Value> {
     let separator = arguments.get(1).and_then(|value| text_of(*value)).unwrap_or_default();
     let null = arguments.get(2).and_then(|value| text_of(*value));
     let shown = || elements.iter().filter_map(|element| element.as_deref().or(null.as_deref()));
-    // The separator and the text for NULL are repeated for each element, so the size is checked before anything is copied.
+    // The size is checked before anything is copied, because the separator and the text for NULL
+    // are repeated for each element.
     let bytes = shown().map(|text| text.len() + separator.len()).sum::<usize>();
-    if bytes > JOINED_BYTES {
-        let message = format!("result of array_to_string exceeds {} MiB", JOINED_BYTES >> 20);
+    if bytes > MAX_JOINED_BYTES {
+        let message = format!("result of array_to_string exceeds {} MiB", MAX_JOINED_BYTES >> 20);
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
     let mut joined = String::with_capacity(bytes);
-    for (place, text) in shown().enumerate() {
-        if place > 0 {
+    for (index, text) in shown().enumerate() {
+        if index > 0 {
             joined.push_str(&separator);
         }
         joined.push_str(text);
@@ -90,9 +92,9 @@ pub(super) fn length(arguments: &[ValueRef<'_>]) -> Value {
 /// `array_position(array, element)`.
 pub(super) fn position(arguments: &[ValueRef<'_>]) -> Value {
     let wanted = arguments.get(1).and_then(|value| text_of(*value));
-    let place = elements(arguments.first())
+    let index = elements(arguments.first())
         .and_then(|elements| elements.iter().position(|element| *element == wanted));
-    place.map_or(Value::Null, |place| Value::Integer(place as i64 + 1))
+    index.map_or(Value::Null, |index| Value::Integer(index as i64 + 1))
 }
 
 /// `array_remove(array, element)`.
@@ -118,11 +120,11 @@ pub(super) fn series(arguments: &[ValueRef<'_>]) -> Result<Value> {
     }
     let (distance, step) = (i128::from(last) - i128::from(first), i128::from(step));
     let count = if distance.signum() * step.signum() < 0 { 0 } else { distance / step + 1 };
-    if count > i128::from(ELEMENTS) {
-        let message = format!("a series has at most {ELEMENTS} elements");
+    if count > i128::from(MAX_SERIES_ELEMENTS) {
+        let message = format!("generate_series exceeds {MAX_SERIES_ELEMENTS} elements");
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
-    let numbers = (0..count).map(|place| (i128::from(first) + place * step).to_string());
+    let numbers = (0..count).map(|index| (i128::from(first) + index * step).to_string());
     Ok(Value::Text(format!("{{{}}}", numbers.collect::<Vec<_>>().join(","))))
 }
 
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_are_asked_about() {
+    fn item_and_join_read_arrays_and_vectors() {
         assert_eq!(item(&[ValueRef::Text(b"{7,8}"), ValueRef::Integer(2)]), Value::Integer(8));
         assert_eq!(item(&[ValueRef::Text(b"7 8"), ValueRef::Integer(0)]), Value::Integer(7));
         assert_eq!(
@@ -141,20 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn a_joined_array_is_bounded() {
+    fn array_to_string_result_is_bounded() {
         let nulls = format!("{{NULL{}}}", ",NULL".repeat(999));
         let join = |separator: &[u8], null: &[u8]| {
             join(&[ValueRef::Text(nulls.as_bytes()), ValueRef::Text(separator), ValueRef::Text(null)])
         };
         assert_eq!(join(b",", b"x").unwrap(), Value::Text(format!("x{}", ",x".repeat(999))));
-        // 1,000 times 100 KB.
+        // 1,000 elements of 100 KB.
         let long = vec![b'x'; 100_000];
         assert_eq!(join(b",", &long).unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
         assert_eq!(join(&long, b"x").unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
     }
 
     #[test]
-    fn a_series_is_bounded() {
+    fn generate_series_is_bounded() {
         let series = |first, last, step| series(&[first, last, step].map(ValueRef::Integer));
         assert_eq!(series(1, 3, 1).unwrap(), Value::Text("{1,2,3}".into()));
         assert_eq!(series(3, 1, -2).unwrap(), Value::Text("{3,1}".into()));

@@ -1,8 +1,8 @@
-//! Values of system tables, out of Rust's.
+//! Conversion of Rust values to the SQL values of system tables.
 
 use fulmar_engine::Value;
 
-/// What can stand in a row.
+/// A value of a row.
 pub(super) trait Cell {
     fn cell(self) -> Value;
 }
@@ -49,7 +49,7 @@ impl<T: Cell> Cell for Option<T> {
     }
 }
 
-/// A row out of values of any of Rust's types.
+/// Creates a row from values of any type that implements [`Cell`].
 macro_rules! row {
     ($($value:expr),* $(,)?) => {
         vec![$($crate::system::cells::Cell::cell($value)),*]

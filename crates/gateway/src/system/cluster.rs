@@ -1,4 +1,5 @@
-//! `pg_database`, `pg_roles`, `pg_settings`: what belongs to the whole server, as far as the viewer may see it.
+//! Server-wide catalog tables (`pg_database`, `pg_roles`, `pg_settings`, ...), restricted to the
+//! rows that the viewer is allowed to see.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -95,8 +96,8 @@ pub(super) const TABLES: &[Filled] = &[
         |asked| {
             let settings = asked.viewer.settings.all().into_iter();
             Ok(settings
-                .map(|[name, value, about]| {
-                    row![name, value, (), "Session", about, "user", "string", "session"]
+                .map(|[name, value, description]| {
+                    row![name, value, (), "Session", description, "user", "string", "session"]
                 })
                 .collect())
         },
@@ -129,12 +130,12 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-/// A tenant's number.
+/// The OID of a tenant.
 pub(super) fn oid(tenant: &Tenant) -> i64 {
     i64::from(tenant.partition.0 as u32)
 }
 
-/// The tenants that the viewer may connect to: the names of others are their own affair.
+/// The tenants that the viewer may connect to. The names of other tenants are confidential.
 pub(super) fn tenants(viewer: &Viewer) -> Vec<Arc<Tenant>> {
     let catalog = &viewer.shared.catalog;
     let user = catalog.user(&viewer.identity.user);
@@ -145,25 +146,26 @@ pub(super) fn tenants(viewer: &Viewer) -> Vec<Arc<Tenant>> {
     tenants
 }
 
-/// Numbers of users; the owner of the viewer's tenant has the number of what owns its tables.
-const FIRST_USER: i64 = 100;
+/// The first OID of users. The owner of the viewer's tenant has [`OWNER`] instead, because it owns
+/// the tenant's tables.
+const FIRST_USER_OID: i64 = 100;
 
-/// The users that the viewer may see, with their numbers: superusers see all, others themselves and the owners of the
-/// tenants that they may connect to.
+/// The users that the viewer may see, with their OIDs. A superuser sees all users. Other users see
+/// themselves and the owners of the tenants that they may connect to.
 pub(super) fn users(viewer: &Viewer) -> Vec<(i64, Arc<User>)> {
     let identity = &viewer.identity;
     let owners: Vec<String> = match identity.superuser {
         true => Vec::new(),
         false => tenants(viewer).iter().map(|tenant| tenant.owner.clone()).collect(),
     };
-    let numbered = (FIRST_USER..).zip(viewer.shared.catalog.users());
+    let numbered = (FIRST_USER_OID..).zip(viewer.shared.catalog.users());
     numbered
         .filter(|(_, user)| identity.superuser || user.name == identity.user || owners.contains(&user.name))
         .map(|(oid, user)| if user.name == identity.tenant.owner { (OWNER, user) } else { (oid, user) })
         .collect()
 }
 
-/// The numbers of the users that the viewer may see, by their names.
+/// The OIDs of the users that the viewer may see, by name.
 pub(super) fn user_numbers(viewer: &Viewer) -> HashMap<String, i64> {
     users(viewer).into_iter().map(|(oid, user)| (user.name.clone(), oid)).collect()
 }
@@ -195,8 +197,22 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
 
 fn roles(asked: Asked<'_>) -> Result<Rows> {
     let row = |(oid, user): (i64, Arc<User>)| {
-        let (name, may) = (user.name.as_str(), user.superuser);
-        row![name, may, true, may, may, user.verifier.is_some(), false, -1i64, "********", (), false, (), oid]
+        let (name, superuser) = (user.name.as_str(), user.superuser);
+        row![
+            name,
+            superuser,
+            true,
+            superuser,
+            superuser,
+            user.verifier.is_some(),
+            false,
+            -1i64,
+            "********",
+            (),
+            false,
+            (),
+            oid,
+        ]
     };
     Ok(users(asked.viewer).into_iter().map(row).collect())
 }

@@ -1,4 +1,4 @@
-//! `pg_constraint`: primary keys, foreign keys, `UNIQUE` and `CHECK`, as Postgres has them.
+//! `pg_constraint`: primary keys, foreign keys, `UNIQUE` and `CHECK` constraints.
 
 use fulmar_engine::Value;
 
@@ -12,7 +12,7 @@ fn numbers(numbers: impl Iterator<Item = i64>) -> String {
     format!("{{{}}}", numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(","))
 }
 
-/// Postgres's letter for what a foreign key does.
+/// PostgreSQL's code for the action of a foreign key.
 fn action(action: &str) -> &'static str {
     match action {
         "CASCADE" => "c",
@@ -23,18 +23,18 @@ fn action(action: &str) -> &'static str {
     }
 }
 
-/// A row of `pg_constraint`, but for what is the same in all of them.
+/// A row of `pg_constraint`, without the columns that are the same in every row.
 struct Constraint {
     oid: i64,
     name: String,
     kind: &'static str,
     table: i64,
-    /// The index that keeps it; of a foreign key that of what it refers to.
+    /// The index that enforces the constraint. Of a foreign key, the index on the referenced table.
     index: i64,
     to_table: i64,
-    /// What a foreign key does on an update and on a delete, and how it matches.
-    letters: [&'static str; 3],
-    /// Arrays of the columns' places.
+    /// The codes of a foreign key's ON UPDATE action, ON DELETE action and match type.
+    codes: [&'static str; 3],
+    /// Arrays of column numbers.
     columns: Option<String>,
     to_columns: Option<String>,
     condition: Option<String>,
@@ -42,13 +42,13 @@ struct Constraint {
 
 impl Constraint {
     fn new(oid: i64, name: String, kind: &'static str, table: i64) -> Constraint {
-        let (letters, columns, to_columns, condition) = ([" "; 3], None, None, None);
-        Constraint { oid, name, kind, table, index: 0, to_table: 0, letters, columns, to_columns, condition }
+        let (codes, columns, to_columns, condition) = ([" "; 3], None, None, None);
+        Constraint { oid, name, kind, table, index: 0, to_table: 0, codes, columns, to_columns, condition }
     }
 
     fn row(self) -> Vec<Value> {
         let Constraint { oid, name, kind, table, index, to_table, columns, to_columns, condition, .. } = self;
-        let [update, delete, matching] = self.letters;
+        let [update, delete, matching] = self.codes;
         let inherits = kind == "c";
         row![
             oid, name, PUBLIC, kind, false, false, true, table, 0i64, index, 0i64, to_table, update, delete,
@@ -78,28 +78,28 @@ pub(super) fn constraints(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
 }
 
 fn foreign_key(asked: Asked<'_>, key: &ForeignKey, schema: &Schema) -> Result<Constraint> {
-    let elsewhere = asked.group_of_name(&key.to_table)?;
-    let referred = elsewhere.as_deref().unwrap_or(schema);
-    let (from, to) = (schema.relation_of(key.table), referred.relation(&key.to_table));
-    let place =
+    let group = asked.group_of_name(&key.to_table)?;
+    let referenced = group.as_deref().unwrap_or(schema);
+    let (from, to) = (schema.relation_of(key.table), referenced.relation(&key.to_table));
+    let number =
         |relation: Option<&Relation>, column: &String| relation.and_then(|table| table.number(column));
     let primary =
-        to.and_then(|to| referred.indexes.iter().find(|index| index.primary && index.table == to.oid));
+        to.and_then(|to| referenced.indexes.iter().find(|index| index.primary && index.table == to.oid));
     let to_columns = match key.to_columns.is_empty() {
         true => numbers(primary.into_iter().flat_map(|index| &index.keys).map(|key| key.number)),
-        false => numbers(key.to_columns.iter().filter_map(|column| place(to, column))),
+        false => numbers(key.to_columns.iter().filter_map(|column| number(to, column))),
     };
     Ok(Constraint {
         index: primary.map_or(0, |index| index.oid),
         to_table: to.map_or(0, |to| to.oid),
-        letters: [action(&key.on_update), action(&key.on_delete), "s"],
-        columns: Some(numbers(key.columns.iter().filter_map(|column| place(from, column)))),
+        codes: [action(&key.on_update), action(&key.on_delete), "s"],
+        columns: Some(numbers(key.columns.iter().filter_map(|column| number(from, column)))),
         to_columns: Some(to_columns),
         ..Constraint::new(key.oid, key.name(), "f", key.table)
     })
 }
 
-/// What `pg_get_constraintdef` answers.
+/// The result of `pg_get_constraintdef`.
 pub(super) fn constraint_definition(schema: &Schema, oid: i64) -> Option<String> {
     if let Some(key) = schema.foreign_keys.iter().find(|key| key.oid == oid) {
         return Some(key.definition());

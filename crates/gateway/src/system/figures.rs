@@ -1,8 +1,8 @@
-//! What is counted of tenants and of their partitions, by the gateway and by the engine: `fulmar.tenant_stats`,
-//! `fulmar.partition_stats`, `fulmar.latency_histogram`.
+//! Statistics of tenants and partitions, counted by the gateway and the engine:
+//! `fulmar.tenant_stats`, `fulmar.partition_stats`, `fulmar.latency_histogram`.
 //!
-//! All figures are those of a partition, under its number, which is never used again. What is told of a tenant is the sum over its
-//! partitions, of which it has one.
+//! All statistics are counted per partition, by partition id; ids are never reused. The statistics
+//! of a tenant are the sum over its partitions. Currently a tenant has one partition.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::Result;
 use crate::metrics::{BUCKETS, bucket_bound_us};
 use crate::tenants::TenantCounts;
 
-/// A table with these columns, and behind them all of [`Figures::cells`].
-macro_rules! table_of_figures {
+/// A table with these columns, followed by the columns of [`Figures::cells`].
+macro_rules! statistics_table {
     ($name:literal, $($column:expr),+) => {
         table(
             $name,
@@ -53,18 +53,18 @@ macro_rules! table_of_figures {
 }
 
 pub(super) const TABLES: &[Filled] = &[
-    (table_of_figures!("fulmar.tenant_stats", ("tenant", "NAME"), ("sessions", "INT8")), |asked| {
+    (statistics_table!("fulmar.tenant_stats", ("tenant", "NAME"), ("sessions", "INT8")), |asked| {
         let row = |tenant: &Arc<Tenant>| {
             let sessions = asked.viewer.shared.registry.count(tenant.partition) as i64;
-            let of = row![tenant.name.as_str(), sessions];
-            [of, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            let key = row![tenant.name.as_str(), sessions];
+            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
         };
         Ok(tenants(asked.viewer).iter().map(row).collect())
     }),
-    (table_of_figures!("fulmar.partition_stats", ("partition", "INT8"), ("tenant", "NAME")), |asked| {
+    (statistics_table!("fulmar.partition_stats", ("partition", "INT8"), ("tenant", "NAME")), |asked| {
         let row = |tenant: &Arc<Tenant>| {
-            let of = row![tenant.partition.0 as i64, tenant.name.as_str()];
-            [of, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            let key = row![tenant.partition.0 as i64, tenant.name.as_str()];
+            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
         };
         Ok(tenants(asked.viewer).iter().map(row).collect())
     }),
@@ -77,7 +77,7 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-/// What is counted of a partition.
+/// The statistics of a partition.
 pub(super) struct Figures {
     pub(super) gateway: TenantCounts,
     pub(super) engine: PartitionStatistics,
@@ -122,18 +122,18 @@ impl Figures {
     }
 }
 
-/// Statements by how long they took; classes in which there are none are left out.
+/// The number of statements per latency bucket. Empty buckets are omitted.
 fn histogram(asked: Asked<'_>) -> Result<Rows> {
-    let of = |tenant: &Arc<Tenant>| {
+    let rows = |tenant: &Arc<Tenant>| {
         let counts = asked.viewer.shared.tenants.counts(tenant.partition).unwrap_or_default();
-        let classes = counts.buckets.into_iter().enumerate().filter(|(_, statements)| *statements > 0);
+        let buckets = counts.buckets.into_iter().enumerate().filter(|(_, statements)| *statements > 0);
         let row = |(bucket, statements)| {
             let up_to = (bucket < BUCKETS).then(|| milliseconds(bucket_bound_us(bucket)));
             row![tenant.partition.0 as i64, tenant.name.as_str(), up_to, statements as i64]
         };
-        classes.map(row).collect::<Rows>()
+        buckets.map(row).collect::<Rows>()
     };
-    Ok(tenants(asked.viewer).iter().flat_map(of).collect())
+    Ok(tenants(asked.viewer).iter().flat_map(rows).collect())
 }
 
 pub(super) fn milliseconds(time_us: u64) -> Value {

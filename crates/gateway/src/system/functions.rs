@@ -1,4 +1,4 @@
-//! Functions that clients call in questions to the catalog.
+//! PostgreSQL's system functions that clients call in catalog queries.
 
 use std::sync::LazyLock;
 
@@ -18,24 +18,24 @@ use crate::registry::Handle;
 type Arguments<'a, 'v> = &'a [ValueRef<'v>];
 type Function = fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>;
 
-/// A function with what it answers.
-type Known = (&'static str, i32, Function);
+/// A function: its name, its number of arguments and its implementation.
+type Definition = (&'static str, i32, Function);
 
 const UNDEFINED_OBJECT: &str = "42704";
 
-/// Bytes that a call may be given.
-const ARGUMENT_BYTES: usize = 4 << 20;
+/// Maximum total size of the arguments of a call.
+const MAX_ARGUMENT_BYTES: usize = 4 << 20;
 
 /// Any number of arguments.
 const ANY: i32 = -1;
 
-const FUNCTIONS: &[Known] = &[
+const FUNCTIONS: &[Definition] = &[
     ("format_type", 2, |arguments, _| {
         let modifier = integer(arguments.get(1)).unwrap_or(-1);
         Ok(integer(arguments.first())
             .map_or(Value::Null, |oid| Value::Text(types::format_type(oid, modifier))))
     }),
-    // Expressions are kept as what they are.
+    // Expressions are stored as SQL text.
     ("pg_get_expr", ANY, |arguments, _| Ok(first(arguments))),
     ("pg_get_indexdef", ANY, index_definition),
     ("pg_get_constraintdef", ANY, |arguments, asked| {
@@ -59,7 +59,7 @@ const FUNCTIONS: &[Known] = &[
     }),
     ("pg_get_userbyid", 1, |arguments, asked| {
         let name = integer(arguments.first()).map(|oid| user_name(oid, asked));
-        // As Postgres says it of who is not there.
+        // PostgreSQL's text for an unknown OID.
         Ok(text(name.map(|(oid, name)| name.unwrap_or_else(|| format!("unknown (OID={oid})")))))
     }),
     ("pg_encoding_to_char", 1, |_, _| Ok(Value::Text("UTF8".into()))),
@@ -146,7 +146,7 @@ const FUNCTIONS: &[Known] = &[
     ("regexp", 2, matches),
     ("pg_size_pretty", 1, |arguments, _| Ok(text(integer(arguments.first()).map(size)))),
     ("pg_database_size", 1, |arguments, asked| {
-        // Of another database it is not known here.
+        // The sizes of other databases are not available in this session.
         let tenant = &asked.viewer.identity.tenant;
         let own = arguments.first().is_some_and(|database| match database {
             ValueRef::Integer(oid) => *oid == cluster::oid(tenant),
@@ -222,8 +222,9 @@ const FUNCTIONS: &[Known] = &[
     ("generate_series", ANY, |arguments, _| arrays::series(arguments)),
 ];
 
-/// Functions that tell of any object whether it is visible, or may be used: who is here may do everything.
-const GRANTED: [&str; 22] = [
+/// Visibility and privilege functions. They always return true, because there are no object-level
+/// privileges.
+const ALWAYS_TRUE: [&str; 22] = [
     "pg_table_is_visible",
     "pg_type_is_visible",
     "pg_function_is_visible",
@@ -254,37 +255,37 @@ const AGGREGATE: &str = "array_agg";
 static ALL: LazyLock<Vec<SystemFunction>> = LazyLock::new(|| {
     let scalar = |name, arguments| SystemFunction { name, arguments, aggregate: false };
     let known = FUNCTIONS.iter().map(|(name, arguments, _)| scalar(name, *arguments));
-    let granted = GRANTED.iter().map(|name| scalar(name, ANY));
+    let always_true = ALWAYS_TRUE.iter().map(|name| scalar(name, ANY));
     let aggregate = SystemFunction { name: AGGREGATE, arguments: 1, aggregate: true };
-    known.chain(granted).chain([aggregate]).collect()
+    known.chain(always_true).chain([aggregate]).collect()
 });
 
-/// All of them.
+/// All system functions.
 pub(super) fn all() -> &'static [SystemFunction] {
     &ALL
 }
 
-/// Whether a call of this name makes a statement one that concerns the catalog: names that SQLite or a user might have
-/// a use for count only beside others.
+/// Returns true if a call of this function identifies a statement as a catalog query. Names that
+/// SQLite or an application may also use do not.
 pub(crate) fn is_function(name: &str) -> bool {
     const COMMON: [&str; 6] =
         ["regexp", "unnest", "generate_series", "cardinality", "quote_literal", AGGREGATE];
     !COMMON.contains(&name) && !name.starts_with("array_") && ALL.iter().any(|function| function.name == name)
 }
 
-/// Calls the function of that number.
+/// Calls the function with this index in [`all`].
 pub(super) fn call(function: usize, arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
     let bytes = |value: &ValueRef<'_>| match value {
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
         _ => 0,
     };
-    if arguments.iter().map(bytes).sum::<usize>() > ARGUMENT_BYTES {
-        let message = format!("a function of the catalog takes at most {} MiB", ARGUMENT_BYTES >> 20);
+    if arguments.iter().map(bytes).sum::<usize>() > MAX_ARGUMENT_BYTES {
+        let message = format!("arguments of a system function exceed {} MiB", MAX_ARGUMENT_BYTES >> 20);
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
     match FUNCTIONS.get(function) {
         Some((_, _, run)) => run(arguments, asked),
-        None if function < FUNCTIONS.len() + GRANTED.len() => Ok(Value::Integer(1)),
+        None if function < FUNCTIONS.len() + ALWAYS_TRUE.len() => Ok(Value::Integer(1)),
         None => Ok(arrays::of_arguments(arguments)),
     }
 }
@@ -316,14 +317,14 @@ fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
     }
 }
 
-/// Whose lock of which number: one, or two of 32 bits, which are another.
+/// The tenant, the key and the session of an advisory lock. Two 32-bit keys are combined into one.
 fn advisory(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> (PartitionId, i64, i32) {
-    let number = |place| integer(arguments.get(place)).unwrap_or(0);
+    let number = |index| integer(arguments.get(index)).unwrap_or(0);
     let key = if arguments.len() == 2 { number(0) << 32 | number(1) & 0xffff_ffff } else { number(0) };
     (asked.viewer.identity.tenant.partition, key, asked.viewer.pid)
 }
 
-/// The user of that number, if the viewer may see it.
+/// The name of the user with this OID, if the viewer may see it.
 fn user_name(oid: i64, asked: Asked<'_>) -> (i64, Option<String>) {
     if oid == relations::OWNER {
         return (oid, Some(asked.viewer.identity.tenant.owner.clone()));
@@ -332,7 +333,7 @@ fn user_name(oid: i64, asked: Asked<'_>) -> (i64, Option<String>) {
     (oid, users.into_iter().find(|(known, _)| *known == oid).map(|(_, user)| user.name.clone()))
 }
 
-/// The name of what a value stands for, whether it is its number or a name.
+/// The name of the object that a value identifies by OID or by name.
 fn shown_name(
     arguments: Arguments<'_, '_>,
     asked: Asked<'_>,
@@ -344,7 +345,7 @@ fn shown_name(
     }
 }
 
-/// The number of a relation or index, out of its name or its number as a text.
+/// The OID of a relation or index, from its name or its OID as text.
 fn regclass_oid(value: ValueRef<'_>, asked: Asked<'_>) -> Result<Option<i64>> {
     let Some(text) = text_of(value) else { return Ok(None) };
     if let Ok(oid) = text.parse() {
@@ -355,13 +356,13 @@ fn regclass_oid(value: ValueRef<'_>, asked: Asked<'_>) -> Result<Option<i64>> {
     if let Some(oid) = asked.outline()?.oid_of(&name) {
         return Ok(Some(oid));
     }
-    // A key without an index.
+    // A primary key without an index.
     let schema = asked.group_of_name(&name)?;
     let named = |index: &&Index| index.name.eq_ignore_ascii_case(&name);
     Ok(schema.as_ref().and_then(|schema| schema.indexes.iter().find(named)).map(|index| index.oid))
 }
 
-/// `x::regclass`: the name of a number, the number of a name.
+/// `x::regclass`: converts an OID to a name, or a name to an OID.
 fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) -> Result<Value> {
     let Some(value) = arguments.first().filter(|value| **value != ValueRef::Null) else {
         return Ok(Value::Null);
@@ -406,9 +407,10 @@ fn namespace(value: ValueRef<'_>) -> Value {
     }
 }
 
-/// `set_config(name, value, is_local)`: the session does it when the statement has been run.
+/// `set_config(name, value, is_local)`. The session applies the change after the statement has
+/// completed.
 fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
-    const CHANGES: usize = 100;
+    const MAX_CHANGES: usize = 100;
     let mut texts = arguments.iter().map(|value| text_of(*value));
     let (name, value) =
         (texts.next().flatten().unwrap_or_default(), texts.next().flatten().unwrap_or_default());
@@ -416,15 +418,15 @@ fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
     let (name, value) = asked.viewer.settings.checked(&name, Some(&value))?;
     let value = String::from(value.unwrap_or_default());
     let mut changes = asked.viewer.changes.lock();
-    if changes.len() == CHANGES {
-        let message = format!("a statement sets {CHANGES} parameters at most");
+    if changes.len() == MAX_CHANGES {
+        let message = format!("a statement cannot set more than {MAX_CHANGES} parameters");
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
     changes.push((name.into(), value.clone(), local));
     Ok(Value::Text(value))
 }
 
-/// `pg_get_indexdef(index)`, or of one of its columns.
+/// `pg_get_indexdef(index [, column])`.
 fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
     let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
     let schema = asked.group_of_oid(oid)?;
@@ -434,7 +436,7 @@ fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Va
     if column == 0 {
         return Ok(Value::Text(index.sql()));
     }
-    let key = usize::try_from(column - 1).ok().and_then(|place| index.keys.get(place));
+    let key = usize::try_from(column - 1).ok().and_then(|position| index.keys.get(position));
     Ok(text(key.map(|key| shown(&key.name))))
 }
 
@@ -477,28 +479,31 @@ fn size(bytes: i64) -> String {
     format!("{size} TB")
 }
 
-/// `text REGEXP pattern`; SQLite gives the pattern first.
+/// `text REGEXP pattern`. SQLite passes the pattern first.
 fn matches(arguments: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
-    const PATTERN_BYTES: usize = 4 << 10;
-    const MATCHED_BYTES: usize = 64 << 10;
-    /// Of a compiled pattern.
-    const MOST_BYTES: usize = 1 << 20;
+    const MAX_PATTERN_BYTES: usize = 4 << 10;
+    const MAX_TEXT_BYTES: usize = 64 << 10;
+    const MAX_COMPILED_BYTES: usize = 1 << 20;
     let mut texts = arguments.iter().map(|value| text_of(*value));
     let (Some(Some(pattern)), Some(Some(text))) = (texts.next(), texts.next()) else {
         return Ok(Value::Null);
     };
-    if pattern.len() > PATTERN_BYTES || text.len() > MATCHED_BYTES {
-        let message =
-            format!("patterns have at most {PATTERN_BYTES} bytes, and texts for them {MATCHED_BYTES}");
-        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    if pattern.len() > MAX_PATTERN_BYTES || text.len() > MAX_TEXT_BYTES {
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, "regular expression or its subject is too long")
+            .detail(format!(
+                "The maximum is {MAX_PATTERN_BYTES} bytes for a pattern and {MAX_TEXT_BYTES} bytes \
+                 for a text."
+            )));
     }
     thread_local! {
-        /// A question compares one pattern with many names.
+        /// The last compiled pattern. A catalog query usually matches one pattern against many
+        /// names.
         static LAST: std::cell::RefCell<Option<(String, Regex)>> = const { std::cell::RefCell::new(None) };
     }
     LAST.with_borrow_mut(|last| {
-        if last.as_ref().is_none_or(|(known, _)| *known != pattern) {
-            let compiled = RegexBuilder::new(&pattern).size_limit(MOST_BYTES).build().map_err(|cause| {
+        if last.as_ref().is_none_or(|(cached, _)| *cached != pattern) {
+            let builder = RegexBuilder::new(&pattern).size_limit(MAX_COMPILED_BYTES).build();
+            let compiled = builder.map_err(|cause| {
                 const INVALID_PATTERN: &str = "2201B";
                 Error::new(INVALID_PATTERN, format!("invalid regular expression: {cause}"))
             })?;
@@ -514,14 +519,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_postgres_shows_them() {
+    fn pg_size_pretty_matches_postgres() {
         assert_eq!(size(8192), "8192 bytes");
         assert_eq!(size(20 << 10), "20 kB");
         assert_eq!(size(300 << 20), "300 MB");
     }
 
     #[test]
-    fn each_is_known_to_the_front() {
+    fn dialect_recognizes_every_system_function() {
         use crate::dialect::{Context, Front, front};
         let context = Context { database: "shop", user: "anna", pid: 1 };
         for function in all().iter().filter(|function| is_function(function.name)) {
@@ -531,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_functions_are_unique() {
+    fn function_names_are_unique() {
         let mut names: Vec<&str> = all().iter().map(|function| function.name).collect();
         let count = names.len();
         names.sort_unstable();

@@ -1,4 +1,4 @@
-//! `information_schema`: a tenant's schema in the standard's words.
+//! The views of `information_schema`: a tenant's schema as the SQL standard defines it.
 
 use super::cells::row;
 use super::schema::{ForeignKey, Index, Relation, Schema};
@@ -50,7 +50,8 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-/// Of tables about one relation each.
+/// The column that determines the relation of a row, for tables whose rows each describe one
+/// relation.
 const TABLE_NAME: &[(&str, By)] = &[("table_name", By::Name)];
 
 pub(super) const BY_GROUP: &[FilledByGroup] = &[
@@ -295,13 +296,13 @@ fn columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(rows)
 }
 
-/// Primary keys and UNIQUE constraints, with the standard's word for each.
+/// Primary keys and UNIQUE constraints, with the constraint type of the SQL standard.
 fn keys(schema: &Schema) -> impl Iterator<Item = (&Index, &'static str)> {
     let constraints = schema.indexes.iter().filter(|index| index.primary || index.constraint);
     constraints.map(|index| (index, if index.primary { "PRIMARY KEY" } else { "UNIQUE" }))
 }
 
-/// The key that a foreign key refers to.
+/// The unique index that a foreign key references.
 fn referred(asked: Asked<'_>, key: &ForeignKey) -> Result<Option<Index>> {
     let Some(schema) = asked.group_of_name(&key.to_table)? else { return Ok(None) };
     let Some(to) = schema.relation(&key.to_table) else { return Ok(None) };

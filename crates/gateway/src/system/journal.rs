@@ -1,6 +1,7 @@
-//! `fulmar.events` and `fulmar.tokens`: what happened on the node, and who may ask it over HTTP.
+//! `fulmar.events`, the node's event log, and `fulmar.tokens`, the tokens for HTTP access.
 //!
-//! Superusers see all. The owner of a tenant sees what happened to that tenant, and its tokens; of others no names.
+//! Superusers see all rows. The owner of a tenant sees the events and tokens of that tenant,
+//! without the names of other users.
 
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-/// The tenants that belong to the viewer.
+/// The tenants that the viewer owns.
 fn owned(viewer: &Viewer) -> Vec<Arc<Tenant>> {
     let mut tenants = tenants(viewer);
     tenants.retain(|tenant| tenant.owner == viewer.identity.user);

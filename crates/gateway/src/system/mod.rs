@@ -1,23 +1,24 @@
-//! The system catalog: `pg_catalog`, `information_schema` and `fulmar.*`, as tables and functions of SQL.
+//! The system catalog: the tables and functions of `pg_catalog`, `information_schema` and
+//! `fulmar.*`.
 //!
-//! The engine knows how to put such tables into a connection ([`fulmar_engine::System`]); what stands in them is said
-//! here, for the session that asks ([`Viewer`]):
+//! The engine provides these tables in each connection ([`fulmar_engine::System`]). This module
+//! produces their rows for the querying session ([`Viewer`]):
 //!
-//! | module | what it has |
+//! | module | contents |
 //! | --- | --- |
-//! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
-//! | [`relations`], [`constraints`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
-//! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
+//! | [`schema`] | a tenant's tables, columns, indexes and constraints, read from SQLite's schema |
+//! | [`relations`], [`constraints`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ... |
+//! | [`cluster`] | server-wide tables: `pg_database`, `pg_roles`, `pg_settings`, ... |
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
-//! | [`figures`] | `fulmar.tenant_stats`, `fulmar.partition_stats`, `fulmar.latency_histogram` |
+//! | [`figures`] | statistics: `fulmar.tenant_stats`, `fulmar.partition_stats`, ... |
 //! | [`journal`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`types`] | `pg_type`, and names of types |
 //! | [`information`] | `information_schema` |
-//! | [`nothing`] | what Fulmar has none of: policies, publications, inheritance; clients ask all the same |
-//! | [`functions`], [`arrays`] | functions that clients call in these questions |
+//! | [`nothing`] | always empty: tables of unsupported features (policies, inheritance, ...) |
+//! | [`functions`], [`arrays`] | functions that clients call in catalog queries |
 //!
-//! Questions come in Postgres's SQL: [`crate::dialect`] puts them into SQLite's. Objects are numbered from their rows in
-//! `sqlite_schema`; the numbers last until a VACUUM.
+//! Clients query the catalog in PostgreSQL's SQL, which [`crate::dialect`] translates to SQLite's.
+//! The OID of an object is derived from its rowid in `sqlite_schema` and can change with a VACUUM.
 
 mod arrays;
 mod cells;
@@ -48,36 +49,38 @@ use schema::{Outline, Schema};
 pub(crate) use functions::is_function;
 pub(crate) use statistics::moment;
 
-/// Who asks: a session, as it is now.
+/// The session that queries the catalog: a snapshot of its state.
 pub(crate) struct Viewer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) identity: Identity,
     pid: i32,
     pub(crate) settings: Settings,
-    /// What `set_config` wants of them: name, value, and whether only for the transaction.
+    /// The changes that `set_config` requested: name, value, and whether the change is local to the
+    /// transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
-    schema: Mutex<Read>,
+    schema: Mutex<SchemaCache>,
 }
 
-/// The parts of the tenant's schema that a statement has read.
+/// The parts of the tenant's schema that the statement has read so far.
 #[derive(Default)]
-struct Read {
+struct SchemaCache {
     outline: Option<Arc<Outline>>,
-    /// The groups that were used last, the newest behind.
+    /// The most recently used groups, the newest last.
     groups: VecDeque<(usize, Arc<Schema>)>,
 }
 
-/// Groups of the schema that are in memory: foreign keys refer from one to another.
-const GROUPS: usize = 8;
+/// Maximum number of cached groups. More than one is needed, because foreign keys reference tables
+/// of other groups.
+const MAX_CACHED_GROUPS: usize = 8;
 
 impl Viewer {
-    /// A session that asks now.
+    /// Creates a viewer of a session's current state.
     pub(crate) fn new(shared: Arc<Shared>, identity: Identity, pid: i32, settings: Settings) -> Viewer {
         Viewer { shared, identity, pid, settings, changes: Mutex::default(), schema: Mutex::default() }
     }
 }
 
-/// A question to a table or function: who asks, and where.
+/// The context of a request for a table's rows or a function call.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     viewer: &'a Viewer,
@@ -85,28 +88,28 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The outline of the tenant's schema: read once for a statement, however many of its rows ask for a name.
+    /// The outline of the tenant's schema. It is read once per statement.
     fn outline(&self) -> Result<Arc<Outline>> {
         if let Some(outline) = &self.viewer.schema.lock().outline {
             return Ok(outline.clone());
         }
-        // Not under the lock: it runs queries.
+        // The lock is not held, because this runs queries.
         let outline = Arc::new(Outline::read(self.database)?);
         self.viewer.schema.lock().outline = Some(outline.clone());
         Ok(outline)
     }
 
-    /// A group of its relations.
+    /// A group of the schema's relations.
     fn group(&self, group: usize) -> Result<Arc<Schema>> {
         {
             let groups = &mut self.viewer.schema.lock().groups;
-            if let Some(at) = groups.iter().rposition(|(known, _)| *known == group)
+            if let Some(at) = groups.iter().rposition(|(cached, _)| *cached == group)
                 && let Some(found) = groups.remove(at)
             {
                 groups.push_back(found.clone());
                 return Ok(found.1);
             }
-            while groups.len() >= GROUPS {
+            while groups.len() >= MAX_CACHED_GROUPS {
                 groups.pop_front();
             }
         }
@@ -116,12 +119,12 @@ impl Asked<'_> {
         Ok(schema)
     }
 
-    /// The group of the relation or index of that name.
+    /// The group of the relation or index with this name.
     fn group_of_name(&self, name: &str) -> Result<Option<Arc<Schema>>> {
         self.outline()?.group_of_name(name).map(|group| self.group(group)).transpose()
     }
 
-    /// The group of the object of that number.
+    /// The group of the object with this OID.
     fn group_of_oid(&self, oid: i64) -> Result<Option<Arc<Schema>>> {
         self.outline()?.group_of_oid(oid).map(|group| self.group(group)).transpose()
     }
@@ -129,11 +132,11 @@ impl Asked<'_> {
 
 type Rows = Vec<Vec<Value>>;
 
-/// A table with what fills it.
+/// A table, and the function that produces its rows.
 type Filled = (SystemTable, fn(Asked<'_>) -> Result<Rows>);
 
-/// A table about the tenant's schema, the columns that determine a row's relation, and the function that produces the rows
-/// of a group of relations.
+/// A table about the tenant's schema, the columns that determine a row's relation, and the function
+/// that produces the rows of a group of relations.
 type FilledByGroup = (SystemTable, &'static [(&'static str, By)], FillGroup);
 type FillGroup = fn(Asked<'_>, &Schema) -> Result<Rows>;
 
@@ -142,15 +145,16 @@ type FillGroup = fn(Asked<'_>, &Schema) -> Result<Rows>;
 enum By {
     /// The name of the relation, or of one of its indexes.
     Name,
-    /// The number of the relation, or of something that belongs to it.
+    /// The OID of the relation, or of an object that belongs to it.
     Oid,
 }
 
-/// Produces the rows of a table.
+/// The function that produces the rows of a table.
 #[derive(Clone, Copy)]
 enum Fill {
+    /// All rows in one part.
     Whole(fn(Asked<'_>) -> Result<Rows>),
-    /// A part for each group of relations.
+    /// One part per group of relations.
     ByGroup(&'static [(&'static str, By)], FillGroup),
 }
 
@@ -158,7 +162,7 @@ const fn table(name: &'static str, columns: &'static [(&'static str, &'static st
     SystemTable { name, columns }
 }
 
-/// All tables.
+/// All system tables.
 static TABLES: LazyLock<Tables> = LazyLock::new(|| {
     let whole = [
         relations::TABLES,
@@ -193,7 +197,7 @@ impl System for Viewer {
     }
 
     fn begin(&self) {
-        *self.schema.lock() = Read::default();
+        *self.schema.lock() = SchemaCache::default();
     }
 
     fn rows(&self, table: usize, part: usize, database: &Database<'_>) -> Result<Option<Rows>> {
@@ -247,7 +251,7 @@ impl System for Viewer {
         let group = match (by, value, text) {
             (By::Oid, ValueRef::Integer(oid), _) => outline.group_of_oid(oid),
             (By::Name, _, Some(name)) => outline.group_of_name(name),
-            // A number as a text equals the number.
+            // An OID given as text is equal to the number.
             (By::Oid, _, Some(text)) => match text.parse() {
                 Ok(oid) => outline.group_of_oid(oid),
                 Err(_) => return Ok(Parts::All),
@@ -267,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_that_name_a_relation_exist() {
+    fn narrowing_columns_exist() {
         for (table, columns, _) in [relations::BY_GROUP, statistics::BY_GROUP, information::BY_GROUP].concat()
         {
             for (column, _) in columns {
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn table_names_are_unique() {
         let mut names: Vec<&str> = TABLES.tables.iter().map(|table| table.name).collect();
         let count = names.len();
         names.sort_unstable();

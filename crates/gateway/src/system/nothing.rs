@@ -1,13 +1,13 @@
-//! Tables of Postgres's that are always empty here: clients ask for what there could be.
+//! Catalog tables that are always empty. They exist because clients, such as psql, query them.
 
 use super::{Filled, Rows, table};
 use crate::Result;
 
-fn none(_: super::Asked<'_>) -> Result<Rows> {
+fn no_rows(_: super::Asked<'_>) -> Result<Rows> {
     Ok(Vec::new())
 }
 
-/// Only the columns that clients are known to ask for.
+/// Only the columns that known clients query.
 pub(super) const TABLES: &[Filled] = &[
     (
         table(
@@ -19,7 +19,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("inhdetachpending", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -35,7 +35,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("polwithcheck", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -51,7 +51,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("stxkind", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -68,7 +68,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("pubviaroot", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -81,9 +81,9 @@ pub(super) const TABLES: &[Filled] = &[
                 ("prattrs", "INT2[]"),
             ],
         ),
-        none,
+        no_rows,
     ),
-    (table("pg_publication_namespace", &[("oid", "OID"), ("pnpubid", "OID"), ("pnnspid", "OID")]), none),
+    (table("pg_publication_namespace", &[("oid", "OID"), ("pnpubid", "OID"), ("pnnspid", "OID")]), no_rows),
     (
         table(
             "pg_subscription",
@@ -96,7 +96,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("subpublications", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -129,7 +129,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("proconfig", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -143,7 +143,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("extversion", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -155,7 +155,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("comment", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -169,11 +169,11 @@ pub(super) const TABLES: &[Filled] = &[
                 ("is_instead", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
-    (table("pg_foreign_table", &[("ftrelid", "OID"), ("ftserver", "OID"), ("ftoptions", "TEXT")]), none),
-    (table("pg_foreign_server", &[("oid", "OID"), ("srvname", "NAME"), ("srvfdw", "OID")]), none),
-    (table("pg_foreign_data_wrapper", &[("oid", "OID"), ("fdwname", "NAME")]), none),
+    (table("pg_foreign_table", &[("ftrelid", "OID"), ("ftserver", "OID"), ("ftoptions", "TEXT")]), no_rows),
+    (table("pg_foreign_server", &[("oid", "OID"), ("srvname", "NAME"), ("srvfdw", "OID")]), no_rows),
+    (table("pg_foreign_data_wrapper", &[("oid", "OID"), ("fdwname", "NAME")]), no_rows),
     (
         table(
             "pg_matviews",
@@ -187,7 +187,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("definition", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -203,7 +203,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("seqcycle", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -217,7 +217,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("last_value", "INT8"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -232,14 +232,14 @@ pub(super) const TABLES: &[Filled] = &[
                 ("evttags", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
             "pg_enum",
             &[("oid", "OID"), ("enumtypid", "OID"), ("enumsortorder", "FLOAT4"), ("enumlabel", "NAME")],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -254,23 +254,23 @@ pub(super) const TABLES: &[Filled] = &[
                 ("rngsubdiff", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
             "pg_partitioned_table",
             &[("partrelid", "OID"), ("partstrat", "TEXT"), ("partnatts", "INT2"), ("partattrs", "TEXT")],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
             "pg_description",
             &[("objoid", "OID"), ("classoid", "OID"), ("objsubid", "INT4"), ("description", "TEXT")],
         ),
-        none,
+        no_rows,
     ),
-    (table("pg_shdescription", &[("objoid", "OID"), ("classoid", "OID"), ("description", "TEXT")]), none),
+    (table("pg_shdescription", &[("objoid", "OID"), ("classoid", "OID"), ("description", "TEXT")]), no_rows),
     (
         table(
             "pg_depend",
@@ -284,14 +284,14 @@ pub(super) const TABLES: &[Filled] = &[
                 ("deptype", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
             "pg_auth_members",
             &[("roleid", "OID"), ("member", "OID"), ("grantor", "OID"), ("admin_option", "BOOLEAN")],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -304,7 +304,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("opcintype", "OID"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -320,7 +320,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("oprcode", "OID"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -334,9 +334,12 @@ pub(super) const TABLES: &[Filled] = &[
                 ("castfunc", "OID"),
             ],
         ),
-        none,
+        no_rows,
     ),
-    (table("pg_db_role_setting", &[("setdatabase", "OID"), ("setrole", "OID"), ("setconfig", "TEXT")]), none),
+    (
+        table("pg_db_role_setting", &[("setdatabase", "OID"), ("setrole", "OID"), ("setconfig", "TEXT")]),
+        no_rows,
+    ),
     (
         table(
             "pg_replication_slots",
@@ -348,7 +351,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("active", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -364,14 +367,14 @@ pub(super) const TABLES: &[Filled] = &[
                 ("virtualxid", "TEXT"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
             "pg_timezone_names",
             &[("name", "TEXT"), ("abbrev", "TEXT"), ("utc_offset", "TEXT"), ("is_dst", "BOOLEAN")],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -384,7 +387,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("opfowner", "OID"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -399,7 +402,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("condefault", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -411,7 +414,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("encrypted", "BOOLEAN"),
             ],
         ),
-        none,
+        no_rows,
     ),
     (
         table(
@@ -424,6 +427,6 @@ pub(super) const TABLES: &[Filled] = &[
                 ("form_of_use", "NAME"),
             ],
         ),
-        none,
+        no_rows,
     ),
 ];

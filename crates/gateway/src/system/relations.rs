@@ -1,4 +1,4 @@
-//! `pg_class` and its like: a tenant's schema, as Postgres has it.
+//! The `pg_catalog` tables that describe a tenant's schema, such as `pg_class` and `pg_attribute`.
 
 use fulmar_engine::Value;
 
@@ -8,11 +8,11 @@ use super::schema::{Index, Relation, Schema};
 use super::{Asked, By, Filled, FilledByGroup, Rows, table, types};
 use crate::Result;
 
-/// Numbers of the schemas.
+/// The OIDs of the schemas.
 pub(super) const PUBLIC: i64 = 2200;
 pub(super) const PG_CATALOG: i64 = 11;
 pub(super) const INFORMATION_SCHEMA: i64 = 13_000;
-/// The owner of everything: roles have no numbers that last.
+/// The OID of the owner of all objects. Other roles have no permanent OIDs.
 pub(super) const OWNER: i64 = 10;
 
 pub(super) const TABLES: &[Filled] = &[(
@@ -295,7 +295,8 @@ fn classes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
             let kind = if relation.is_view { "v" } else { "r" };
             let indexed = schema.indexes.iter().any(|index| index.table == relation.oid);
             let checks = relation.checks().len();
-            // psql asks for foreign keys only where it believes that there are triggers: they are triggers in Postgres.
+            // Foreign keys are triggers in PostgreSQL, and psql queries them only if
+            // `relhastriggers` is true.
             class(
                 relation.oid,
                 &relation.name,
@@ -307,7 +308,6 @@ fn classes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
             )
         })
         .collect();
-    // The key of a numbered table is no object that one could list; it is found by its number.
     rows.extend(
         schema
             .indexes
@@ -411,8 +411,8 @@ fn defaults(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
 
 fn indexes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let row = |index: &Index| {
-        let each = |of: fn(&super::schema::Key) -> i64| {
-            index.keys.iter().map(|key| of(key).to_string()).collect::<Vec<_>>().join(" ")
+        let each = |field: fn(&super::schema::Key) -> i64| {
+            index.keys.iter().map(|key| field(key).to_string()).collect::<Vec<_>>().join(" ")
         };
         let count = index.keys.len() as i64;
         let expressions = index.keys.iter().any(|key| key.number == 0).then(|| index.definition());

@@ -1,15 +1,16 @@
-//! A tenant's schema, out of SQLite's.
+//! Reads a tenant's schema from SQLite's `sqlite_schema` and pragmas.
 //!
-//! A schema may have thousands of tables with thousands of columns each. Only its [`Outline`] is in memory as a whole: names
-//! and numbers of tables, views, indexes and triggers, about as much as SQLite itself keeps. The rest is read in groups of
-//! tables, one [`Schema`] for each group:
+//! A schema can have thousands of tables with thousands of columns each. Only its [`Outline`] is in
+//! memory as a whole: the names and OIDs of tables, views, indexes and triggers, about as much as
+//! SQLite itself caches. Everything else is read in groups of tables, one [`Schema`] per group:
 //!
 //! ```text
-//! Outline:  groups  [ a b c ][ d ][ v ][ e f ... ]     tables of 16 KiB of SQL together, or one; a view by itself
-//!                                   `- Schema: columns, indexes, foreign keys, triggers, texts
+//! Outline:  groups  [ a b c ][ d ][ v ][ e f ... ]    tables with up to 16 KiB of SQL in total, or
+//!                                   |                 one larger table; each view is its own group
+//!                                   `- Schema: columns, indexes, foreign keys, triggers, SQL texts
 //! ```
 //!
-//! The usual schema is one group, and read with one query for each kind of object.
+//! A typical schema is one group. It is read with one query per kind of object.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,32 +21,38 @@ use crate::Result;
 use crate::dialect::token::{Lexer, Token, quote_name};
 use crate::types::{self, Declared, Type};
 
-/// Objects are numbered from here, as Postgres numbers those of users.
+/// The OID of an object is its rowid in `sqlite_schema` plus this. PostgreSQL's user objects start
+/// at the same OID.
 const FIRST_OID: i64 = 16_384;
-/// What is not in `sqlite_schema` is numbered beside what it belongs to: primary keys without an index, constraints.
+/// OID ranges of objects that are not in `sqlite_schema`. Primary keys without an index: the
+/// table's OID plus this.
 pub(super) const KEY_OIDS: i64 = 0x2000_0000;
+/// PRIMARY KEY and UNIQUE constraints: the index's OID plus this.
 pub(super) const CONSTRAINT_OIDS: i64 = 0x4000_0000;
+/// CHECK constraints and foreign keys; see [`Relation::constraint_oid`].
 const OTHER_CONSTRAINT_OIDS: i64 = 0x6100_0000;
-/// Numbers of a table's CHECKs, and as many of its foreign keys. If it had more, two of its neighbour's would have the same.
+/// OIDs reserved per table for CHECK constraints, and the same number for foreign keys. The OIDs of
+/// further constraints would collide with those of the next table.
 const CONSTRAINTS_PER_KIND: i64 = 2000;
 
-/// The SQL texts of a group's tables have at most this many bytes together, unless the group is one table. The text bounds the
-/// number of columns, and with it the rows of a group.
-const GROUP_BYTES: i64 = 16 << 10;
+/// Maximum total size of the SQL texts of a group's tables, unless the group is a single table. The
+/// text size bounds the number of columns, and thereby the number of rows of a group.
+const MAX_GROUP_BYTES: i64 = 16 << 10;
 
-/// Names and numbers of all objects.
+/// The names and OIDs of all objects.
 #[derive(Default)]
 pub(super) struct Outline {
-    /// Tables and views, by name.
+    /// Tables and views, sorted by name.
     relations: Vec<Head>,
-    /// Indexes and triggers, by the relation that they belong to.
+    /// Indexes and triggers, sorted by their relation.
     owned: Vec<Owned>,
-    /// Places in `relations`.
+    /// Ranges of indexes in `relations`.
     groups: Vec<Range<usize>>,
-    /// Places in `relations` by the numbers of relations, indexes and triggers.
+    /// Indexes in `relations` by the OID of a relation, index or trigger.
     by_oid: HashMap<i64, usize>,
 }
 
+/// A table or view in the outline.
 struct Head {
     oid: i64,
     name: String,
@@ -53,8 +60,9 @@ struct Head {
     group: usize,
 }
 
+/// An index or trigger in the outline.
 struct Owned {
-    /// Its place in `relations`.
+    /// The index of its table or view in `relations`.
     relation: usize,
     oid: i64,
     name: String,
@@ -62,7 +70,7 @@ struct Owned {
 }
 
 impl Outline {
-    /// Reads it.
+    /// Reads the outline.
     pub(super) fn read(database: &Database<'_>) -> Result<Outline> {
         let mut outline = Outline::default();
         let mut bytes = 0;
@@ -72,7 +80,7 @@ impl Outline {
             let [rowid, name, is_view, length] = row else { return };
             outline.add(
                 FIRST_OID + number(*rowid),
-                words(*name),
+                text_of_ref(*name),
                 number(*is_view) != 0,
                 number(*length),
                 &mut bytes,
@@ -81,20 +89,22 @@ impl Outline {
         let sql = "SELECT rowid, name, tbl_name, type = 'index' FROM sqlite_schema WHERE type IN ('index', 'trigger')";
         database.each(sql, &[], |row| {
             let [rowid, name, table, is_index] = row else { return };
-            let Some(relation) = outline.place(&words(*table)) else { return };
+            let Some(relation) = outline.index_of(&text_of_ref(*table)) else { return };
             let oid = FIRST_OID + number(*rowid);
             outline.by_oid.insert(oid, relation);
-            outline.owned.push(Owned { relation, oid, name: words(*name), is_index: number(*is_index) != 0 });
+            let (name, is_index) = (text_of_ref(*name), number(*is_index) != 0);
+            outline.owned.push(Owned { relation, oid, name, is_index });
         })?;
         outline.owned.sort_by_key(|owned| owned.relation);
         Ok(outline)
     }
 
-    /// Adds a relation. Relations come in the order of their names. `bytes` is the size of the last group.
+    /// Adds a relation. Relations must be added in the order of their names. `bytes` is the text
+    /// size of the last group.
     fn add(&mut self, oid: i64, name: String, is_view: bool, length: i64, bytes: &mut i64) {
         let at = self.relations.len();
         let joins = self.relations.last().is_some_and(|last| !last.is_view && !is_view)
-            && *bytes + length <= GROUP_BYTES;
+            && *bytes + length <= MAX_GROUP_BYTES;
         match self.groups.last_mut().filter(|_| joins) {
             Some(group) => {
                 group.end = at + 1;
@@ -109,33 +119,33 @@ impl Outline {
         self.relations.push(Head { oid, name, is_view, group: self.groups.len() - 1 });
     }
 
-    /// The place of a relation. Names differ by more than case.
-    fn place(&self, name: &str) -> Option<usize> {
+    /// The index of a relation in `relations`. Names are compared case-insensitively.
+    fn index_of(&self, name: &str) -> Option<usize> {
         let exact = self.relations.binary_search_by(|relation| relation.name.as_str().cmp(name));
         exact
             .ok()
             .or_else(|| self.relations.iter().position(|relation| relation.name.eq_ignore_ascii_case(name)))
     }
 
-    /// How many groups there are.
+    /// The number of groups.
     pub(super) fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// The group of the relation or index of that name.
+    /// The group of the relation or index with this name.
     pub(super) fn group_of_name(&self, name: &str) -> Option<usize> {
         let owner = || {
             let named =
                 self.owned.iter().find(|owned| owned.is_index && owned.name.eq_ignore_ascii_case(name));
             named.map(|owned| owned.relation)
         };
-        // Of a key without an index.
-        let keyed = || name.strip_suffix(KEY_SUFFIX).and_then(|table| self.place(table));
-        let relation = self.place(name).or_else(owner).or_else(keyed)?;
+        // The name of a primary key without an index.
+        let keyed = || name.strip_suffix(KEY_SUFFIX).and_then(|table| self.index_of(table));
+        let relation = self.index_of(name).or_else(owner).or_else(keyed)?;
         Some(self.relations[relation].group)
     }
 
-    /// The group of the relation, index, trigger or constraint of that number.
+    /// The group of the relation, index, trigger or constraint with this OID.
     pub(super) fn group_of_oid(&self, oid: i64) -> Option<usize> {
         let object = match oid {
             OTHER_CONSTRAINT_OIDS.. => FIRST_OID + (oid - OTHER_CONSTRAINT_OIDS) / (2 * CONSTRAINTS_PER_KIND),
@@ -146,13 +156,13 @@ impl Outline {
         self.by_oid.get(&object).map(|relation| self.relations[*relation].group)
     }
 
-    /// The number of a relation or index.
+    /// The OID of a relation or index.
     pub(super) fn oid_of(&self, name: &str) -> Option<i64> {
         let index = || {
             let named = |owned: &&Owned| owned.is_index && owned.name.eq_ignore_ascii_case(name);
             self.owned.iter().find(named).map(|owned| owned.oid)
         };
-        self.place(name).map(|relation| self.relations[relation].oid).or_else(index)
+        self.index_of(name).map(|relation| self.relations[relation].oid).or_else(index)
     }
 
     /// The name of a relation or index.
@@ -167,14 +177,14 @@ impl Outline {
         index.map(|index| index.name.as_str())
     }
 
-    /// Indexes and triggers of these relations.
+    /// The indexes and triggers of these relations.
     fn owned_by(&self, relations: Range<usize>) -> &[Owned] {
         let start = self.owned.partition_point(|owned| owned.relation < relations.start);
         let end = self.owned.partition_point(|owned| owned.relation < relations.end);
         &self.owned[start..end]
     }
 
-    /// The rows of `sqlite_schema` that a group is made of, as an array of JSON's.
+    /// The rowids in `sqlite_schema` of a group's objects, as a JSON array.
     fn rowids(&self, group: usize) -> String {
         let relations = self.groups[group].clone();
         let own = self.relations[relations.clone()].iter().map(|relation| relation.oid);
@@ -184,12 +194,12 @@ impl Outline {
     }
 }
 
-/// Suffix of the names of keys without an index.
+/// The name suffix of primary keys without an index.
 const KEY_SUFFIX: &str = "_pkey";
 
-/// A group of relations, and all that belongs to them.
+/// A group of relations, with their indexes, foreign keys and triggers.
 pub(super) struct Schema {
-    /// Tables and views, by name.
+    /// Tables and views, sorted by name.
     pub(super) relations: Vec<Relation>,
     pub(super) indexes: Vec<Index>,
     pub(super) foreign_keys: Vec<ForeignKey>,
@@ -201,7 +211,7 @@ pub(super) struct Relation {
     pub(super) oid: i64,
     pub(super) name: String,
     pub(super) is_view: bool,
-    /// The statement that made it.
+    /// The CREATE statement.
     pub(super) sql: String,
     pub(super) columns: Vec<Column>,
 }
@@ -211,7 +221,7 @@ pub(super) struct Column {
     pub(super) declared: Declared,
     pub(super) not_null: bool,
     pub(super) default: Option<String>,
-    /// Its place in the primary key, counted from 1; 0 if it has none.
+    /// The position in the primary key, starting at 1. 0 if the column is not part of it.
     pub(super) key: i64,
     pub(super) generated: bool,
 }
@@ -224,16 +234,18 @@ pub(super) struct Index {
     pub(super) table_name: String,
     pub(super) unique: bool,
     pub(super) primary: bool,
-    /// Whether a UNIQUE constraint made it.
+    /// True if the index was created by a UNIQUE constraint.
     pub(super) constraint: bool,
     pub(super) keys: Vec<Key>,
-    /// Columns and condition as they were written, in parentheses; empty if SQLite made it.
+    /// The columns in parentheses and the condition, as written in CREATE INDEX. Empty for an
+    /// automatic index.
     written: String,
 }
 
-/// A column of an index; number 0 is an expression.
+/// A column of an index.
 #[derive(Clone)]
 pub(super) struct Key {
+    /// The column number in the table. 0 for an expression.
     pub(super) number: i64,
     pub(super) name: String,
     pub(super) descending: bool,
@@ -245,17 +257,17 @@ pub(super) struct ForeignKey {
     pub(super) table_name: String,
     pub(super) columns: Vec<String>,
     pub(super) to_table: String,
-    /// Empty: the primary key.
+    /// Empty if the key references the primary key.
     pub(super) to_columns: Vec<String>,
     pub(super) on_update: String,
     pub(super) on_delete: String,
 }
 
-/// A CHECK.
+/// A CHECK constraint.
 pub(super) struct Check {
     pub(super) oid: i64,
     pub(super) name: String,
-    /// The condition, without its parentheses.
+    /// The condition, without the parentheses.
     pub(super) condition: String,
 }
 
@@ -315,9 +327,9 @@ impl Schema {
         let mut columns: HashMap<String, Vec<Column>> = HashMap::new();
         database.each(&sql, &[rowids], |row| {
             let values: Vec<Value> = row[1..].iter().map(|value| ValueRef::to_owned(*value)).collect();
-            let of_table = match columns.get_mut(&words(row[0])) {
+            let of_table = match columns.get_mut(&text_of_ref(row[0])) {
                 Some(of_table) => of_table,
-                None => columns.entry(words(row[0])).or_default(),
+                None => columns.entry(text_of_ref(row[0])).or_default(),
             };
             of_table.push(column(&values));
         })?;
@@ -325,7 +337,8 @@ impl Schema {
         for relation in &mut self.relations {
             relation.columns = match columns.remove(&relation.name) {
                 Some(columns) => columns,
-                // A view whose tables are gone has no columns to show; it is no reason to show nothing else.
+                // A view whose tables no longer exist is shown without columns. The error must not
+                // hide the rest of the schema.
                 None => database
                     .query(&sql, &[&relation.name])
                     .unwrap_or_default()
@@ -360,9 +373,10 @@ impl Schema {
             }
             let Some(relation) = self.relation(&table) else { continue };
             let origin = text(&row[3]);
-            // The key of a table without row numbers is the table itself.
-            let own = (relation.oid + KEY_OIDS, String::new());
-            let (oid, written) = written.get(&name).cloned().unwrap_or(own);
+            // An index without an entry in `sqlite_schema` is the primary key of a WITHOUT ROWID
+            // table, which is the table itself.
+            let default = (relation.oid + KEY_OIDS, String::new());
+            let (oid, written) = written.get(&name).cloned().unwrap_or(default);
             let index = Index {
                 oid,
                 name,
@@ -376,7 +390,8 @@ impl Schema {
             };
             self.indexes.push(index);
         }
-        // The key of a table whose rows are numbered by it, or stand in its order: there is no index.
+        // Primary keys without an index: INTEGER PRIMARY KEY, which is the rowid, and the keys of
+        // WITHOUT ROWID tables.
         for relation in &self.relations {
             let mut keys: Vec<(i64, Key)> = (1..)
                 .zip(&relation.columns)
@@ -389,7 +404,7 @@ impl Schema {
             if keys.is_empty() || known {
                 continue;
             }
-            keys.sort_by_key(|(place, _)| *place);
+            keys.sort_by_key(|(position, _)| *position);
             self.indexes.push(Index {
                 oid: relation.oid + KEY_OIDS,
                 name: format!("{}{KEY_SUFFIX}", relation.name),
@@ -439,12 +454,13 @@ impl Schema {
 
 fn column(row: &[Value]) -> Column {
     let (declared, key) = (text(&row[1]), integer(&row[4]));
-    // An INTEGER PRIMARY KEY is the row's number, which is never NULL; other keys may be, in SQLite.
-    let is_row_number = key > 0 && declared.eq_ignore_ascii_case("INTEGER");
+    // An INTEGER PRIMARY KEY is the rowid, which is never NULL. In SQLite, other primary keys can
+    // be.
+    let is_rowid = key > 0 && declared.eq_ignore_ascii_case("INTEGER");
     Column {
         name: text(&row[0]),
         declared: types::declared(&declared).unwrap_or(Declared { kind: Type::Text, modifier: -1 }),
-        not_null: integer(&row[2]) != 0 || is_row_number,
+        not_null: integer(&row[2]) != 0 || is_rowid,
         default: (row[3] != Value::Null).then(|| text(&row[3])),
         key,
         generated: integer(&row[5]) > 1,
@@ -452,12 +468,13 @@ fn column(row: &[Value]) -> Column {
 }
 
 impl Relation {
-    /// The number of one of its constraints that is no key.
+    /// The OID of a CHECK constraint or foreign key. CHECK constraints are numbered from 0, foreign
+    /// keys from [`CONSTRAINTS_PER_KIND`].
     fn constraint_oid(&self, number: i64) -> i64 {
         OTHER_CONSTRAINT_OIDS + (self.oid - FIRST_OID) * 2 * CONSTRAINTS_PER_KIND + number
     }
 
-    /// The place of a column, counted from 1.
+    /// The number of a column, starting at 1.
     pub(super) fn number(&self, column: &str) -> Option<i64> {
         (1..)
             .zip(&self.columns)
@@ -465,7 +482,8 @@ impl Relation {
             .map(|(number, _)| number)
     }
 
-    /// Its CHECK constraints, which only its text has.
+    /// The CHECK constraints. SQLite has no pragma for them, so they are parsed from the CREATE
+    /// statement.
     pub(super) fn checks(&self) -> Vec<Check> {
         let tokens: Vec<Token<'_>> = Lexer::new(&self.sql).collect();
         let mut checks = Vec::new();
@@ -495,7 +513,7 @@ impl Relation {
 }
 
 impl Index {
-    /// Columns and condition.
+    /// The columns and the condition, as in CREATE INDEX.
     pub(super) fn definition(&self) -> String {
         if !self.written.is_empty() {
             return self.written.clone();
@@ -512,14 +530,14 @@ impl Index {
     pub(super) fn condition(&self) -> Option<String> {
         let tokens: Vec<Token<'_>> = Lexer::new(&self.written).collect();
         let mut depth = 0;
-        let place = tokens.iter().position(|token| {
+        let condition = tokens.iter().position(|token| {
             depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
             depth == 0 && token.is("where")
         })?;
-        Some(self.written[tokens[place].end()..].trim().to_owned())
+        Some(self.written[tokens[condition].end()..].trim().to_owned())
     }
 
-    /// The statement that would make it.
+    /// The CREATE INDEX statement, in PostgreSQL's syntax.
     pub(super) fn sql(&self) -> String {
         let unique = if self.unique { "UNIQUE " } else { "" };
         let (name, table) = (shown(&self.name), shown(&self.table_name));
@@ -528,27 +546,27 @@ impl Index {
 }
 
 impl ForeignKey {
-    /// A name in Postgres's manner: SQLite mostly knows none.
+    /// The name that PostgreSQL would generate. SQLite does not report names of foreign keys.
     pub(super) fn name(&self) -> String {
         format!("{}_{}_fkey", self.table_name, self.columns.join("_"))
     }
 
-    /// As SQL has it.
+    /// The definition in SQL.
     pub(super) fn definition(&self) -> String {
         let mut text = format!("FOREIGN KEY ({}) REFERENCES {}", list(&self.columns), shown(&self.to_table));
         if !self.to_columns.is_empty() {
             text.push_str(&format!("({})", list(&self.to_columns)));
         }
-        for (what, action) in [("UPDATE", &self.on_update), ("DELETE", &self.on_delete)] {
+        for (event, action) in [("UPDATE", &self.on_update), ("DELETE", &self.on_delete)] {
             if action != "NO ACTION" {
-                text.push_str(&format!(" ON {what} {action}"));
+                text.push_str(&format!(" ON {event} {action}"));
             }
         }
         text
     }
 }
 
-/// What a CREATE INDEX says behind the table's name.
+/// The part of a CREATE INDEX statement after the table's name.
 fn written(sql: &str) -> String {
     let mut tokens = Lexer::new(sql);
     let found = tokens.by_ref().any(|token| token.is("on"));
@@ -556,7 +574,7 @@ fn written(sql: &str) -> String {
     start.map_or_else(String::new, |start| sql[start..].to_owned())
 }
 
-/// A name as Postgres shows it: quoted where it must be.
+/// A name as PostgreSQL displays it: quoted if necessary.
 pub(super) fn shown(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     let is_plain = name.bytes().all(plain) && name.starts_with(|first: char| !first.is_ascii_digit());
@@ -582,7 +600,7 @@ pub(super) fn integer(value: &Value) -> i64 {
     }
 }
 
-fn words(value: ValueRef<'_>) -> String {
+fn text_of_ref(value: ValueRef<'_>) -> String {
     match value {
         ValueRef::Text(text) => String::from_utf8_lossy(text).into_owned(),
         _ => String::new(),
@@ -601,7 +619,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_read_in_groups_of_bounded_size() {
+    fn outline_groups_tables_up_to_the_size_limit() {
         let mut outline = Outline::default();
         let mut bytes = 0;
         let relations =
@@ -639,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_defined_behind_its_table() {
+    fn index_definition_is_taken_from_the_create_statement() {
         let index = |sql: &str| Index {
             oid: 1,
             name: "i".into(),
@@ -659,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_keys_as_postgres_shows_them() {
+    fn foreign_key_definitions_match_postgres() {
         let key = ForeignKey {
             oid: 1,
             table: 1,
@@ -675,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_out_of_the_text() {
+    fn check_constraints_are_parsed_from_the_create_statement() {
         let sql = "CREATE TABLE t (a CHECK (a > (1)), b TEXT, CONSTRAINT \"B\" CHECK (b <> ')'))";
         let relation =
             Relation { oid: 16385, name: "t".into(), is_view: false, sql: sql.into(), columns: Vec::new() };

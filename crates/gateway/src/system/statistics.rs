@@ -1,7 +1,8 @@
-//! Who is connected and what they do; what tenants may use, and what they can go back to.
+//! Activity and statistics: `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`,
+//! `fulmar.history`.
 //!
-//! A superuser sees all of it, others what concerns the tenants that they may connect to. What others run in a tenant
-//! is shown to its owner.
+//! A superuser sees all rows. Other users see the rows of the tenants that they may connect to. The
+//! statements of other users are shown only to the tenant's owner.
 
 use std::sync::Arc;
 
@@ -86,8 +87,8 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let of = |tenant: Arc<Tenant>| {
-                let shown: Rows = tenant
+            let rows = |tenant: Arc<Tenant>| {
+                let rows: Rows = tenant
                     .limits
                     .shown()
                     .map(|limit| {
@@ -101,9 +102,9 @@ pub(super) const TABLES: &[Filled] = &[
                         "Where commits are made durable: local (the node's disk) or shared (the store).",
                     ]])
                     .collect();
-                shown
+                rows
             };
-            Ok(tenants(asked.viewer).into_iter().flat_map(of).collect())
+            Ok(tenants(asked.viewer).into_iter().flat_map(rows).collect())
         },
     ),
     (
@@ -153,7 +154,7 @@ fn history(asked: Asked<'_>) -> Result<Rows> {
     Ok(points.into_iter().map(row).collect())
 }
 
-/// A moment as SQLite's text, from which the client's form is made.
+/// A point in time as SQLite text, which is converted to the client's format later.
 pub(crate) fn moment(unix_ms: u64) -> Value {
     let mut text = Vec::new();
     let since_1970_us = i64::try_from(unix_ms).unwrap_or(i64::MAX).saturating_mul(1000);
@@ -162,7 +163,7 @@ pub(crate) fn moment(unix_ms: u64) -> Value {
     String::from_utf8(text).ok().filter(|_| written).map_or(Value::Null, Value::Text)
 }
 
-/// When the node began to take connections.
+/// The time at which the node started to accept connections.
 pub(super) fn started(viewer: &Viewer) -> Value {
     moment(viewer.shared.started_ms)
 }
@@ -241,16 +242,17 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
     Ok(tenants(asked.viewer).iter().map(row).collect())
 }
 
-/// `pg_cancel_backend`, `pg_terminate_backend`: of one's own sessions, and for superusers of all.
+/// `pg_cancel_backend` and `pg_terminate_backend`. Superusers can signal all sessions, other users
+/// their own sessions.
 pub(super) fn signal(pid: i64, viewer: &Viewer, kind: Kind, send: impl Fn(&Handle)) -> Result<Value> {
     let found = i32::try_from(pid).ok().and_then(|pid| viewer.shared.registry.find(pid));
     let Some(handle) = found else { return Ok(Value::Integer(0)) };
     if !viewer.identity.superuser && handle.who.user != viewer.identity.user {
         return Err(Error::new(
             sqlstate::INSUFFICIENT_PRIVILEGE,
-            "permission denied to end the session of another user",
+            "permission denied to signal the session of another user",
         )
-        .hint("Superusers may, and users their own."));
+        .detail("Only superusers can signal sessions of other users."));
     }
     send(&handle);
     let event = Event::new(kind).by(viewer.identity.actor());
@@ -260,7 +262,7 @@ pub(super) fn signal(pid: i64, viewer: &Viewer, kind: Kind, send: impl Fn(&Handl
         None => event,
     };
     let journal = viewer.shared.journal();
-    // Of one's own sessions anybody can end as many as he likes.
+    // A user can signal their own sessions without limit, so these events are aggregated.
     if viewer.identity.superuser {
         journal.record(event)
     } else {

@@ -1,4 +1,4 @@
-//! `pg_type`, and what types are called.
+//! `pg_type`, `pg_collation` and `pg_am`, and the names of types.
 
 use fulmar_engine::{Value, ValueRef};
 
@@ -63,7 +63,7 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-/// Every type but arrays: Postgres's short name for it and its category.
+/// All types except arrays, with PostgreSQL's short name and category.
 const TYPES: [(Type, &str, &str); 21] = [
     (Type::Bool, "bool", "B"),
     (Type::Bytea, "bytea", "U"),
@@ -88,7 +88,7 @@ const TYPES: [(Type, &str, &str); 21] = [
     (Type::Jsonb, "jsonb", "U"),
 ];
 
-/// The number of the collation that texts have.
+/// The OID of the default collation.
 pub(super) const DEFAULT_COLLATION: i64 = 100;
 
 fn types(_: Asked<'_>) -> Result<Rows> {
@@ -96,29 +96,30 @@ fn types(_: Asked<'_>) -> Result<Rows> {
     for (kind, name, category) in TYPES {
         let array = kind.array().map_or(0, |array| i64::from(array.oid()));
         let element =
-            Listed { oid: kind.oid().into(), name: name.to_owned(), length: kind.size().into(), category };
+            TypeEntry { oid: kind.oid().into(), name: name.to_owned(), length: kind.size().into(), category };
         let oid = element.oid;
         rows.push(element.row(kind, 0, array));
         if array != 0 {
-            let of = Listed { oid: array, name: format!("_{name}"), length: -1, category: "A" };
-            rows.push(of.row(kind, oid, 0));
+            let array = TypeEntry { oid: array, name: format!("_{name}"), length: -1, category: "A" };
+            rows.push(array.row(kind, oid, 0));
         }
     }
     Ok(rows)
 }
 
-struct Listed {
+/// The columns of a `pg_type` row that differ between a type and its array type.
+struct TypeEntry {
     oid: i64,
     name: String,
     length: i64,
     category: &'static str,
 }
 
-impl Listed {
+impl TypeEntry {
     fn row(self, kind: Type, element: i64, array: i64) -> Vec<Value> {
-        let Listed { oid, name, length, category } = self;
+        let TypeEntry { oid, name, length, category } = self;
         let prefix = if element == 0 { name.as_str() } else { "array_" };
-        let function = |what: &str| format!("{prefix}{what}");
+        let function = |suffix: &str| format!("{prefix}{suffix}");
         let (by_value, align) = match length {
             1 => (true, "c"),
             2 => (true, "s"),
@@ -168,18 +169,18 @@ impl Listed {
     }
 }
 
-/// Whether values of the type are compared by a collation.
+/// Returns true if values of the type are compared by a collation.
 pub(super) fn is_text(kind: Type) -> bool {
     matches!(kind, Type::Text | Type::Varchar | Type::Bpchar | Type::Name)
 }
 
-/// Postgres's short name of a type.
+/// PostgreSQL's short name of a type.
 pub(super) fn short_name(kind: Type) -> String {
     let name = |kind| TYPES.iter().find(|entry| entry.0 == kind).map_or("text", |entry| entry.1);
     kind.element().map_or_else(|| name(kind).to_owned(), |element| format!("_{}", name(element)))
 }
 
-/// What `format_type` answers; `modifier` is `atttypmod`.
+/// The result of `format_type`. `modifier` is `atttypmod`.
 pub(super) fn format_type(oid: i64, modifier: i64) -> String {
     let Some(kind) = u32::try_from(oid).ok().and_then(Type::from_oid) else {
         return match oid {
@@ -200,7 +201,7 @@ pub(super) fn format_type(oid: i64, modifier: i64) -> String {
     }
 }
 
-/// The number of the type of that name, in any of its spellings.
+/// The OID of the type with this name, in any of its spellings.
 pub(super) fn type_oid(name: &str) -> Option<i64> {
     let name = name.trim().trim_start_matches("pg_catalog.").to_ascii_lowercase();
     let (element, is_array) = match name.strip_suffix("[]") {
@@ -217,7 +218,7 @@ pub(super) fn type_oid(name: &str) -> Option<i64> {
     Some(kind.oid().into())
 }
 
-/// `pg_regtype`: the name of a number, the number of a name.
+/// `pg_regtype`: converts an OID to a name, or a name to an OID.
 pub(super) fn regtype(value: ValueRef<'_>) -> Value {
     match value {
         ValueRef::Integer(oid) => Value::Text(format_type(oid, -1)),
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_types() {
+    fn type_names_convert_to_oids_and_back() {
         assert_eq!(format_type(1043, 44), "character varying(40)");
         assert_eq!(format_type(1700, ((10 << 16) | 2) + 4), "numeric(10,2)");
         assert_eq!(format_type(1007, -1), "integer[]");

@@ -1,7 +1,8 @@
-//! Arrays of one dimension: from Postgres's binary form into its text ([`fulmar_engine::array`]), and back.
+//! Converts one-dimensional arrays between PostgreSQL's binary format and its text format
+//! ([`fulmar_engine::array`]).
 //!
 //! ```text
-//! binary: dimensions u32 (0 or 1), has NULLs u32, type of the elements u32; length u32, first index u32; then for
+//! binary: dimensions u32 (0 or 1), has NULLs u32, element type u32; length u32, first index u32; then for
 //!         each element its length i32 (-1: NULL) and its bytes
 //! ```
 
@@ -12,7 +13,8 @@ use fulmar_engine::{Value, ValueRef};
 use super::{Type, decode, encode};
 use crate::protocol::Format;
 
-/// The text of an array that came in binary; `None` if the bytes are no array of one dimension of that type.
+/// The text of an array in binary format. `None` if the bytes are not a one-dimensional array of
+/// that element type.
 pub(crate) fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
     let next = |bytes: &mut &[u8]| bytes.try_get_u32().ok();
     let dimensions = next(&mut bytes)?;
@@ -38,7 +40,8 @@ pub(crate) fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
     bytes.is_empty().then(|| write(elements.iter().map(Option::as_deref), element.is_text()))
 }
 
-/// Writes the binary form of an array that is there as text; `None` if an element is not of that type.
+/// Writes the binary format of an array in text format. Returns `None` if an element is not of that
+/// type.
 pub(crate) fn put_binary(out: &mut Vec<u8>, array: &str, element: Type) -> Option<()> {
     let elements = read(array);
     out.put_u32(u32::from(!elements.is_empty()));
@@ -60,7 +63,7 @@ pub(crate) fn put_binary(out: &mut Vec<u8>, array: &str, element: Type) -> Optio
     Some(())
 }
 
-/// A value as it stands in an array.
+/// The text of an element.
 fn text(value: &Value, kind: Type) -> Option<String> {
     let mut out = Vec::new();
     encode::put_text(&mut out, value.as_ref(), kind);
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_binary_form() {
+    fn binary_format_round_trips() {
         for (array, element) in [
             ("{1,NULL,-3}", Type::Int4),
             ("{}", Type::Int8),

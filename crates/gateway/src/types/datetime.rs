@@ -1,8 +1,9 @@
-//! Dates and times: text as SQLite keeps it, numbers as Postgres's binary formats have it.
+//! Converts dates and times between text, as SQLite stores them, and PostgreSQL's binary format.
 //!
-//! SQLite has no date type; its functions work on text such as `2026-11-20 23:05:00.25`, and so do we. Postgres
-//! counts days or microseconds from the start of 2000. A timestamp with time zone is stored in UTC and without a
-//! suffix, so that it compares with `CURRENT_TIMESTAMP`; the wire gets `+00` after it.
+//! SQLite has no date type; its functions and Fulmar use text such as `2026-11-20 23:05:00.25`.
+//! PostgreSQL counts days or microseconds from the start of 2000. A timestamp with time zone is
+//! stored in UTC without a suffix, so that it compares with `CURRENT_TIMESTAMP`. On the wire it has
+//! the suffix `+00`.
 
 use bytes::BufMut;
 use fulmar_engine::calendar::{civil, days_from_civil};
@@ -12,44 +13,45 @@ use super::number;
 /// Microseconds in a day.
 pub(crate) const DAY_US: i64 = 86_400_000_000;
 /// Days from 1970-01-01 to 2000-01-01.
-const EPOCH_DAYS: i64 = 10_957;
-/// 0001-01-01 and 10000-01-01, in days since 2000: what the text form can say.
-const DAYS: std::ops::Range<i64> = -730_119..2_921_940;
+const EPOCH_OFFSET_DAYS: i64 = 10_957;
+/// 0001-01-01 and 10000-01-01, in days since 2000: the range of the text format.
+const DATE_RANGE_DAYS: std::ops::Range<i64> = -730_119..2_921_940;
 
-/// A date in days since 2000-01-01.
+/// Parses a date into days since 2000-01-01.
 pub(crate) fn parse_date(text: &[u8]) -> Option<i64> {
     let mut scanner = Scanner(text);
     let days = scanner.date()?;
     scanner.0.is_empty().then_some(days)
 }
 
-/// A time of day in microseconds since midnight.
+/// Parses a time of day into microseconds since midnight.
 pub(crate) fn parse_time(text: &[u8]) -> Option<i64> {
     let mut scanner = Scanner(text);
     let time_us = scanner.time()?;
     scanner.0.is_empty().then_some(time_us)
 }
 
-/// A moment in microseconds since 2000-01-01 00:00. A zone is applied if there is one; a date alone is its midnight.
+/// Parses a timestamp into microseconds since 2000-01-01 00:00 UTC. An offset is applied if
+/// present. A date alone is its midnight.
 pub(crate) fn parse_timestamp(text: &[u8]) -> Option<i64> {
     let mut scanner = Scanner(text);
-    let mut moment_us = scanner.date()? * DAY_US;
+    let mut timestamp_us = scanner.date()? * DAY_US;
     if !scanner.0.is_empty() {
         if !scanner.take(b' ') && !scanner.take(b'T') {
             return None;
         }
-        moment_us += scanner.time()?;
-        moment_us -= scanner.zone()?;
+        timestamp_us += scanner.time()?;
+        timestamp_us -= scanner.zone()?;
     }
-    scanner.0.is_empty().then_some(moment_us)
+    scanner.0.is_empty().then_some(timestamp_us)
 }
 
-/// Writes `YYYY-MM-DD`; `false` if the year has no four digits.
+/// Writes `YYYY-MM-DD`. Returns false if the year does not have four digits.
 pub(crate) fn put_date(out: &mut Vec<u8>, days: i64) -> bool {
-    if !DAYS.contains(&days) {
+    if !DATE_RANGE_DAYS.contains(&days) {
         return false;
     }
-    let (year, month, day) = civil(days + EPOCH_DAYS);
+    let (year, month, day) = civil(days + EPOCH_OFFSET_DAYS);
     put_padded(out, year, 4);
     out.put_u8(b'-');
     put_padded(out, month, 2);
@@ -58,7 +60,8 @@ pub(crate) fn put_date(out: &mut Vec<u8>, days: i64) -> bool {
     true
 }
 
-/// Writes `HH:MM:SS`, with as many digits of a fraction as it has; `false` if it is no time of a day.
+/// Writes `HH:MM:SS`, with the significant digits of the fraction. Returns false if the value is
+/// not a time of day.
 pub(crate) fn put_time(out: &mut Vec<u8>, time_us: i64) -> bool {
     if !(0..=DAY_US).contains(&time_us) {
         return false;
@@ -81,13 +84,13 @@ pub(crate) fn put_time(out: &mut Vec<u8>, time_us: i64) -> bool {
     true
 }
 
-/// Writes `YYYY-MM-DD HH:MM:SS[.ffffff]`; `false` if the year has no four digits.
-pub(crate) fn put_timestamp(out: &mut Vec<u8>, moment_us: i64) -> bool {
-    if !put_date(out, moment_us.div_euclid(DAY_US)) {
+/// Writes `YYYY-MM-DD HH:MM:SS[.ffffff]`. Returns false if the year does not have four digits.
+pub(crate) fn put_timestamp(out: &mut Vec<u8>, timestamp_us: i64) -> bool {
+    if !put_date(out, timestamp_us.div_euclid(DAY_US)) {
         return false;
     }
     out.put_u8(b' ');
-    put_time(out, moment_us.rem_euclid(DAY_US))
+    put_time(out, timestamp_us.rem_euclid(DAY_US))
 }
 
 fn put_padded(out: &mut Vec<u8>, value: i64, width: u32) {
@@ -99,7 +102,7 @@ fn put_padded(out: &mut Vec<u8>, value: i64, width: u32) {
     number::put_i64(out, value);
 }
 
-/// Takes fields off the front of a text.
+/// Reads fields from the front of a text.
 struct Scanner<'a>(&'a [u8]);
 
 impl Scanner<'_> {
@@ -124,9 +127,9 @@ impl Scanner<'_> {
         let month = self.take(b'-').then(|| self.digits(2))??;
         let day = self.take(b'-').then(|| self.digits(2))??;
         let days = days_from_civil(year, month, day);
-        // Also refuses the thirty-first of February: it does not come back as itself.
+        // The round trip rejects dates such as February 31.
         (year >= 1 && (1..=12).contains(&month) && civil(days) == (year, month, day))
-            .then(|| days - EPOCH_DAYS)
+            .then(|| days - EPOCH_OFFSET_DAYS)
     }
 
     fn time(&mut self) -> Option<i64> {
@@ -138,7 +141,7 @@ impl Scanner<'_> {
         (minute < 60 && second <= 60 && time_us <= DAY_US).then_some(time_us)
     }
 
-    /// The digits after the point, in microseconds; what is finer is cut off.
+    /// The digits after the point, in microseconds. Further digits are truncated.
     fn fraction(&mut self) -> Option<i64> {
         let count = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
         if count == 0 {
@@ -175,14 +178,14 @@ mod tests {
 
     use super::*;
 
-    fn written(moment_us: i64) -> String {
+    fn written(timestamp_us: i64) -> String {
         let mut out = Vec::new();
-        assert!(put_timestamp(&mut out, moment_us));
+        assert!(put_timestamp(&mut out, timestamp_us));
         String::from_utf8(out.to_vec()).unwrap()
     }
 
     #[test]
-    fn known_moments() {
+    fn converts_known_timestamps() {
         assert_eq!(parse_timestamp(b"2000-01-01 00:00:00"), Some(0));
         assert_eq!(parse_timestamp(b"1999-12-31T23:59:59.5Z"), Some(-500_000));
         assert_eq!(parse_timestamp(b"2000-01-01 02:00:00+02"), Some(0));
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_none() {
+    fn rejects_invalid_dates_and_times() {
         for text in ["", "2023-02-29", "2023-13-01", "0000-01-01", "2023-1-1", "2023-01-01x", "20x3-01-01"] {
             assert_eq!(parse_date(text.as_bytes()), None, "{text}");
         }
@@ -215,14 +218,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(moment_us in DAYS.start * DAY_US..DAYS.end * DAY_US) {
-            prop_assert_eq!(parse_timestamp(written(moment_us).as_bytes()), Some(moment_us));
+        fn written_timestamps_parse_to_the_same_value(
+            timestamp_us in DATE_RANGE_DAYS.start * DAY_US..DATE_RANGE_DAYS.end * DAY_US,
+        ) {
+            prop_assert_eq!(parse_timestamp(written(timestamp_us).as_bytes()), Some(timestamp_us));
         }
 
         #[test]
         fn any_text_is_rejected_or_reads_back(text in "[0-9]{1,5}-[0-9]{1,2}-[0-9]{1,2}[ T]?[0-9:.+-]{0,20}|[0-9:.+-]{0,30}|.{0,40}") {
-            if let Some(moment_us) = parse_timestamp(text.as_bytes()) {
-                prop_assert_eq!(parse_timestamp(written(moment_us).as_bytes()), Some(moment_us));
+            if let Some(timestamp_us) = parse_timestamp(text.as_bytes()) {
+                prop_assert_eq!(parse_timestamp(written(timestamp_us).as_bytes()), Some(timestamp_us));
             }
             if let Some(time_us) = parse_time(text.as_bytes()) {
                 let mut out = Vec::new();

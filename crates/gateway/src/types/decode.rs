@@ -1,7 +1,8 @@
-//! Parameters into values.
+//! Decodes parameters into values.
 //!
-//! A parameter comes as text or in the binary form of its type and becomes what SQLite would have stored: booleans
-//! are 0 and 1, dates and times canonical text (so that they sort), numerics numbers where that is exact.
+//! A parameter is sent as text or in the binary format of its type. It becomes the value that
+//! SQLite would have stored: booleans are 0 and 1, dates and times are canonical text (which sorts
+//! correctly), and numerics are numbers if that is exact.
 
 use fulmar_engine::{Error, Value, sqlstate};
 
@@ -9,7 +10,7 @@ use super::{Type, array, datetime, numeric};
 use crate::Result;
 use crate::protocol::Format;
 
-/// The value of a parameter that is not NULL.
+/// Decodes a parameter that is not NULL.
 pub(crate) fn value(bytes: &[u8], kind: Type, format: Format) -> Result<Value> {
     if format == Format::Binary && !kind.is_textual() {
         return from_binary(bytes, kind).ok_or_else(|| bad_binary(kind));
@@ -18,7 +19,7 @@ pub(crate) fn value(bytes: &[u8], kind: Type, format: Format) -> Result<Value> {
     from_text(text, kind).ok_or_else(|| bad_text(text, kind))
 }
 
-/// Text of a client; Postgres refuses what is not UTF-8 in the same way.
+/// Decodes a client's text. Invalid UTF-8 is rejected with PostgreSQL's error.
 pub(crate) fn utf8(bytes: &[u8]) -> Result<&str> {
     const CHARACTER_NOT_IN_REPERTOIRE: &str = "22021";
     std::str::from_utf8(bytes).map_err(|cause| {
@@ -35,12 +36,12 @@ fn bad_text(text: &str, kind: Type) -> Error {
         }
         _ => sqlstate::INVALID_TEXT,
     };
-    let shown: String = text.chars().take(100).collect();
+    let excerpt: String = text.chars().take(100).collect();
     let message = match state {
         sqlstate::NUMERIC_OUT_OF_RANGE => {
-            format!("value \"{shown}\" is out of range for type {}", kind.name())
+            format!("value \"{excerpt}\" is out of range for type {}", kind.name())
         }
-        _ => format!("invalid input syntax for type {}: \"{shown}\"", kind.name()),
+        _ => format!("invalid input syntax for type {}: \"{excerpt}\"", kind.name()),
     };
     Error::new(state, message)
 }
@@ -60,11 +61,11 @@ fn bad_binary(kind: Type) -> Error {
 fn from_text(text: &str, kind: Type) -> Option<Value> {
     if kind.element().is_some() {
         let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
-        let texts = kind.element().is_some_and(Type::is_text);
+        let is_text_array = kind.element().is_some_and(Type::is_text);
         let elements = || fulmar_engine::array::read(text);
         return is_array.then(|| {
-            Value::Text(match texts {
-                // As texts, which look like numbers perhaps.
+            Value::Text(match is_text_array {
+                // Quotes the elements, since texts may look like numbers.
                 true => fulmar_engine::array::write(elements().iter().map(Option::as_deref), true),
                 false => text.trim().to_owned(),
             })
@@ -83,11 +84,11 @@ fn from_text(text: &str, kind: Type) -> Option<Value> {
         Type::Bytea => Value::Blob(bytea(text)?),
         Type::Numeric => number(text.trim())?,
         Type::Uuid => Value::Text(uuid_text(&uuid(text.as_bytes())?)),
-        // The day of a moment, as Postgres takes it.
+        // As in PostgreSQL, a timestamp is accepted, and its time is dropped.
         Type::Date => {
             let day = datetime::parse_date(text.trim().as_bytes());
-            let moment = || datetime::parse_timestamp(text.trim().as_bytes());
-            date(day.or_else(|| Some(moment()?.div_euclid(86_400_000_000)))?)?
+            let timestamp = || datetime::parse_timestamp(text.trim().as_bytes());
+            date(day.or_else(|| Some(timestamp()?.div_euclid(86_400_000_000)))?)?
         }
         Type::Time => time(datetime::parse_time(text.trim().as_bytes())?)?,
         Type::Timestamp | Type::Timestamptz => timestamp(datetime::parse_timestamp(text.trim().as_bytes())?)?,
@@ -127,8 +128,8 @@ fn time(time_us: i64) -> Option<Value> {
     written(|out| datetime::put_time(out, time_us))
 }
 
-fn timestamp(moment_us: i64) -> Option<Value> {
-    written(|out| datetime::put_timestamp(out, moment_us))
+fn timestamp(timestamp_us: i64) -> Option<Value> {
+    written(|out| datetime::put_timestamp(out, timestamp_us))
 }
 
 fn written(write: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<Value> {
@@ -139,7 +140,7 @@ fn written(write: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<Value> {
     String::from_utf8(out).ok().map(Value::Text)
 }
 
-/// Rust reads `inf` and `NaN` in many spellings, Postgres's among them.
+/// Rust accepts many spellings of `inf` and `NaN`, including PostgreSQL's.
 fn float(text: &str) -> Option<f64> {
     text.parse().ok()
 }
@@ -156,8 +157,8 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// An integer if it is one, a real if a real keeps all its digits, else the text: SQLite applies the affinity of the
-/// column to it.
+/// An integer if possible, a real if it represents all digits, otherwise the text, to which SQLite
+/// applies the column's affinity.
 fn number(text: &str) -> Option<Value> {
     if let Ok(integer) = text.parse() {
         return Some(Value::Integer(integer));
@@ -173,7 +174,8 @@ fn number(text: &str) -> Option<Value> {
     }
 }
 
-/// `\x` and hexadecimal digits, or the older form with backslash and three octal digits.
+/// Decodes `\x` and hexadecimal digits, or the older escape format (a backslash and three octal
+/// digits).
 fn bytea(text: &str) -> Option<Vec<u8>> {
     let Some(hex) = text.strip_prefix("\\x") else { return escaped(text.as_bytes()) };
     let digits: Vec<u8> = hex.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
@@ -208,7 +210,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).map(|digit| digit as u8)
 }
 
-/// The bytes of a UUID in text: 32 hexadecimal digits, hyphens and braces as one likes.
+/// Parses a UUID: 32 hexadecimal digits, with hyphens and braces in any position.
 pub(crate) fn uuid(text: &[u8]) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
     let mut count = 0;
@@ -220,7 +222,7 @@ pub(crate) fn uuid(text: &[u8]) -> Option<[u8; 16]> {
     (count == 32).then_some(uuid)
 }
 
-/// A UUID in its canonical form: lower case, hyphens after 8, 12, 16 and 20 digits.
+/// A UUID in canonical form: lower case, with hyphens after 8, 12, 16 and 20 digits.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (index, byte) in uuid.iter().enumerate() {
@@ -244,7 +246,7 @@ mod tests {
         value(input.as_bytes(), kind, Format::Text)
     }
 
-    fn lent(value: &Value) -> ValueRef<'_> {
+    fn borrowed(value: &Value) -> ValueRef<'_> {
         match value {
             Value::Integer(value) => ValueRef::Integer(*value),
             Value::Real(value) => ValueRef::Real(*value),
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn text_becomes_what_sqlite_would_store() {
+    fn text_parameters_become_stored_values() {
         assert_eq!(text(" 7 ", Type::Int8).unwrap(), Value::Integer(7));
         assert_eq!(text("True", Type::Bool).unwrap(), Value::Integer(1));
         assert_eq!(text("1.50", Type::Numeric).unwrap(), Value::Real(1.5));
@@ -264,14 +266,14 @@ mod tests {
         assert_eq!(text(long, Type::Numeric).unwrap(), Value::Text(long.into()));
         assert_eq!(text("\\x00ff", Type::Bytea).unwrap(), Value::Blob(vec![0, 255]));
         assert_eq!(text("a\\\\\\001", Type::Bytea).unwrap(), Value::Blob(vec![b'a', b'\\', 1]));
-        let moment = text("2026-11-20T12:00:00+02:00", Type::Timestamptz).unwrap();
-        assert_eq!(moment, Value::Text("2026-11-20 10:00:00".into()));
+        let instant = text("2026-11-20T12:00:00+02:00", Type::Timestamptz).unwrap();
+        assert_eq!(instant, Value::Text("2026-11-20 10:00:00".into()));
         let uuid = text("A0EEBC99-9C0B4EF8-BB6D6BB9BD380A11", Type::Uuid).unwrap();
         assert_eq!(uuid, Value::Text("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11".into()));
     }
 
     #[test]
-    fn refusals_have_the_state_that_postgres_gives() {
+    fn errors_have_the_sqlstates_of_postgres() {
         let state = |input, kind| text(input, kind).unwrap_err().state();
         assert_eq!(state("x", Type::Int8), sqlstate::INVALID_TEXT);
         assert_eq!(state("40000", Type::Int2), sqlstate::NUMERIC_OUT_OF_RANGE);
@@ -282,10 +284,11 @@ mod tests {
         assert_eq!(value(&[0xff], Type::Text, Format::Binary).unwrap_err().state(), "22021");
     }
 
-    /// The binary form of every type, read as a parameter, stored, and sent again, is the same bytes.
+    /// The binary format of every type, decoded as a parameter and encoded again, yields the same
+    /// bytes.
     #[test]
-    fn binary_goes_round() {
-        let moment = 845_000_000_123_456i64.to_be_bytes();
+    fn binary_format_round_trips() {
+        let timestamp = 845_000_000_123_456i64.to_be_bytes();
         let cases: [(Type, &[u8]); 15] = [
             (Type::Bool, &[1]),
             (Type::Int2, &[255, 254]),
@@ -298,17 +301,17 @@ mod tests {
             (Type::Jsonb, b"\x01{\"a\": 1}"),
             (Type::Bytea, &[0, 255]),
             (Type::Date, &[0, 0, 0x20, 1]),
-            (Type::Timestamp, &moment),
-            (Type::Timestamptz, &moment),
+            (Type::Timestamp, &timestamp),
+            (Type::Timestamptz, &timestamp),
             (Type::Numeric, &[0, 2, 0, 0, 0, 0, 0, 2, 0, 7, 0x13, 0x88]),
             (Type::Uuid, &[9; 16]),
         ];
         for (kind, bytes) in cases {
             let stored = value(bytes, kind, Format::Binary).unwrap();
             let mut out = Vec::new();
-            encode::put_value(&mut out, lent(&stored), kind, Format::Binary).unwrap();
+            encode::put_value(&mut out, borrowed(&stored), kind, Format::Binary).unwrap();
             if kind == Type::Numeric {
-                // 7.50 is stored as the real 7.5: equal, shown with one place.
+                // 7.50 is stored as the real 7.5, which is equal but has one decimal place.
                 assert_eq!(numeric::to_text(&out[4..]).unwrap(), "7.5");
             } else {
                 assert_eq!(&out[4..], bytes, "{kind:?} {stored:?}");
@@ -329,8 +332,8 @@ mod tests {
             for format in [Format::Text, Format::Binary] {
                 let Ok(decoded) = value(&bytes, kind, format) else { continue };
                 let mut out = Vec::new();
-                encode::put_value(&mut out, lent(&decoded), kind, format).unwrap();
-                // The elements of an array in text format are not read before they are encoded.
+                encode::put_value(&mut out, borrowed(&decoded), kind, format).unwrap();
+                // Encoding does not parse the elements of an array in text format.
                 let is_read = format == Format::Binary || kind.element().is_none();
                 if decoded != Value::Null && is_read {
                     prop_assert_eq!(value(&out[4..], kind, format).unwrap(), decoded, "{:?} {:?}", kind, format);

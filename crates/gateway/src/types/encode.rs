@@ -1,8 +1,9 @@
-//! Values into the bytes of a DataRow.
+//! Encodes values for DataRow messages.
 //!
-//! SQLite lets any value stand in any column. In the text format whatever is there can be sent. The binary format
-//! has a shape per type: a value is converted where that loses nothing (an integer in a float column, digits in a
-//! text), and what does not fit its announced type is a clear error rather than bytes that the client misreads.
+//! SQLite stores any value in any column. The text format can represent all of them. The binary
+//! format depends on the type: a value is converted if the conversion is lossless (an integer in a
+//! float column, digits in a text). Otherwise encoding fails with an error, instead of sending
+//! bytes that the client would misread.
 
 use bytes::BufMut;
 use fulmar_engine::{Error, ValueRef, sqlstate};
@@ -11,7 +12,7 @@ use super::{Type, array, datetime, number, numeric};
 use crate::Result;
 use crate::protocol::Format;
 
-/// Writes a value with its length before it.
+/// Writes a value, preceded by its length.
 pub(crate) fn put_value(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type, format: Format) -> Result<()> {
     if value == ValueRef::Null {
         out.put_i32(-1);
@@ -22,17 +23,17 @@ pub(crate) fn put_value(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type, form
     match format {
         Format::Text => put_text(out, value, kind),
         Format::Binary => {
-            put_binary(out, value, kind).ok_or_else(|| misfit(value, kind))?;
+            put_binary(out, value, kind).ok_or_else(|| conversion_error(value, kind))?;
         }
     }
     let length = u32::try_from(out.len() - at - 4)
-        .map_err(|_| Error::new(sqlstate::PROGRAM_LIMIT, "a value is longer than the protocol can carry"))?;
+        .map_err(|_| Error::new(sqlstate::PROGRAM_LIMIT, "value too long for a protocol message"))?;
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
     Ok(())
 }
 
-/// A value that cannot be sent as what its column announces.
-fn misfit(value: ValueRef<'_>, kind: Type) -> Error {
+/// The error for a value that cannot be sent as the type of its column.
+fn conversion_error(value: ValueRef<'_>, kind: Type) -> Error {
     let found = match value {
         ValueRef::Null => "NULL",
         ValueRef::Integer(_) => "an integer",
@@ -40,9 +41,9 @@ fn misfit(value: ValueRef<'_>, kind: Type) -> Error {
         ValueRef::Text(_) => "a text",
         ValueRef::Blob(_) => "a blob",
     };
-    let message = format!("a column of type {} holds {found} that does not fit it", kind.name());
+    let message = format!("cannot send {found} in a column of type {}", kind.name());
     Error::new(sqlstate::DATATYPE_MISMATCH, message)
-        .hint("SQLite keeps any value in any column. CAST it in the query, or ask for the text format.")
+        .hint("SQLite stores any value in any column. Use CAST in the query, or the text format.")
 }
 
 pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
@@ -51,7 +52,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
         (Type::Bool, ValueRef::Integer(value)) => out.put_u8(if value == 0 { b'f' } else { b't' }),
         (_, ValueRef::Integer(value)) => number::put_i64(out, value),
         (Type::Float4, ValueRef::Real(value)) => number::put_f32(out, value as f32),
-        (Type::Numeric, ValueRef::Real(value)) if value.is_finite() => put_plain(out, value),
+        (Type::Numeric, ValueRef::Real(value)) if value.is_finite() => put_without_exponent(out, value),
         (Type::Text | Type::Varchar | Type::Bpchar | Type::Name | Type::Unknown, ValueRef::Real(value)) => {
             number::put_real(out, value);
         }
@@ -59,7 +60,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
         (Type::Bytea, ValueRef::Text(bytes) | ValueRef::Blob(bytes)) => put_hex(out, bytes),
         (Type::BoolArray, ValueRef::Text(text)) => put_booleans(out, &String::from_utf8_lossy(text)),
         (Type::Timestamptz, ValueRef::Text(text)) => match datetime::parse_timestamp(text) {
-            Some(moment_us) if datetime::put_timestamp(out, moment_us) => out.put_slice(b"+00"),
+            Some(timestamp_us) if datetime::put_timestamp(out, timestamp_us) => out.put_slice(b"+00"),
             _ => put_utf8(out, text),
         },
         (_, ValueRef::Text(text)) => put_utf8(out, text),
@@ -68,7 +69,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
     }
 }
 
-/// An array of truth values, which SQLite has as numbers.
+/// Writes an array of booleans, which SQLite stores as numbers.
 fn put_booleans(out: &mut Vec<u8>, array: &str) {
     let elements = fulmar_engine::array::read(array);
     let letters = elements.iter().map(|element| match element.as_deref() {
@@ -79,7 +80,7 @@ fn put_booleans(out: &mut Vec<u8>, array: &str) {
     put_utf8(out, fulmar_engine::array::write(letters, false).as_bytes());
 }
 
-/// The binary form, or `None` where the value has none in this type.
+/// Writes the binary format. Returns `None` if the value cannot be converted to the type.
 fn put_binary(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) -> Option<()> {
     match kind {
         Type::Bool => out.put_u8((integer(value)? != 0).into()),
@@ -93,7 +94,7 @@ fn put_binary(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) -> Option<()> 
             put_text(out, value, kind);
         }
         Type::Jsonb => {
-            out.put_u8(1); // the version of the format
+            out.put_u8(1); // format version
             put_text(out, value, kind);
         }
         Type::Bytea => out.put_slice(bytes(value)?),
@@ -108,7 +109,7 @@ fn put_binary(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) -> Option<()> 
 }
 
 fn integer(value: ValueRef<'_>) -> Option<i64> {
-    /// The floats from -2^63 to below 2^63 are those that an i64 can hold.
+    /// Floats from -2^63 to below 2^63 fit an i64.
     const RANGE: std::ops::Range<f64> = -9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0;
     match value {
         ValueRef::Integer(value) => Some(value),
@@ -161,7 +162,7 @@ fn put_uuid(out: &mut Vec<u8>, value: ValueRef<'_>) -> Option<()> {
     Some(())
 }
 
-/// Text is sent as UTF-8; SQLite does not promise it, so what is not is replaced.
+/// Writes text as UTF-8. SQLite does not guarantee valid UTF-8; invalid bytes are replaced.
 fn put_utf8(out: &mut Vec<u8>, text: &[u8]) {
     match std::str::from_utf8(text) {
         Ok(_) => out.put_slice(text),
@@ -178,10 +179,10 @@ fn put_hex(out: &mut Vec<u8>, bytes: &[u8]) {
     }
 }
 
-/// A number without an exponent, as `numeric` is written.
-fn put_plain(out: &mut Vec<u8>, value: f64) {
+/// Writes a number without an exponent, as PostgreSQL writes `numeric`.
+fn put_without_exponent(out: &mut Vec<u8>, value: f64) {
     use std::io::Write;
-    let _ = write!(out, "{value}"); // memory takes it
+    let _ = write!(out, "{value}"); // writing to memory cannot fail
 }
 
 #[cfg(test)]
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn text_takes_anything() {
+    fn text_format_accepts_any_value() {
         assert_eq!(as_text(ValueRef::Integer(1), Type::Bool), "t");
         assert_eq!(as_text(ValueRef::Text(b"many"), Type::Int8), "many");
         assert_eq!(as_text(ValueRef::Real(2.0), Type::Float8), "2");
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_converts_or_refuses() {
+    fn binary_format_converts_or_fails() {
         let binary = |value, kind| sent(value, kind, Format::Binary);
         assert_eq!(binary(ValueRef::Real(7.0), Type::Int2).unwrap(), [0, 7]);
         assert_eq!(binary(ValueRef::Text(b"7"), Type::Int4).unwrap(), [0, 0, 0, 7]);
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!(binary(ValueRef::Integer(7), Type::Text).unwrap(), b"7");
         assert_eq!(binary(ValueRef::Text(b"{}"), Type::Jsonb).unwrap(), b"\x01{}");
         assert_eq!(binary(ValueRef::Text(b"2000-01-02"), Type::Date).unwrap(), [0, 0, 0, 1]);
-        let refused = [
+        let rejected = [
             (ValueRef::Integer(40_000), Type::Int2),
             (ValueRef::Real(1.5), Type::Int8),
             (ValueRef::Real(9.3e18), Type::Int8),
@@ -232,7 +233,7 @@ mod tests {
             (ValueRef::Text(b"yes"), Type::Uuid),
             (ValueRef::Text(b"1.x"), Type::Numeric),
         ];
-        for (value, kind) in refused {
+        for (value, kind) in rejected {
             assert_eq!(
                 binary(value, kind).unwrap_err().state(),
                 sqlstate::DATATYPE_MISMATCH,
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn null_has_no_bytes() {
+    fn null_has_length_minus_one() {
         let mut out = Vec::new();
         put_value(&mut out, ValueRef::Null, Type::Int8, Format::Binary).unwrap();
         assert_eq!(&out[..], [255; 4]);

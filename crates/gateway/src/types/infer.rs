@@ -1,54 +1,57 @@
-//! The types of expressions, as far as their text tells.
+//! Infers the types of expressions from the text of a SELECT.
 //!
-//! SQLite knows the declared type of a column that is selected as it is, and nothing of `count(*)` or `a + 1` before it
-//! has computed them. But a client that describes a statement before it runs it (most drivers with binary formats) is
-//! told a type then, and text for a count is a nuisance. So the list of a SELECT is read here:
+//! SQLite knows the declared type of a column that is selected directly. It knows nothing about
+//! `count(*)` or `a + 1` before it has computed them. A client that describes a statement before
+//! executing it (most drivers that use binary formats) needs a type at that point, and text for a
+//! count would be inconvenient. The select list is therefore analyzed:
 //!
 //! ```text
 //! SELECT count(*),  max(price) + 1,  'x' || name,  CAST(a AS REAL),  f(a)  FROM t WHERE ...
-//!        bigint     as price is      text          double precision  not known: text
+//!        bigint     as price         text          double precision  unknown: text
 //! ```
 //!
-//! What an expression takes from a column is found by asking SQLite about that column: [`Inference::probe`] is a
-//! statement that selects the columns alone from the same tables. It is prepared, never run.
+//! If the type depends on a column, SQLite is asked for the type of that column:
+//! [`Inference::probe`] is a statement that selects only the columns from the same tables. It is
+//! prepared and never executed.
 
 use crate::dialect::token::{Kind, Lexer, Token};
 use crate::types::{self, Type};
 
-/// How deep expressions are followed.
-const DEPTH: u32 = 40;
+/// Maximum depth to which expressions are analyzed.
+const MAX_DEPTH: u32 = 40;
 
-/// What the text of a SELECT tells.
+/// The result of analyzing a SELECT.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Inference {
-    /// For each column of the answer.
+    /// One for each column of the result.
     pub(crate) guesses: Vec<Guess>,
     /// The columns that guesses refer to.
     columns: Vec<String>,
     logical: Option<Type>,
-    /// Columns of sub-queries that are arrays.
+    /// Array-valued columns of subqueries.
     arrays: Vec<(String, Type)>,
-    /// What stands before the list, and from FROM to the end of the conditions.
-    frame: (String, String),
+    /// The text before the select list, and the text from FROM to the end of the conditions.
+    surrounding: (String, String),
 }
 
-/// What is known of an expression.
+/// What is known about the type of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guess {
     Unknown,
     Known(Type),
-    /// As a column of the probe.
+    /// The type of a column of the probe.
     Like(usize),
-    /// A number that is a float if that column is one, else an integer.
+    /// The numeric type that results from that column: float for a float column, integer for an
+    /// integer one.
     Number(usize),
-    /// An array of what that column holds.
+    /// An array of that column's type.
     ArrayLike(usize),
-    /// As that column, or this type if SQLite tells nothing of it.
+    /// The type of that column, or this type if SQLite does not know it.
     LikeOr(usize, Type),
 }
 
 impl Guess {
-    /// The type, where `probed` are those of the probe's columns.
+    /// The type, given the types of the probe's columns.
     pub(crate) fn resolve(self, probed: &[Option<Type>]) -> Option<Type> {
         match self {
             Guess::Unknown => None,
@@ -67,24 +70,24 @@ impl Guess {
 }
 
 impl Inference {
-    /// Reads a SELECT; nothing is known of other statements, nor where `*` hides how many columns there are.
-    /// `logical` is what comparisons are: SQLite has numbers, Postgres truth values.
+    /// Analyzes a SELECT. Nothing is inferred for other statements, or if `*` hides the number of
+    /// columns. `logical` is the type of comparisons: integer in SQLite, boolean in PostgreSQL.
     pub(crate) fn of(sql: &str, logical: Type) -> Inference {
         let tokens: Vec<Token<'_>> = Lexer::new(sql).collect();
-        let places = Places::of(&tokens);
-        let Some(select) = places.find(&tokens, 0, &["select"]) else { return Inference::default() };
+        let top_level = TopLevel::of(&tokens);
+        let Some(select) = top_level.find(&tokens, 0, &["select"]) else { return Inference::default() };
         let first = tokens[select + 1..].first().is_some_and(|token| token.is("distinct") || token.is("all"));
         let list = select + 1 + usize::from(first);
-        let from = places.find(&tokens, list, &["from"]).unwrap_or(tokens.len());
-        let end = places.find(&tokens, list, &ENDS).unwrap_or(tokens.len());
+        let from = top_level.find(&tokens, list, &["from"]).unwrap_or(tokens.len());
+        let end = top_level.find(&tokens, list, &CLAUSES_AFTER_CONDITIONS).unwrap_or(tokens.len());
         let mut inference = Inference { logical: Some(logical), ..Inference::default() };
         inference.find_arrays(&tokens);
-        for item in places.split(&tokens, list..from.min(end)) {
+        for item in top_level.split(&tokens, list..from.min(end)) {
             let item = without_alias(item);
             if item.last().is_none_or(|token| token.is_sign('*')) {
                 return Inference::default();
             }
-            let guess = inference.guess(item, DEPTH);
+            let guess = inference.guess(item, MAX_DEPTH);
             inference.guesses.push(guess);
         }
         let text = |range: std::ops::Range<usize>| match tokens.get(range.clone()) {
@@ -92,15 +95,15 @@ impl Inference {
             Some([only]) => only.text.to_owned(),
             _ => String::new(),
         };
-        inference.frame = (text(0..list), if from < end { text(from..end) } else { String::new() });
+        inference.surrounding = (text(0..list), if from < end { text(from..end) } else { String::new() });
         inference
     }
 
-    /// Finds `array_agg(...) AS name`, wherever it stands.
+    /// Finds every `array_agg(...) AS name` in the text.
     fn find_arrays(&mut self, tokens: &[Token<'_>]) {
-        /// Each may be searched for in the whole text.
-        const ARRAYS: usize = 100;
-        for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")).take(ARRAYS) {
+        /// Bounds the work: each may search the whole text.
+        const MAX_ARRAYS: usize = 100;
+        for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")).take(MAX_ARRAYS) {
             let mut depth = 0;
             let close = tokens[at + 1..].iter().position(|token| {
                 depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
@@ -111,22 +114,23 @@ impl Inference {
             let order =
                 tokens[at..end].iter().position(|token| token.is("order")).map_or(end, |order| at + order);
             let argument = tokens.get(at + 2..order).unwrap_or_default();
-            // What a sub-query computes: by what it says of it.
+            // If the argument names a column of a subquery, the subquery's expression determines
+            // the type.
             let defined =
                 argument.last().filter(|_| is_path(argument)).and_then(|name| definition(tokens, name));
-            let kind = match self.guess(defined.unwrap_or(argument), DEPTH) {
+            let kind = match self.guess(defined.unwrap_or(argument), MAX_DEPTH) {
                 Guess::Known(kind) => kind.array().unwrap_or(Type::TextArray),
                 _ => Type::TextArray,
             };
             self.arrays.extend(name.name().filter(|_| before.is("as")).map(|name| (name, kind)));
         }
-        // What was looked at for its type is no column of the answer.
+        // The columns found here are not columns of the result.
         self.columns.clear();
     }
 
-    /// A statement whose columns are those that the guesses refer to; `None` if they refer to none.
+    /// A statement whose columns are those that the guesses refer to. `None` if there are none.
     pub(crate) fn probe(&self) -> Option<String> {
-        let (before, after) = &self.frame;
+        let (before, after) = &self.surrounding;
         (!self.columns.is_empty()).then(|| format!("{before} {} {after}", self.columns.join(", ")))
     }
 
@@ -135,7 +139,7 @@ impl Inference {
     }
 
     fn guess(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
-        let places = Places::of(tokens);
+        let top_level = TopLevel::of(tokens);
         match tokens {
             _ if depth == 0 => Guess::Unknown,
             [] => Guess::Unknown,
@@ -143,7 +147,7 @@ impl Inference {
             [literal] if literal.kind == Kind::Number => number(literal.text),
             [word] if word.is("true") || word.is("false") => Guess::Known(self.logical()),
             [word] if word.is("null") => Guess::Unknown,
-            [open, inner @ .., close] if open.is_sign('(') && close.is_sign(')') && places.encloses() => {
+            [open, inner @ .., close] if open.is_sign('(') && close.is_sign(')') && top_level.encloses() => {
                 if inner.first().is_some_and(|token| token.is("select")) {
                     Guess::Unknown
                 } else {
@@ -159,19 +163,20 @@ impl Inference {
                 let column = self.column(tokens);
                 array.map_or(Guess::Like(column), |kind| Guess::LikeOr(column, kind))
             }
-            _ => self.guess_composed(tokens, &places, depth),
+            _ => self.guess_composed(tokens, &top_level, depth),
         }
     }
 
-    fn guess_composed(&mut self, tokens: &[Token<'_>], places: &Places, depth: u32) -> Guess {
-        let outside = |at: &usize| places.outside(*at);
-        let has =
-            |test: &dyn Fn(&Token<'_>) -> bool| (0..tokens.len()).filter(outside).any(|at| test(&tokens[at]));
-        const LOGICAL: [&str; 12] = [
+    fn guess_composed(&mut self, tokens: &[Token<'_>], top_level: &TopLevel, depth: u32) -> Guess {
+        let is_top_level = |at: &usize| top_level.is_top_level(*at);
+        let has = |test: &dyn Fn(&Token<'_>) -> bool| {
+            (0..tokens.len()).filter(is_top_level).any(|at| test(&tokens[at]))
+        };
+        const LOGICAL_OPERATORS: [&str; 12] = [
             "and", "or", "not", "is", "in", "like", "glob", "between", "exists", "isnull", "notnull", "match",
         ];
         if has(&|token| {
-            LOGICAL.iter().any(|word| token.is(word))
+            LOGICAL_OPERATORS.iter().any(|word| token.is(word))
                 || ['=', '<', '>', '~'].iter().any(|sign| token.is_sign(*sign))
         }) {
             return Guess::Known(self.logical());
@@ -180,10 +185,10 @@ impl Inference {
             return Guess::Known(Type::Text);
         }
         let arithmetic = |at: usize| ['+', '-', '*', '/', '%'].iter().any(|sign| tokens[at].is_sign(*sign));
-        if let Some(at) = (1..tokens.len()).filter(outside).find(|at| arithmetic(*at)) {
+        if let Some(at) = (1..tokens.len()).filter(is_top_level).find(|at| arithmetic(*at)) {
             let (left, right) =
                 (self.guess(&tokens[..at], depth - 1), self.guess(&tokens[at + 1..], depth - 1));
-            return sum(left, right);
+            return arithmetic_type(left, right);
         }
         self.guess_call(tokens, depth)
     }
@@ -200,7 +205,7 @@ impl Inference {
                 .map_or(Guess::Unknown, |known| Guess::Known(known.kind));
         }
         let is = |names: &[&str]| names.iter().any(|known| name.is(known));
-        let asks = name.text.ends_with("_is_visible")
+        let is_predicate = name.text.ends_with("_is_visible")
             || name.text.ends_with("_privilege")
             || is(&[
                 "pg_try_advisory_lock",
@@ -209,28 +214,30 @@ impl Inference {
                 "pg_terminate_backend",
                 "pg_is_in_recovery",
             ]);
-        if asks {
+        if is_predicate {
             Guess::Known(self.logical())
         } else if is(&["array_agg", "pg_array"]) {
-            let first = Places::of(inner).split(inner, 0..inner.len()).into_iter().next().unwrap_or_default();
-            // What is behind the argument is its order.
+            let first =
+                TopLevel::of(inner).split(inner, 0..inner.len()).into_iter().next().unwrap_or_default();
+            // Excludes ORDER BY after the argument.
             let order = first.iter().position(|token| token.is("order")).unwrap_or(first.len());
             match self.guess(without_distinct(&first[..order]), depth - 1) {
                 Guess::Known(kind) => Guess::Known(kind.array().unwrap_or(Type::TextArray)),
                 Guess::Like(column) => Guess::ArrayLike(column),
                 _ => Guess::Known(Type::TextArray),
             }
-        } else if is(&INTEGERS) {
+        } else if is(&INTEGER_FUNCTIONS) {
             Guess::Known(Type::Int8)
-        } else if is(&TEXTS) {
+        } else if is(&TEXT_FUNCTIONS) {
             Guess::Known(Type::Text)
         } else if is(&["avg", "total", "julianday", "round", "sqrt", "pow", "power", "exp", "ln"]) {
             Guess::Known(Type::Float8)
         } else if is(&["sum"]) {
-            // Of integers an integer, of floats a float: this type takes either, and is Postgres's own.
+            // An integer for integers and a float for floats. Numeric covers both, and is also
+            // PostgreSQL's choice.
             Guess::Known(Type::Numeric)
         } else if is(&["max", "min", "abs", "coalesce", "ifnull", "nullif"]) {
-            let arguments: Vec<&[Token<'_>]> = Places::of(inner).split(inner, 0..inner.len());
+            let arguments: Vec<&[Token<'_>]> = TopLevel::of(inner).split(inner, 0..inner.len());
             let mut guesses =
                 arguments.into_iter().map(|argument| self.guess(without_distinct(argument), depth - 1));
             guesses.find(|guess| *guess != Guess::Unknown).unwrap_or(Guess::Unknown)
@@ -239,12 +246,12 @@ impl Inference {
         }
     }
 
-    /// A CASE is what its first branch is.
+    /// The type of a CASE is that of its first branch.
     fn guess_case(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
-        let places = Places::of(&tokens[1..]);
+        let top_level = TopLevel::of(&tokens[1..]);
         let inner = &tokens[1..tokens.len() - 1];
-        let Some(then) = places.find(inner, 0, &["then"]) else { return Guess::Unknown };
-        let end = places.find(inner, then, &["when", "else"]).unwrap_or(inner.len());
+        let Some(then) = top_level.find(inner, 0, &["then"]) else { return Guess::Unknown };
+        let end = top_level.find(inner, then, &["when", "else"]).unwrap_or(inner.len());
         self.guess(&inner[then + 1..end], depth - 1)
     }
 
@@ -257,7 +264,7 @@ impl Inference {
     }
 }
 
-/// The expression that some SELECT of the text calls by that name.
+/// The expression that a SELECT in the text gives this name to.
 fn definition<'a, 't>(tokens: &'t [Token<'a>], name: &Token<'_>) -> Option<&'t [Token<'a>]> {
     let wanted = name.name()?;
     let end =
@@ -270,12 +277,12 @@ fn definition<'a, 't>(tokens: &'t [Token<'a>], name: &Token<'_>) -> Option<&'t [
     Some(&tokens[before + 1..end])
 }
 
-/// What ends the conditions, outside of parentheses.
-const ENDS: [&str; 9] =
+/// Keywords that end the conditions, outside parentheses.
+const CLAUSES_AFTER_CONDITIONS: [&str; 9] =
     ["group", "having", "window", "order", "limit", "union", "intersect", "except", "for"];
 
-/// Functions that always answer an integer.
-const INTEGERS: [&str; 14] = [
+/// Functions that always return an integer.
+const INTEGER_FUNCTIONS: [&str; 14] = [
     "count",
     "length",
     "instr",
@@ -292,8 +299,8 @@ const INTEGERS: [&str; 14] = [
     "unixepoch",
 ];
 
-/// Functions that always answer text.
-const TEXTS: [&str; 22] = [
+/// Functions that always return text.
+const TEXT_FUNCTIONS: [&str; 22] = [
     "lower",
     "upper",
     "trim",
@@ -324,7 +331,7 @@ fn number(text: &str) -> Guess {
 }
 
 /// The type of a sum or product.
-fn sum(left: Guess, right: Guess) -> Guess {
+fn arithmetic_type(left: Guess, right: Guess) -> Guess {
     const FLOAT: Guess = Guess::Known(Type::Float8);
     const INTEGER: Guess = Guess::Known(Type::Int8);
     match (left, right) {
@@ -345,7 +352,7 @@ fn is_path(tokens: &[Token<'_>]) -> bool {
     tokens.len() % 2 == 1 && tokens.iter().enumerate().all(alternates)
 }
 
-/// An item without the name that it is given.
+/// An item without its alias.
 fn without_alias<'a, 't>(item: &'t [Token<'a>]) -> &'t [Token<'a>] {
     match item {
         [expression @ .., before, _] if before.is("as") => expression,
@@ -370,42 +377,42 @@ fn without_distinct<'a, 't>(argument: &'t [Token<'a>]) -> &'t [Token<'a>] {
     }
 }
 
-/// Which tokens stand outside of all parentheses and CASEs.
-struct Places(Vec<bool>);
+/// Which tokens are outside all parentheses and CASEs.
+struct TopLevel(Vec<bool>);
 
-impl Places {
-    fn of(tokens: &[Token<'_>]) -> Places {
+impl TopLevel {
+    fn of(tokens: &[Token<'_>]) -> TopLevel {
         let mut depth = 0u32;
-        let place = |token: &Token<'_>| {
+        let at_top_level = |token: &Token<'_>| {
             if token.is_sign(')') || token.is("end") {
                 depth = depth.saturating_sub(1);
             }
-            let outside = depth == 0;
+            let is_top_level = depth == 0;
             if token.is_sign('(') || token.is("case") {
                 depth += 1;
             }
-            outside
+            is_top_level
         };
-        Places(tokens.iter().map(place).collect())
+        TopLevel(tokens.iter().map(at_top_level).collect())
     }
 
-    fn outside(&self, at: usize) -> bool {
+    fn is_top_level(&self, at: usize) -> bool {
         self.0.get(at).copied().unwrap_or(false)
     }
 
-    /// Whether the first token opens a pair of parentheses that the last one closes.
+    /// Returns true if the first token opens a pair of parentheses that the last one closes.
     fn encloses(&self) -> bool {
-        self.0.iter().filter(|outside| **outside).count() == 2
+        self.0.iter().filter(|is_top_level| **is_top_level).count() == 2
     }
 
     fn find(&self, tokens: &[Token<'_>], from: usize, words: &[&str]) -> Option<usize> {
-        (from..tokens.len()).find(|&at| self.outside(at) && words.iter().any(|word| tokens[at].is(word)))
+        (from..tokens.len()).find(|&at| self.is_top_level(at) && words.iter().any(|word| tokens[at].is(word)))
     }
 
     fn split<'a, 't>(&self, tokens: &'t [Token<'a>], range: std::ops::Range<usize>) -> Vec<&'t [Token<'a>]> {
         let mut pieces = Vec::new();
         let mut start = range.start;
-        for at in range.clone().filter(|&at| self.outside(at) && tokens[at].is_sign(',')) {
+        for at in range.clone().filter(|&at| self.is_top_level(at) && tokens[at].is_sign(',')) {
             pieces.push(&tokens[start..at]);
             start = at + 1;
         }
@@ -425,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions() {
+    fn infers_types_of_expressions() {
         use Guess::{Known, Like, Number, Unknown};
         let cases = [
             ("count(*)", Known(Type::Int8)),
@@ -456,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_selects_the_columns_alone() {
+    fn probe_selects_only_the_referenced_columns() {
         let sql = "WITH w AS (SELECT 1 AS a FROM x) SELECT max(t.a), min(b), max(t.a) + 1 FROM t, w WHERE t.a = $1 \
                    GROUP BY c ORDER BY 1";
         let expected = "WITH w AS (SELECT 1 AS a FROM x) SELECT t.a, b FROM t, w WHERE t.a = $1";
@@ -465,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_follow_their_column() {
+    fn numeric_guesses_resolve_to_their_column_type() {
         let probed = [Some(Type::Int2), Some(Type::Float4), Some(Type::Text), None];
         let number = |column| Guess::Number(column).resolve(&probed);
         assert_eq!(

@@ -1,19 +1,22 @@
-//! Types: what a column or parameter is called on the wire, and how values travel.
+//! PostgreSQL types of columns and parameters, and the conversion of values.
 //!
-//! SQLite gives each *value* a type (integer, real, text, blob); Postgres clients want one for each *column*. The
-//! bridge is the declared type of the column, which SQLite keeps as text and mostly ignores:
+//! SQLite gives each *value* a type (integer, real, text, blob). PostgreSQL clients expect a type
+//! for each *column*. It is derived from the declared type of the column, which SQLite stores as
+//! text and mostly ignores:
 //!
 //! ```text
 //! CREATE TABLE t (price NUMERIC(10,2), ...)      SQLite stores 9.5 as a REAL
-//!    announced as: numeric, modifier (10,2)      sent as the text "9.5", or in the binary form of numeric
+//!    described as: numeric, modifier (10,2)      sent as the text "9.5", or in numeric's binary format
 //! ```
 //!
-//! A column without a declared type (an expression) is announced by the values of the first row, since all rows of an
-//! answer are there before the first one leaves; where a client wants to know sooner, by what [`infer`] makes of it. `docs/sql.md` has the whole table for users.
+//! A column without a declared type (an expression) takes its type from the values of the first
+//! row, which is available before anything is sent. If a client asks for a description before
+//! execution, the type is inferred from the text of the statement ([`infer`]). `docs/sql.md` has
+//! the complete table for users.
 //!
-//! SQLite has no arrays: they are texts in Postgres's form, `{1,2}` ([`array`]).
+//! SQLite has no arrays. They are stored as text in PostgreSQL's format, `{1,2}` ([`array`]).
 //!
-//! [`encode`] turns values into bytes, [`decode`] parameters into values.
+//! [`encode`] converts values to bytes, [`decode`] converts parameters to values.
 
 pub(crate) mod array;
 pub(crate) mod datetime;
@@ -25,7 +28,7 @@ pub(crate) mod numeric;
 
 use fulmar_engine::ValueRef;
 
-/// A type that Fulmar speaks.
+/// A supported PostgreSQL type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     Bool,
@@ -71,7 +74,7 @@ pub(crate) enum Type {
     JsonbArray,
 }
 
-/// Every type with its number in Postgres's `pg_type` and its size in bytes (-1: varies).
+/// Every type with its OID in `pg_type` and its size in bytes (-1: variable).
 const TYPES: [(Type, u32, i16); 41] = [
     (Type::Bool, 16, 1),
     (Type::Bytea, 17, -1),
@@ -116,7 +119,7 @@ const TYPES: [(Type, u32, i16); 41] = [
     (Type::JsonbArray, 3807, -1),
 ];
 
-/// The types of arrays, each with that of its elements: in the order of the enumeration, from the first one on.
+/// The array types with their element types, in the order of the enumeration and without gaps.
 const ARRAYS: [(Type, Type); 20] = [
     (Type::BoolArray, Type::Bool),
     (Type::ByteaArray, Type::Bytea),
@@ -141,45 +144,45 @@ const ARRAYS: [(Type, Type); 20] = [
 ];
 
 impl Type {
-    /// Its number in Postgres's `pg_type`.
+    /// Its OID in `pg_type`.
     pub(crate) fn oid(self) -> u32 {
         TYPES[self as usize].1
     }
 
-    /// Its size in bytes as `pg_type` has it; negative if it varies.
+    /// Its size in bytes in `pg_type`. Negative if variable.
     pub(crate) fn size(self) -> i16 {
         TYPES[self as usize].2
     }
 
-    /// The type with this number, if Fulmar speaks it.
+    /// The type with this OID, if it is supported.
     pub(crate) fn from_oid(oid: u32) -> Option<Type> {
         TYPES.iter().find(|entry| entry.1 == oid).map(|entry| entry.0)
     }
 
-    /// The type of the elements, if it is one of arrays.
+    /// The element type, if this is an array type.
     pub(crate) fn element(self) -> Option<Type> {
-        let place = (self as usize).checked_sub(ARRAYS[0].0 as usize)?;
-        ARRAYS.get(place).map(|entry| entry.1)
+        let index = (self as usize).checked_sub(ARRAYS[0].0 as usize)?;
+        ARRAYS.get(index).map(|entry| entry.1)
     }
 
-    /// The type of arrays of it; there is one but for arrays themselves and what has no type yet.
+    /// The type of arrays of this type. `None` for array types and `unknown`.
     pub(crate) fn array(self) -> Option<Type> {
         ARRAYS.iter().find(|entry| entry.1 == self).map(|entry| entry.0)
     }
 
-    /// Whether SQLite keeps its values as texts.
+    /// Returns true if SQLite stores its values as text.
     pub(crate) fn is_text(self) -> bool {
         use Type::{Bool, Bytea, Float4, Float8, Int2, Int4, Int8, Numeric, Oid};
         !matches!(self, Bool | Bytea | Int2 | Int4 | Int8 | Oid | Float4 | Float8 | Numeric)
     }
 
-    /// Whether its binary form is its text.
+    /// Returns true if its binary format is its text.
     pub(crate) fn is_textual(self) -> bool {
         use Type::{Bpchar, Json, Name, Text, Unknown, Varchar};
         matches!(self, Text | Varchar | Bpchar | Name | Unknown | Json)
     }
 
-    /// What Postgres calls it.
+    /// Its name in PostgreSQL.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Type::Bool => "boolean",
@@ -226,7 +229,7 @@ impl Type {
         }
     }
 
-    /// The type that fits a value whose column says nothing.
+    /// The type for a value of a column without a type.
     pub(crate) fn of_value(value: ValueRef<'_>) -> Type {
         match value {
             ValueRef::Integer(_) => Type::Int8,
@@ -237,31 +240,31 @@ impl Type {
     }
 }
 
-/// A declared type, as a column announces it.
+/// The type of a column, derived from its declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Declared {
     pub(crate) kind: Type,
-    /// `atttypmod`: length or precision, in Postgres's packing; -1 for none.
+    /// `atttypmod`: length or precision as PostgreSQL encodes it, or -1.
     pub(crate) modifier: i32,
 }
 
-/// A column of an answer.
+/// A column of a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) name: String,
-    /// `None`: announced by its first value.
+    /// `None`: derived from the column's first value.
     pub(crate) kind: Option<Type>,
     pub(crate) modifier: i32,
 }
 
 impl Column {
-    /// A column of an answer that the gateway makes itself.
+    /// A column of a result that the gateway produces itself.
     pub(crate) fn new(name: impl Into<String>, kind: Type) -> Column {
         Column { name: name.into(), kind: Some(kind), modifier: -1 }
     }
 }
 
-/// The type of that name, if Fulmar speaks it; `[]` behind it makes it one of arrays.
+/// The supported type of that name. The suffix `[]` selects its array type.
 pub(crate) fn named(name: &str) -> Option<Type> {
     match name.strip_suffix("[]") {
         Some(element) => by_name(element)?.array(),
@@ -269,7 +272,7 @@ pub(crate) fn named(name: &str) -> Option<Type> {
     }
 }
 
-/// The type for the text of a declaration (`VARCHAR(20)`), by name, else by SQLite's affinity rules.
+/// The type for a declaration such as `VARCHAR(20)`: by name, otherwise by SQLite's affinity rules.
 /// `None` if the declaration is empty.
 pub(crate) fn declared(declaration: &str) -> Option<Declared> {
     let (name, arguments) = match declaration.split_once('(') {
@@ -281,7 +284,8 @@ pub(crate) fn declared(declaration: &str) -> Option<Declared> {
         return None;
     }
     if let Some(element) = declaration.trim_end().strip_suffix("[]") {
-        // Of more dimensions than one it is a text; and nobody counts them on the stack.
+        // Multidimensional arrays are text. Only the last `[]` is removed, so the recursion is at
+        // most one level deep.
         let nested = element.trim_end().ends_with("[]");
         let element = if nested { None } else { declared(element) };
         let kind = element.and_then(|element| element.kind.array()).unwrap_or(Type::Text);
@@ -339,7 +343,7 @@ fn by_name(name: &str) -> Option<Type> {
     NAMES.iter().find(|entry| entry.0.eq_ignore_ascii_case(name)).map(|entry| entry.1)
 }
 
-/// SQLite's own rules, in their order: https://sqlite.org/datatype3.html, section 3.1.
+/// SQLite's rules in their order: https://sqlite.org/datatype3.html, section 3.1.
 fn by_affinity(name: &str) -> Type {
     let name = name.to_ascii_uppercase();
     let has = |part: &str| name.contains(part);
@@ -374,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_enumeration() {
+    fn tables_are_in_the_order_of_the_enumeration() {
         for (index, (kind, oid, _)) in TYPES.into_iter().enumerate() {
             assert_eq!(kind as usize, index);
             assert_eq!(Type::from_oid(oid), Some(kind));
@@ -388,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn declarations() {
+    fn derives_types_from_declarations() {
         let kind = |text| declared(text).map(|declared| declared.kind);
         assert_eq!(kind("integer"), Some(Type::Int8));
         assert_eq!(kind("int"), Some(Type::Int8));

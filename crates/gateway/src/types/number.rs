@@ -1,4 +1,4 @@
-//! Numbers as text, as Postgres writes them.
+//! Formats numbers as text, as PostgreSQL does.
 
 use std::fmt::{Display, LowerExp};
 use std::io::Write;
@@ -28,8 +28,8 @@ pub(crate) fn put_i64(out: &mut Vec<u8>, value: i64) {
     put_u64(out, value.unsigned_abs());
 }
 
-/// Writes a float with the fewest digits that read back as the same float; very large and very small ones with an
-/// exponent, as Postgres does (`1e+15`, `1e-05`).
+/// Writes a float with the fewest digits that parse to the same float. Very large and very small
+/// ones have an exponent, as in PostgreSQL (`1e+15`, `1e-05`).
 pub(crate) fn put_f64(out: &mut Vec<u8>, value: f64) {
     put_float(out, value, value, 1e15);
 }
@@ -39,14 +39,15 @@ pub(crate) fn put_f32(out: &mut Vec<u8>, value: f32) {
     put_float(out, value, value.into(), 1e6);
 }
 
-/// `value` writes itself with the fewest digits of its own precision; `wide` is the same number, to compare.
-fn put_float(out: &mut Vec<u8>, value: impl Display + LowerExp, wide: f64, largest: f64) {
+/// `value` formats itself with the fewest digits of its own precision. `wide` is the same number as
+/// f64, for comparisons.
+fn put_float(out: &mut Vec<u8>, value: impl Display + LowerExp, wide: f64, exponent_from: f64) {
     if wide.is_nan() {
         out.put_slice(b"NaN");
     } else if wide.is_infinite() {
         out.put_slice(if wide > 0.0 { b"Infinity" } else { b"-Infinity" });
-    } else if wide == 0.0 || (1e-4..largest).contains(&wide.abs()) {
-        let _ = write!(out, "{value}"); // memory takes it
+    } else if wide == 0.0 || (1e-4..exponent_from).contains(&wide.abs()) {
+        let _ = write!(out, "{value}"); // writing to memory cannot fail
     } else {
         let text = format!("{value:e}");
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -55,7 +56,8 @@ fn put_float(out: &mut Vec<u8>, value: impl Display + LowerExp, wide: f64, large
     }
 }
 
-/// Writes a float that is no float8 column's, so that it still reads as one: `1.0`, as SQLite shows it.
+/// Writes a float of a column that is not a float column, so that it remains recognizable as one:
+/// `1.0`, as SQLite shows it.
 pub(crate) fn put_real(out: &mut Vec<u8>, value: f64) {
     let start = out.len();
     put_f64(out, value);
@@ -75,15 +77,15 @@ mod tests {
     }
 
     #[test]
-    fn integers() {
+    fn formats_integers() {
         for value in [0, 7, -1, 1234567890, i64::MAX, i64::MIN] {
             assert_eq!(written(|out| put_i64(out, value)), value.to_string());
         }
     }
 
-    /// What PostgreSQL 15 answers for the same values.
+    /// The expected texts are the output of PostgreSQL 15.
     #[test]
-    fn floats_as_postgres_writes_them() {
+    fn formats_floats_as_postgres_does() {
         let cases = [
             (0.0, "0"),
             (-0.0, "-0"),

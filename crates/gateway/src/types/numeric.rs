@@ -1,7 +1,7 @@
-//! Postgres's `numeric` in its binary form, to and from decimal text.
+//! Converts PostgreSQL's `numeric` between its binary format and decimal text.
 //!
-//! The binary form is a count of base-10,000 digits, the weight of the first, a sign, the number of decimal places
-//! to show, and the digits:
+//! The binary format consists of the number of base-10,000 digits, the weight of the first one, the
+//! sign, the number of decimal places to show, and the digits:
 //!
 //! ```text
 //! 12345.6   ->   3 digits, weight 1, sign +, scale 1:   1 | 2345 | 6000
@@ -14,10 +14,10 @@ const NEGATIVE: u16 = 0x4000;
 const NAN: u16 = 0xC000;
 const INFINITY: u16 = 0xD000;
 const NEGATIVE_INFINITY: u16 = 0xF000;
-/// Decimal digits before the point that are written out at most; Postgres's own limit is 131,072.
-const DIGITS_MAX: i32 = 131_072;
+/// Maximum number of decimal digits before the point. The same limit as in PostgreSQL.
+const MAX_WHOLE_DIGITS: i32 = 131_072;
 
-/// Reads the binary form into decimal text; `None` if it is malformed.
+/// Converts the binary format to decimal text. Returns `None` if it is malformed.
 pub(crate) fn to_text(binary: &[u8]) -> Option<String> {
     let (header, digits) = binary.split_first_chunk::<8>()?;
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
@@ -72,8 +72,8 @@ pub(crate) fn to_text(binary: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// Writes decimal text (with an exponent, perhaps) in the binary form; `false`, having written nothing, if it is no
-/// number or a bigger one than Postgres has.
+/// Writes decimal text, optionally with an exponent, in the binary format. Returns false and writes
+/// nothing if the text is not a number, or exceeds PostgreSQL's range.
 pub(crate) fn put(out: &mut Vec<u8>, text: &str) -> bool {
     let special = match text {
         "NaN" => Some(NAN),
@@ -97,12 +97,12 @@ fn put_header(out: &mut Vec<u8>, count: u16, weight: i16, sign: u16, scale: u16)
     out.put_u16(scale);
 }
 
-/// Decimal text, taken apart.
+/// The components of a decimal text.
 struct Decimal<'a> {
     negative: bool,
     whole: &'a [u8],
     fraction: &'a [u8],
-    /// The power of ten that the digits are multiplied by.
+    /// The power of ten by which the digits are multiplied.
     exponent: i32,
 }
 
@@ -121,25 +121,25 @@ impl<'a> Decimal<'a> {
         let whole_length = i32::try_from(whole.len()).ok()?;
         let size = whole_length.checked_add(exponent)?;
         let scale = i32::try_from(fraction.len()).ok()?.checked_sub(exponent)?;
-        if size > DIGITS_MAX || scale > 16_383 {
+        if size > MAX_WHOLE_DIGITS || scale > 16_383 {
             return None;
         }
         let (whole, fraction) = (whole.as_bytes(), fraction.as_bytes());
         Some(Decimal { negative: text.starts_with('-'), whole, fraction, exponent })
     }
 
-    /// The decimal digit that stands for 10^power.
+    /// The decimal digit for 10^power.
     fn digit(&self, power: i32) -> u16 {
-        let place = self.whole.len() as i32 - 1 - (power - self.exponent);
-        let Ok(place) = usize::try_from(place) else { return 0 };
-        let digit = match place.checked_sub(self.whole.len()) {
-            None => self.whole.get(place),
-            Some(place) => self.fraction.get(place),
+        let index = self.whole.len() as i32 - 1 - (power - self.exponent);
+        let Ok(index) = usize::try_from(index) else { return 0 };
+        let digit = match index.checked_sub(self.whole.len()) {
+            None => self.whole.get(index),
+            Some(index) => self.fraction.get(index),
         };
         digit.map_or(0, |digit| u16::from(digit - b'0'))
     }
 
-    /// The base-10,000 digit of weight `weight`.
+    /// The base-10,000 digit of this weight.
     fn group(&self, weight: i32) -> u16 {
         (0..4).rev().fold(0, |value, power| value * 10 + self.digit(weight * 4 + power))
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn known_numbers() {
+    fn converts_known_numbers() {
         let mut out = Vec::new();
         assert!(put(&mut out, "12345.6"));
         assert_eq!(&out[..], [0, 3, 0, 1, 0, 0, 0, 1, 0, 1, 0x09, 0x29, 0x17, 0x70]);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_none() {
+    fn rejects_invalid_numbers() {
         for text in ["", ".", "-", "1.2.3", "1e", "1e999999999", "1e-999999999", "abc", "1 "] {
             assert!(!put(&mut Vec::new(), text), "{text}");
         }
@@ -215,7 +215,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(whole in "0|[1-9][0-9]{0,30}", fraction in "[0-9]{1,30}") {
+        fn written_numbers_read_back_unchanged(whole in "0|[1-9][0-9]{0,30}", fraction in "[0-9]{1,30}") {
             let text = format!("{whole}.{fraction}");
             prop_assert_eq!(round_trip(&text), text);
         }

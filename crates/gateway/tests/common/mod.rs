@@ -1,6 +1,6 @@
-//! A whole node in this process, and clients of it.
+//! A complete node in this process, and clients of it.
 
-#![allow(dead_code, reason = "every test file takes what it needs")]
+#![allow(dead_code, reason = "not every test program uses all of it")]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,27 +17,27 @@ use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls};
 
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Polls until `holds` returns true. Panics after [`PATIENCE`].
-pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+/// Polls until `holds` returns true. Panics after [`WAIT_TIMEOUT`].
+pub async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(what, poll).await;
+    within(description, poll).await;
 }
 
-/// The result of `future`. Panics after [`PATIENCE`].
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+/// The result of `future`. Panics after [`WAIT_TIMEOUT`].
+pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(WAIT_TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("timed out: {what}"),
+        Err(_) => panic!("timed out: {description}"),
     }
 }
 
-/// A node on loopback, in a directory of its own.
+/// A node on loopback, with its own directory.
 pub struct Node {
     pub engine: Arc<Engine>,
     pub catalog: Arc<Catalog>,
@@ -47,17 +47,17 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node where everybody is a superuser.
+    /// A node on which every user is a superuser.
     pub async fn insecure() -> Node {
         Node::start(|config| config.insecure = true).await
     }
 
-    /// A node that asks for passwords, unless `change` says otherwise.
+    /// A node with password authentication, unless `change` disables it.
     pub async fn start(change: impl FnOnce(&mut GatewayConfig)) -> Node {
         Node::on_engine(change, |_| ()).await
     }
 
-    /// The same, with changes of the engine's configuration too.
+    /// The same, with changes to the engine's configuration.
     pub async fn on_engine(
         change: impl FnOnce(&mut GatewayConfig),
         change_engine: impl FnOnce(&mut Config),
@@ -65,7 +65,7 @@ impl Node {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
         let catalog = Catalog::open(Arc::new(store)).await.unwrap();
-        // Enough for values of 100 MB.
+        // Sufficient for values of 100 MB.
         let mut engine = Config::new(directory.path(), 4 << 30);
         change_engine(&mut engine);
         let engine = Engine::start(engine).await.unwrap();
@@ -78,31 +78,31 @@ impl Node {
         Node { engine, catalog, gateway, http, directory }
     }
 
-    /// The port that clients connect to.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.gateway.local_addr().port()
     }
 
-    /// How to connect.
+    /// The connection options for a database and a user.
     pub fn config(&self, database: &str, user: &str) -> tokio_postgres::Config {
         let mut config = tokio_postgres::Config::new();
         config.host("127.0.0.1").port(self.port()).dbname(database).user(user);
         config
     }
 
-    /// A client of a database; the connection ends with it.
+    /// A client of a database. Dropping it closes the connection.
     pub async fn client(&self, database: &str) -> Client {
         connect(&self.config(database, "anna")).await.unwrap()
     }
 
-    /// A new database and a client of it.
+    /// Creates a database and returns a client of it.
     pub async fn database(&self, name: &str) -> Client {
         let admin = self.client("fulmar").await;
         admin.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
         self.client(name).await
     }
 
-    /// Runs a program of PostgreSQL's against a database.
+    /// Runs a PostgreSQL program against a database.
     pub async fn run(&self, program: &str, database: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(program);
         command
@@ -123,7 +123,8 @@ impl Node {
             .unwrap_or_else(|error| panic!("{name} cannot be run ({error}): apt-get install postgresql-15"))
     }
 
-    /// What its HTTP server answers, head and body; `header` are lines of the request.
+    /// The head and body of the HTTP response. `header` contains additional header lines of the
+    /// request.
     pub async fn get(&self, path: &str, header: &str) -> String {
         let mut stream = TcpStream::connect(self.http.local_addr()).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{header}Connection: close\r\n\r\n");
@@ -133,7 +134,7 @@ impl Node {
         answer
     }
 
-    /// Stops everything; the engine has to be able to close its log.
+    /// Shuts everything down. Fails if the engine cannot close its log.
     pub async fn stop(self) {
         self.gateway.shutdown().await;
         self.http.shutdown().await.unwrap();
@@ -141,27 +142,28 @@ impl Node {
     }
 }
 
-/// Connects, with the connection's task in the background.
+/// Connects, and runs the connection in a background task.
 pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
 
-/// Whether a client's connection ends. The driver tells a statement of the end a moment before it closes its own.
+/// Waits until a client's connection is closed. The driver reports the error to a statement
+/// slightly before it closes its side.
 pub async fn ends(client: &Client) -> bool {
     let closed = async {
         while !client.is_closed() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, closed).await.is_ok()
+    tokio::time::timeout(WAIT_TIMEOUT, closed).await.is_ok()
 }
 
-/// The SQLSTATE of a failure.
+/// The SQLSTATE of an error.
 pub fn state<T>(outcome: Result<T, tokio_postgres::Error>) -> String {
     match outcome {
-        Ok(_) => panic!("it should have failed"),
+        Ok(_) => panic!("the statement must fail"),
         Err(error) => match error.code() {
             Some(code) => code.code().to_owned(),
             None => panic!("no SQLSTATE: {error}"),

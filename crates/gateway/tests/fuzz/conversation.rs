@@ -1,16 +1,16 @@
-//! What a client says to a node, made of bytes: mostly messages as the protocol has them, in any order, with whatever
-//! in them; now and then plain garbage.
+//! Generates the client side of a conversation from fuzz input: mostly valid protocol messages in
+//! any order and with arbitrary content, and sometimes arbitrary bytes.
 
 use fulmar_fuzz::Choices;
 
-/// What is sent, piece by piece.
+/// The bytes to send, in pieces.
 pub struct Conversation {
     pub pieces: Vec<Vec<u8>>,
-    /// Answers are waited for between pieces.
+    /// Whether to wait for responses between the pieces.
     pub waits: bool,
-    /// The client hangs up without listening to the end.
+    /// Whether the client disconnects without reading to the end.
     pub hurries: bool,
-    /// It is held with a node that asks for a password, which the client does not know.
+    /// Whether the node requires a password, which the client does not know.
     pub locked_out: bool,
     plain: bool,
 }
@@ -104,7 +104,7 @@ const OIDS: [u32; 12] = [0, 16, 17, 20, 21, 23, 25, 701, 1114, 1700, 2950, 9999]
 const ROWS: [&str; 6] =
     ["4\tx\t\\\\x00\t2024-01-01\n", "a,b\n5,\"y\"\n", "\\.\n", "\"", "1\n", "no\tsuch\trow\there\t\n"];
 
-/// Conversations that make sense, as choices: connect, then one of the kinds of [`Message`] after the other.
+/// Meaningful conversations as choices: connect, then messages of the kinds of [`message`].
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![
         vec![0, 0, 0, 1, 0, 2],                                        // two queries
@@ -118,7 +118,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         vec![6, 2, 0, 0, 0, 0, 0, 3, 1, 0, 1, 0, 1], // SCRAM
         vec![6, 1, 6, 1, 0, 0, 0, 1],
     ];
-    // Each text by itself, and prepared.
+    // Each statement as a simple query, and prepared.
     for text in 0..SQL.len() as u8 {
         seeds.push(vec![0, 0, 0, text, 0, 1]);
         seeds.push(vec![0, 1, 1, 1, text, 1, 1, 2, 1, 1, 2, 0, 1, 0, 1, 4, 1, 0, 5]);
@@ -129,40 +129,40 @@ pub fn seeds() -> Vec<Vec<u8>> {
 impl Conversation {
     pub fn of(input: &[u8]) -> Conversation {
         let mut choices = Choices::new(input);
-        let how = choices.byte();
+        let mode = choices.byte();
         let mut conversation = Conversation {
             pieces: Vec::new(),
             waits: false,
             hurries: false,
-            locked_out: how % 8 == 6,
+            locked_out: mode % 8 == 6,
             plain: true,
         };
-        conversation.connect(how, &mut choices);
+        conversation.connect(mode, &mut choices);
         let bits = choices.byte();
         conversation.waits = bits & 1 != 0;
         conversation.hurries = bits & 4 != 0;
-        let mut said = Vec::new();
-        // A conversation of many megabytes tests patience, not the node.
-        while !choices.is_empty() && said.len() < 1 << 20 {
-            message(&mut choices, &mut said);
+        let mut output = Vec::new();
+        // Limits the time per input.
+        while !choices.is_empty() && output.len() < 1 << 20 {
+            message(&mut choices, &mut output);
             if bits & 2 != 0 {
-                conversation.pieces.push(std::mem::take(&mut said));
+                conversation.pieces.push(std::mem::take(&mut output));
             }
         }
-        framed(b'S', &[], &mut said);
-        framed(b'X', &[], &mut said);
-        conversation.pieces.push(said);
+        framed(b'S', &[], &mut output);
+        framed(b'X', &[], &mut output);
+        conversation.pieces.push(output);
         conversation
     }
 
-    /// Whether all that the node answers are messages.
+    /// Returns true if the node responds with protocol messages only.
     pub fn is_plain(&self) -> bool {
         self.plain
     }
 
-    fn connect(&mut self, how: u8, choices: &mut Choices<'_>) {
+    fn connect(&mut self, mode: u8, choices: &mut Choices<'_>) {
         let code = |code: u32| [8u32.to_be_bytes(), code.to_be_bytes()].concat();
-        match how % 8 {
+        match mode % 8 {
             1 => (self.plain, self.pieces) = (false, vec![code(80_877_103)]),
             2 => (self.plain, self.pieces) = (false, vec![code(80_877_104)]),
             3 => {
@@ -189,7 +189,7 @@ impl Conversation {
     }
 }
 
-/// A step of SCRAM, or what looks like one.
+/// A step of SCRAM, possibly malformed.
 fn password(choices: &mut Choices<'_>) -> Vec<u8> {
     const STEPS: [&str; 7] = [
         "n,,n=,r=rOprNGfwEbeRWgbNEkqO",
@@ -200,7 +200,7 @@ fn password(choices: &mut Choices<'_>) -> Vec<u8> {
         "n,,n=,r=",
         "secret\0",
     ];
-    let (mut said, mut body) = (Vec::new(), Vec::new());
+    let (mut output, mut body) = (Vec::new(), Vec::new());
     let step = choices.one_of(&STEPS).as_bytes();
     if choices.below(2) == 0 {
         text(choices.one_of(&["SCRAM-SHA-256", "SCRAM-SHA-256-PLUS", ""]).as_bytes(), &mut body);
@@ -210,8 +210,8 @@ fn password(choices: &mut Choices<'_>) -> Vec<u8> {
     body.extend_from_slice(step);
     let more = choices.below(16);
     body.extend_from_slice(choices.bytes(more));
-    framed(b'p', &body, &mut said);
-    said
+    framed(b'p', &body, &mut output);
+    output
 }
 
 /// Appends a message.
@@ -262,7 +262,7 @@ fn message(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
         }
         10 => b'H',
         11 => {
-            // A text of the client's own.
+            // Arbitrary text.
             let length = choices.below(64);
             body.extend_from_slice(choices.bytes(length));
             body.push(0);
@@ -274,13 +274,13 @@ fn message(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
             choices.byte()
         }
         13 => {
-            // No message at all.
+            // Arbitrary bytes instead of a message.
             let length = choices.below(8);
             out.extend_from_slice(choices.bytes(length));
             return;
         }
         14 => {
-            // A long one.
+            // A long message.
             text("SELECT 1;".repeat(choices.below(256)).as_bytes(), &mut body);
             b'Q'
         }

@@ -1,5 +1,5 @@
-//! Procedures in Lua, made of bytes: by a grammar that knows what a procedure can reach (`db`, values of SQL, the
-//! standard library), or the bytes as they are.
+//! Generates Lua procedures from fuzz input: with a grammar of everything that a procedure can
+//! access (`db`, SQL values, the standard library), or from the raw bytes.
 
 use fulmar_fuzz::Choices;
 

@@ -1,6 +1,6 @@
-//! What clients may do to a node, at random: conversations of the wire protocol, and procedures in Lua. Whatever they
-//! say, no thread of the node panics, its memory stays within bounds, every connection is answered in whole messages
-//! and comes to its end, and others are served.
+//! Fuzzes a node with random wire-protocol conversations and random Lua procedures. For any input,
+//! no thread of the node panics, its memory stays bounded, every connection receives only complete
+//! messages and is closed, and other clients are served.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,37 +21,37 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-/// What a node in a test may take, all in all.
+/// Maximum resident memory of a node in a test.
 const RESIDENT_BYTES: usize = 1536 << 20;
-/// So long nothing is said by either side; then the client hangs up.
-const SILENCE: Duration = Duration::from_millis(24);
-/// Inputs that share a database; they fill it.
+/// The client disconnects after neither side has sent anything for this time.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(24);
+/// Number of inputs that share a database.
 const INPUTS_PER_DATABASE: u32 = 500;
 
 const TABLES: &str = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, c BYTEA, d TIMESTAMP);
     INSERT INTO t VALUES (1, 'x', x'00ff', '2024-01-02'), (2, NULL, NULL, NULL), (3, 'zzz', x'', 'no date');
     CREATE PROCEDURE p(n INTEGER) RETURNS TABLE (x TEXT) LANGUAGE lua AS $$ return {{tostring(n)}} $$";
 
-/// A node, and a database of it that is made anew from time to time.
-struct Served {
+/// A node, and a database that is recreated periodically.
+struct ServedNode {
     runtime: Runtime,
     node: Node,
     admin: Client,
     inputs: u32,
 }
 
-impl Served {
-    fn start() -> Served {
+impl ServedNode {
+    fn start() -> ServedNode {
         let runtime = Runtime::new().unwrap();
         let (node, admin) = runtime.block_on(async {
             let node = Node::insecure().await;
             let admin = node.client("fulmar").await;
             (node, admin)
         });
-        Served { runtime, node, admin, inputs: 0 }
+        ServedNode { runtime, node, admin, inputs: 0 }
     }
 
-    /// Before each input: there is a database, with tables.
+    /// Ensures before each input that the database exists.
     fn prepare(&mut self) {
         if self.inputs.is_multiple_of(INPUTS_PER_DATABASE) {
             self.runtime.block_on(async {
@@ -71,44 +71,44 @@ impl Served {
 
 #[test]
 fn fuzz_wire() {
-    let mut served = Served::start();
-    let locked = served.runtime.block_on(Node::start(|_| ()));
+    let mut server = ServedNode::start();
+    let secured = server.runtime.block_on(Node::start(|_| ()));
     let target = Target::new("wire", env!("CARGO_MANIFEST_DIR")).seeds(conversation::seeds());
     target.words(conversation::WORDS).longest(400).runs(400).whole_process(RESIDENT_BYTES).run(|input| {
-        served.prepare();
+        server.prepare();
         let conversation = Conversation::of(input);
-        served.runtime.block_on(async {
-            let node = if conversation.locked_out { &locked } else { &served.node };
-            let answers = talk(node.port(), &conversation).await.unwrap();
+        server.runtime.block_on(async {
+            let node = if conversation.locked_out { &secured } else { &server.node };
+            let answers = run_conversation(node.port(), &conversation).await.unwrap();
             if conversation.locked_out {
-                assert!(!answers.starts_with(b"R\0\0\0\x08\0\0\0\0"), "it was let in");
+                assert!(!answers.starts_with(b"R\0\0\0\x08\0\0\0\0"), "the client must not be authenticated");
             }
             check_messages(&answers, conversation.is_plain());
-            // Another client is none the worse for it.
-            if served.inputs.is_multiple_of(16) {
-                let row = served.admin.query_one("SELECT 1", &[]).await.unwrap();
+            // Another client is not affected.
+            if server.inputs.is_multiple_of(16) {
+                let row = server.admin.query_one("SELECT 1", &[]).await.unwrap();
                 assert_eq!(row.get::<_, i64>(0), 1);
             }
         });
     });
-    served.runtime.block_on(locked.stop());
-    served.stop();
+    server.runtime.block_on(secured.stop());
+    server.stop();
 }
 
 #[test]
 fn fuzz_lua() {
-    let mut served = Served::start();
+    let mut server = ServedNode::start();
     let mut client: Option<Client> = None;
     let target = Target::new("lua", env!("CARGO_MANIFEST_DIR")).seeds(lua::seeds());
     target.words(lua::WORDS).longest(512).runs(300).whole_process(RESIDENT_BYTES).run(|input| {
-        if served.inputs.is_multiple_of(INPUTS_PER_DATABASE) {
+        if server.inputs.is_multiple_of(INPUTS_PER_DATABASE) {
             client = None;
         }
-        served.prepare();
+        server.prepare();
         let source = lua::procedure(input);
-        served.runtime.block_on(async {
+        server.runtime.block_on(async {
             if client.is_none() {
-                let new = served.node.client("fuzz").await;
+                let new = server.node.client("fuzz").await;
                 new.batch_execute("SET statement_timeout = '60ms'").await.unwrap();
                 client = Some(new);
             }
@@ -123,42 +123,43 @@ fn fuzz_lua() {
                 failed.iter().flatten().any(|error| error.code() == Some(&SqlState::QUERY_CANCELED))
             };
             let is_cancelled = within("a procedure ends", calls).await;
-            // The session continues. On a busy machine a short statement may take long.
+            // The session remains usable. On a busy machine a short statement may take long.
             let probe = "BEGIN; SET LOCAL statement_timeout = 0; SELECT count(*) FROM t; COMMIT";
             if let Err(error) = within("a statement ends", session.batch_execute(probe)).await {
-                // A call that does not notice its cancel in time costs its session.
+                // A call that does not react to its cancellation in time ends its session.
                 assert!(error.is_closed() && is_cancelled, "{error:?}");
                 client = None;
             }
         });
     });
     drop(client);
-    served.stop();
+    server.stop();
 }
 
-/// Says all of a conversation and hangs up when the other side has no more to say; what was answered until its end.
-async fn talk(port: u16, conversation: &Conversation) -> io::Result<Vec<u8>> {
+/// Sends a conversation, and disconnects when the server sends nothing more. Returns everything
+/// that was received.
+async fn run_conversation(port: u16, conversation: &Conversation) -> io::Result<Vec<u8>> {
     let (mut reader, mut writer) = TcpStream::connect(("127.0.0.1", port)).await?.into_split();
     let mut answers = Vec::new();
     for piece in &conversation.pieces {
-        // The node may have hung up, and may wait for its answers to be taken.
-        let said = async { drop(writer.write_all(piece).await) };
-        tokio::pin!(said);
+        // The node may have closed the connection, or may wait for its responses to be read.
+        let sending = async { drop(writer.write_all(piece).await) };
+        tokio::pin!(sending);
         loop {
             tokio::select! {
-                _ = &mut said => break,
+                _ = &mut sending => break,
                 read = read_some(&mut reader, &mut answers) => if read.is_none() { return Ok(answers) },
             }
         }
         if conversation.waits {
-            let read = timeout(SILENCE / 8, read_some(&mut reader, &mut answers)).await;
+            let read = timeout(IDLE_TIMEOUT / 8, read_some(&mut reader, &mut answers)).await;
             if read.is_ok_and(|read| read.is_none()) {
                 return Ok(answers);
             }
         }
     }
-    let silence = if conversation.hurries { Duration::ZERO } else { SILENCE };
-    while let Ok(read) = timeout(silence, read_some(&mut reader, &mut answers)).await {
+    let idle_timeout = if conversation.hurries { Duration::ZERO } else { IDLE_TIMEOUT };
+    while let Ok(read) = timeout(idle_timeout, read_some(&mut reader, &mut answers)).await {
         if read.is_none() {
             return Ok(answers);
         }
@@ -169,7 +170,7 @@ async fn talk(port: u16, conversation: &Conversation) -> io::Result<Vec<u8>> {
     Ok(answers)
 }
 
-/// Reads what is there; nothing at the connection's end.
+/// Reads the available bytes. Returns `None` at the end of the connection.
 async fn read_some(reader: &mut OwnedReadHalf, answers: &mut Vec<u8>) -> Option<()> {
     match reader.read_buf(answers).await {
         Ok(0) | Err(_) => None,
@@ -177,7 +178,7 @@ async fn read_some(reader: &mut OwnedReadHalf, answers: &mut Vec<u8>) -> Option<
     }
 }
 
-/// Answers are whole messages of kinds that a server may send.
+/// Checks that the responses are complete messages of valid kinds.
 fn check_messages(mut answers: &[u8], plain: bool) {
     if !plain {
         return;
@@ -186,7 +187,7 @@ fn check_messages(mut answers: &[u8], plain: bool) {
         let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
         assert!(b"123ACDEGHIKNRSTVZcdnstv".contains(kind), "a message of kind {}", kind.escape_ascii());
         let message = answers.get(..1 + length);
-        // A client that hangs up in the middle of an answer is not told the rest.
+        // The last message may be incomplete if the client disconnected.
         let Some(message) = message else { return };
         assert!(length >= 4);
         answers = &answers[message.len()..];

@@ -1,4 +1,4 @@
-//! COPY with a real driver and with psql: out, in, and back again.
+//! COPY with a driver and with psql, in both directions.
 
 use crate::common::{Node, state};
 use bytes::Bytes;
@@ -31,11 +31,11 @@ async fn copy_in(client: &Client, sql: &str, text: &str) -> Result<u64, tokio_po
 }
 
 #[tokio::test]
-async fn what_is_copied_out_is_copied_in() {
+async fn copied_rows_round_trip() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     table(&client).await;
-    // As PostgreSQL 15 prints the same rows.
+    // The output of PostgreSQL 15 for the same rows.
     let text = "1\tt\t0.5\t\\\\x00ff\ta,\"b\"\n2\tf\t\\N\t\\N\t\n3\t\\N\t1e+300\t\\\\x\ttwo\\nlines\\t\\\\N\n4\t\\N\t2\t\\N\t\\N\n";
     assert_eq!(out(&client, "COPY t TO STDOUT").await, text);
     let csv = "id,yes,x,b,s\n1,t,0.5,\\x00ff,\"a,\"\"b\"\"\"\n2,f,,,\"\"\n3,,1e+300,\\x,\"two\nlines\t\\N\"\n4,,2,,\n";
@@ -61,17 +61,17 @@ async fn what_is_copied_out_is_copied_in() {
     assert_eq!(out(&client, "COPY (SELECT s FROM u WHERE id = 7) TO STDOUT").await, "\n");
     let longer = format!("8\tt\t1\t\\N{}\n", "\t".repeat(1 << 20));
     assert_eq!(state(copy_in(&client, "COPY u FROM STDIN", &longer).await), "22P04");
-    for (refused, expected) in [
+    for (statement, expected) in [
         ("COPY t TO STDOUT CSV FORCE_QUOTE (nothing)", "42703"),
         ("COPY nowhere TO STDOUT", "42P01"),
         ("COPY (DELETE FROM t) TO STDOUT", "0A000"),
         ("COPY (SELECT 1; SELECT 2) TO STDOUT", "42601"),
         ("COPY (SELECT abs(-9223372036854775808)) TO STDOUT", "22003"),
     ] {
-        let outcome = client.simple_query(refused).await;
-        assert_eq!(state(outcome), expected, "{refused}");
+        let outcome = client.simple_query(statement).await;
+        assert_eq!(state(outcome), expected, "{statement}");
     }
-    // Neither writes nor reads what is generated; of any kind of table.
+    // Generated columns are neither written nor read, for any kind of table.
     client
         .batch_execute(
             "CREATE TABLE g(a INTEGER, twice INTEGER GENERATED ALWAYS AS (a * 2) STORED, b TEXT, l AS (length(b)));
@@ -91,7 +91,7 @@ async fn what_is_copied_out_is_copied_in() {
     for system in ["pg_catalog.pg_namespace", "pg_namespace"] {
         assert!(out(&client, &format!("COPY {system} TO STDOUT")).await.contains("public"));
     }
-    // The session goes on, inside a transaction as well.
+    // The session remains usable, inside a transaction as well.
     client.batch_execute("BEGIN; INSERT INTO t(id) VALUES (5)").await.unwrap();
     assert_eq!(out(&client, "COPY (SELECT count(*) FROM t) TO STDOUT").await, "5\n");
     client.batch_execute("ROLLBACK").await.unwrap();
@@ -99,7 +99,7 @@ async fn what_is_copied_out_is_copied_in() {
     node.stop().await;
 }
 
-/// More than an answer keeps in memory.
+/// More rows than a result keeps in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn psql_copies_many_rows_out_and_in() {
     let node = Node::insecure().await;

@@ -1,4 +1,5 @@
-//! Whole databases out and in, as plain SQLite files, with a real driver, with psql, and with stock SQLite.
+//! Export and import of whole databases as SQLite files, checked with a driver, psql, and stock
+//! SQLite.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ async fn export(client: &Client) -> Vec<u8> {
 async fn import(admin: &Client, sql: &str, file: &[u8]) -> Result<u64, tokio_postgres::Error> {
     let sink = admin.copy_in::<_, Bytes>(sql).await?;
     let mut sink = std::pin::pin!(sink);
-    // Pieces that end anywhere in a page.
+    // The pieces do not end at page boundaries.
     for piece in file.chunks(100_003) {
         sink.send(Bytes::copy_from_slice(piece)).await?;
     }
@@ -34,14 +35,14 @@ async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// What stock SQLite says of a file.
+/// The result of a query in stock SQLite.
 fn stock(file: &Path, sql: &str) -> String {
     let connection = rusqlite::Connection::open(file).unwrap();
     connection.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_export_is_consistent_while_writers_run() {
+async fn export_is_consistent_under_concurrent_writes() {
     const ACCOUNTS: i64 = 5000;
     let node = Node::insecure().await;
     let client = node.database("bank").await;
@@ -54,7 +55,7 @@ async fn an_export_is_consistent_while_writers_run() {
     );
     client.batch_execute(&accounts).await.unwrap();
 
-    // Writers that move money, and shrink and grow the file, until the exports are done.
+    // Writers that transfer money, and make the file shrink and grow, until the exports are done.
     let (stop, moved) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let writers: Vec<_> = (0..3)
         .map(|writer: i64| {
@@ -102,7 +103,8 @@ async fn an_export_is_consistent_while_writers_run() {
         assert_eq!(stock(file, &balance), format!("sum {}", ACCOUNTS * 100));
     }
 
-    // Nobody writes any more: an export has everything. What is imported is the same, and a database like any other.
+    // Without writers, an export contains everything. The imported database has the same content
+    // and can be written.
     let file = export(&client).await;
     let admin = node.client("fulmar").await;
     assert_eq!(import(&admin, &into("copy"), &file).await.unwrap() as usize, file.len() / 4096);
@@ -128,11 +130,11 @@ async fn an_export_is_consistent_while_writers_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_sound_database_leaves_nothing() {
+async fn rejected_imports_leave_nothing_behind() {
     let node = Node::insecure().await;
     let admin = node.client("fulmar").await;
     let directory = tempfile::tempdir().unwrap();
-    let made = |name: &str, pragma: &str| {
+    let sqlite_file = |name: &str, pragma: &str| {
         let path = directory.path().join(name);
         let stock = rusqlite::Connection::open(&path).unwrap();
         stock.execute_batch(&format!(
@@ -142,40 +144,44 @@ async fn what_is_no_sound_database_leaves_nothing() {
         stock.close().unwrap();
         std::fs::read(path).unwrap()
     };
-    let sound = made("sound.db", "PRAGMA page_size = 4096");
+    let sound = sqlite_file("sound.db", "PRAGMA page_size = 4096");
     let mut damaged = sound.clone();
     let pages = damaged.len() / 4096;
     assert!(pages > 8);
     damaged[3 * 4096..5 * 4096].fill(0xA5);
     let bad: [(&str, &[u8], &str); 6] = [
-        ("no database", b"id,name\n1,a\n", "no SQLite database"),
-        ("page size", &made("small.db", "PRAGMA page_size = 512"), "512 bytes"),
-        ("utf-16", &made("wide.db", "PRAGMA encoding = 'UTF-16le'"), "UTF-16"),
-        ("cut at a page", &sound[..sound.len() - 4096], "end is missing"),
-        ("cut in a page", &sound[..sound.len() - 5], "end is missing"),
+        ("no database", b"id,name\n1,a\n", "file is not an SQLite database"),
+        ("page size", &sqlite_file("small.db", "PRAGMA page_size = 512"), "512 bytes"),
+        ("utf-16", &sqlite_file("wide.db", "PRAGMA encoding = 'UTF-16le'"), "UTF-16"),
+        ("cut at a page", &sound[..sound.len() - 4096], "database file is truncated"),
+        ("cut in a page", &sound[..sound.len() - 5], "database file is truncated"),
         ("damaged", &damaged, "damaged"),
     ];
-    for (what, file, message) in bad {
+    for (case, file, message) in bad {
         let error = import(&admin, &into("shop"), file).await.unwrap_err();
-        let said = error.as_db_error().unwrap_or_else(|| panic!("{what}: {error}"));
-        assert_eq!(said.code().code(), "22P04", "{what}: {said:?}");
-        assert!(said.message().contains(message) && said.hint().is_some(), "{what}: {said:?}");
-        assert_eq!(state(connect(&node.config("shop", "anna")).await), "3D000", "{what}");
+        let database_error = error.as_db_error().unwrap_or_else(|| panic!("{case}: {error}"));
+        assert_eq!(database_error.code().code(), "22P04", "{case}: {database_error:?}");
+        assert!(
+            database_error.message().contains(message) && database_error.hint().is_some(),
+            "{case}: {database_error:?}"
+        );
+        assert_eq!(state(connect(&node.config("shop", "anna")).await), "3D000", "{case}");
     }
-    // Nor does a client that gives up, or goes away.
+    // An import that the client aborts leaves nothing either.
     let refused = {
         let sink = admin.copy_in::<_, Bytes>(&into("shop")).await.unwrap();
         let mut sink = std::pin::pin!(sink);
         sink.send(Bytes::copy_from_slice(&sound[..10_000])).await.unwrap();
         state(connect(&node.config("shop", "anna")).await)
     };
-    assert_eq!(refused, "3D000", "nobody sees it yet");
-    // What was being made is being undone for a moment. (A driver's connection is no good after a COPY that was refused.)
+    assert_eq!(refused, "3D000", "a database must not be visible before its import is complete");
+    // The aborted import is still being cleaned up for a moment. (The driver's connection is
+    // unusable after a rejected COPY.)
     loop {
         let config = node.config("fulmar", "anna");
-        let (goes, connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
+        let (client, connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
         let connection = tokio::spawn(connection);
-        match goes.copy_in::<_, Bytes>(&into("shop")).await {
+        match client.copy_in::<_, Bytes>(&into("shop")).await {
             Err(error) => assert_eq!(state::<()>(Err(error)), "55006"),
             Ok(sink) => {
                 connection.abort();
@@ -194,18 +200,18 @@ async fn what_is_no_sound_database_leaves_nothing() {
     assert_eq!(state(import(&node.client("shop").await, &into("other"), &sound).await), "0A000");
     let admin = node.client("fulmar").await;
     admin.batch_execute("CREATE USER ada").await.unwrap();
-    let owned = "COPY DATABASE hers FROM STDIN WITH (FORMAT sqlite, OWNER ada)";
+    let owned = "COPY DATABASE imported FROM STDIN WITH (FORMAT sqlite, OWNER ada)";
     import(&admin, owned, &[]).await.unwrap();
-    let hers = node.client("hers").await;
-    assert_eq!(number(&hers, "SELECT count(*) FROM sqlite_schema").await, 0);
-    let file = export(&hers).await;
+    let imported = node.client("imported").await;
+    assert_eq!(number(&imported, "SELECT count(*) FROM sqlite_schema").await, 0);
+    let file = export(&imported).await;
     assert!(file.len() <= 4096);
     shop.batch_execute("BEGIN").await.unwrap();
     assert_eq!(state(shop.batch_execute(OUT).await), "25001");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn psql_does_it_too() {
+async fn psql_can_export_a_database() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     client.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (42)").await.unwrap();

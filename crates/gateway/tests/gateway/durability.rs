@@ -1,4 +1,4 @@
-//! Where a tenant's commits are made durable: chosen, changed, shown, through the wire.
+//! Durability of a tenant's commits: choosing, changing and showing it through SQL.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ async fn log_objects(store: &Backend) -> usize {
     store.list("logs", None).await.unwrap().names.len()
 }
 
-/// When the session that has just ended is gone.
+/// Retries while the session that was just closed is still registered.
 async fn alter(admin: &Client, sql: &str) {
     let altered = async {
         while let Err(error) = admin.batch_execute(sql).await {
@@ -26,14 +26,14 @@ async fn alter(admin: &Client, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn durability_is_chosen_changed_and_shown() {
+async fn durability_can_be_set_and_changed() {
     let store = Backend::memory();
     let objects = store.clone();
     let node =
         Node::on_engine(|config| config.insecure = true, |engine| engine.store = Some(Arc::new(store))).await;
     let admin = node.client("fulmar").await;
     admin.batch_execute("CREATE DATABASE plain").await.unwrap();
-    assert_eq!(log_objects(&objects).await, 0, "nobody needs it yet");
+    assert_eq!(log_objects(&objects).await, 0, "the shared log must not be opened before it is needed");
     admin.batch_execute("CREATE DATABASE safe WITH DURABILITY = shared").await.unwrap();
     assert_eq!(
         (shown(&admin, "plain").await, shown(&admin, "safe").await),
@@ -49,7 +49,7 @@ async fn durability_is_chosen_changed_and_shown() {
     assert_eq!(log_objects(&objects).await, before + 2);
 
     let change = "ALTER DATABASE plain SET durability = 'shared'";
-    assert_eq!(state(admin.batch_execute(change).await), "55006", "somebody is connected");
+    assert_eq!(state(admin.batch_execute(change).await), "55006", "a session is connected");
     drop(plain);
     alter(&admin, change).await;
     assert_eq!(shown(&admin, "plain").await, "shared");
@@ -68,12 +68,12 @@ async fn durability_is_chosen_changed_and_shown() {
 
     let sql = "SELECT details FROM fulmar.events WHERE kind = 'durability.changed' AND database = 'plain'";
     assert_eq!(admin.query(sql, &[]).await.unwrap().len(), 1);
-    // The log ends after those who wanted it opened.
+    // The shutdown must not wait for users of the shared log.
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_durability_is_refused() {
+async fn invalid_durability_is_rejected() {
     let node = Node::insecure().await;
     let admin = node.client("fulmar").await;
     admin.batch_execute("CREATE DATABASE shop").await.unwrap();
@@ -81,25 +81,26 @@ async fn what_is_no_durability_is_refused() {
         ("ALTER DATABASE shop SET durability = 'replicated'", "22023"),
         ("CREATE DATABASE other DURABILITY 'no''ne'", "22023"),
         ("CREATE DATABASE other DURABILITY", "42601"),
-        ("ALTER DATABASE nobodys SET durability = 'shared'", "3D000"),
+        ("ALTER DATABASE missing SET durability = 'shared'", "3D000"),
     ] {
         assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
     }
-    // Ending its sessions, that of who asks among them, would not help.
-    let own = admin.batch_execute("ALTER DATABASE fulmar SET durability = 'shared'").await.unwrap_err();
-    let own = own.as_db_error().unwrap();
-    assert_eq!((own.code().code(), own.detail()), ("55006", None));
-    assert_eq!(own.message(), "database \"fulmar\" is always local: it is the system's own");
-    // Nothing is left of what was not made.
+    // No detail suggests terminating sessions, which would not help.
+    let error = admin.batch_execute("ALTER DATABASE fulmar SET durability = 'shared'").await.unwrap_err();
+    let error = error.as_db_error().unwrap();
+    assert_eq!((error.code().code(), error.detail()), ("55006", None));
+    assert_eq!(error.message(), "system database \"fulmar\" always has local durability");
+    // The failed statements created nothing.
     admin.batch_execute("CREATE DATABASE other DURABILITY 'shared'").await.unwrap();
     admin.batch_execute("DROP DATABASE other").await.unwrap();
     admin.batch_execute("CREATE DATABASE other").await.unwrap();
     assert_eq!(shown(&admin, "other").await, "local");
 }
 
-/// Databases that are local go on, and so does the node for whoever balances load; it tells what does not.
+/// If the shared log fails, local databases continue to work, and the node remains healthy for load
+/// balancers. The health text reports the failure.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_in_the_store_that_fails_is_told_and_disturbs_no_others() {
+async fn shared_log_failure_is_reported_and_local_databases_continue() {
     let store = FaultyStore::new(Arc::new(Backend::memory()));
     let faulty = store.clone();
     let node =
@@ -122,13 +123,13 @@ async fn a_log_in_the_store_that_fails_is_told_and_disturbs_no_others() {
     );
     assert!(node.get("/metrics", "").await.contains("\nfulmar_shared_log_refuses 1\n"));
     plain.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
-    assert!(!waiting.is_finished(), "nobody knows");
+    assert!(!waiting.is_finished(), "the outcome of the commit must not be reported before it is known");
     faulty.always(StoreOperation::Put, None);
     waiting.await.unwrap().unwrap();
     event(&admin, "shared_log.works").await;
     assert!(node.get("/healthz", "").await.ends_with("\r\n\r\nok\n"));
     let local = "SELECT 1 FROM fulmar.events WHERE kind LIKE 'log.%'";
-    assert!(admin.query(local, &[]).await.unwrap().is_empty(), "the node's own log has no part in it");
+    assert!(admin.query(local, &[]).await.unwrap().is_empty(), "the local log must not report a failure");
     drop((plain, admin));
     node.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The journal: what administrators and others did, who may see it, and what must never stand in it.
+//! The event log: what it records, who may read it, and that it contains no secrets.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::common::{Node, connect, state};
 use fulmar_gateway::events::{Event, Journal, Kind};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// A secret that can be searched for.
+/// Secrets that can be searched for.
 const SECRETS: [&str; 3] = ["hunter2-of-root", "hunter2-of-anna", "hunter2-guessed"];
 
 async fn log_in(node: &Node, database: &str, user: &str, password: &str) -> Client {
@@ -16,8 +16,8 @@ async fn log_in(node: &Node, database: &str, user: &str, password: &str) -> Clie
     connect(&config).await.unwrap()
 }
 
-/// A node that asks for passwords and keeps its journal, and its superuser.
-async fn node_with_a_journal(directory: &Path) -> (Node, Client) {
+/// A node with password authentication and an event log, and a session of its superuser.
+async fn node_with_event_log(directory: &Path) -> (Node, Client) {
     let journal = Arc::new(Journal::open(directory).unwrap());
     let node = Node::start(|config| config.journal = journal).await;
     let verifier = fulmar_gateway::scram_verifier(SECRETS[0]);
@@ -26,7 +26,7 @@ async fn node_with_a_journal(directory: &Path) -> (Node, Client) {
     (node, admin)
 }
 
-/// Kind, database, user and details of all events that a client sees.
+/// Kind, database, user and details of all events that are visible to a client.
 async fn events(client: &Client) -> Vec<(String, Option<String>, Option<String>, String)> {
     let sql =
         "SELECT kind, database, \"user\", coalesce(CAST(details AS TEXT), '') FROM fulmar.events ORDER BY id";
@@ -35,9 +35,9 @@ async fn events(client: &Client) -> Vec<(String, Option<String>, Option<String>,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn administration_is_noted_and_shown_to_whom_it_concerns() {
+async fn administration_is_recorded_and_visible_to_owners() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, admin) = node_with_a_journal(directory.path()).await;
+    let (node, admin) = node_with_event_log(directory.path()).await;
     for statement in [
         "CREATE USER anna PASSWORD 'hunter2-of-anna'",
         "CREATE USER bert PASSWORD 'hunter2-of-anna'",
@@ -57,9 +57,9 @@ async fn administration_is_noted_and_shown_to_whom_it_concerns() {
     ] {
         admin.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error}"));
     }
-    // What fails has not happened.
+    // Failed statements cause no events.
     assert_eq!(state(admin.batch_execute("CREATE DATABASE store").await), "42P04");
-    admin.batch_execute("DROP DATABASE IF EXISTS nothing; DROP USER IF EXISTS nobody").await.unwrap();
+    admin.batch_execute("DROP DATABASE IF EXISTS nothing; DROP USER IF EXISTS unknown").await.unwrap();
 
     let seen = events(&admin).await;
     let shown: Vec<(&str, Option<&str>)> = seen.iter().map(|e| (e.0.as_str(), e.1.as_deref())).collect();
@@ -93,25 +93,28 @@ async fn administration_is_noted_and_shown_to_whom_it_concerns() {
     let complete: i64 = admin.query_one(sql, &[]).await.unwrap().get(0);
     assert_eq!(complete, seen.len() as i64);
 
-    // The owner: what happened to the database, and no names of others.
+    // The owner sees the events of the database, without names of other users.
     let anna = log_in(&node, "store", "anna", SECRETS[1]).await;
-    let hers = events(&anna).await;
-    let kinds: Vec<&str> = hers.iter().map(|event| event.0.as_str()).collect();
+    let owner_events = events(&anna).await;
+    let kinds: Vec<&str> = owner_events.iter().map(|event| event.0.as_str()).collect();
     let expected: Vec<&str> =
         expected.iter().filter(|e| matches!(e.1, Some("shop" | "store"))).map(|e| e.0).collect();
     assert_eq!(kinds, expected);
-    assert!(hers.iter().all(|event| event.2.is_none() && !event.3.contains("bert")), "{hers:?}");
-    assert!(hers.iter().any(|event| event.3.contains("\"limit\":\"max_size\"")), "{hers:?}");
+    assert!(
+        owner_events.iter().all(|event| event.2.is_none() && !event.3.contains("bert")),
+        "{owner_events:?}"
+    );
+    assert!(owner_events.iter().any(|event| event.3.contains("\"limit\":\"max_size\"")), "{owner_events:?}");
     assert_eq!(
         anna.query("SELECT 1 FROM fulmar.events WHERE address IS NOT NULL", &[]).await.unwrap().len(),
         0
     );
-    // Somebody who may only connect sees nothing.
+    // A user with only the CONNECT privilege sees nothing.
     admin.batch_execute("CREATE USER carl PASSWORD 'hunter2-of-anna'; ").await.unwrap();
     admin.batch_execute("GRANT CONNECT ON DATABASE store TO carl").await.unwrap();
     let carl = log_in(&node, "store", "carl", SECRETS[1]).await;
     assert!(events(&carl).await.is_empty());
-    // Another database of the same name is another one.
+    // A new database with the same name has its own events.
     drop((anna, carl));
     admin.batch_execute("DROP DATABASE store WITH (FORCE)").await.unwrap();
     admin.batch_execute("CREATE DATABASE store OWNER carl").await.unwrap();
@@ -122,9 +125,9 @@ async fn administration_is_noted_and_shown_to_whom_it_concerns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_tenants_cause_is_gathered() {
+async fn events_caused_by_tenants_are_aggregated() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, admin) = node_with_a_journal(directory.path()).await;
+    let (node, admin) = node_with_event_log(directory.path()).await;
     admin.batch_execute("CREATE USER anna PASSWORD 'hunter2-of-anna'").await.unwrap();
     admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
     let anna = log_in(&node, "shop", "anna", SECRETS[1]).await;
@@ -134,7 +137,7 @@ async fn what_tenants_cause_is_gathered() {
         anna.batch_execute(&format!("SELECT pg_cancel_backend({pid})")).await.unwrap();
         anna.simple_query("COPY DATABASE TO STDOUT (FORMAT sqlite)").await.unwrap_or_default();
     }
-    for user in ["nobody", "anna", "somebody"] {
+    for user in ["unknown1", "anna", "unknown2"] {
         let mut config = node.config("shop", user);
         config.password(SECRETS[2]);
         assert_eq!(state(connect(&config).await), "28P01");
@@ -146,7 +149,7 @@ async fn what_tenants_cause_is_gathered() {
     for kind in ["session.cancelled", "database.exported", "login.failed"] {
         assert_eq!(kinds(&seen, kind), 1, "{kind}: {seen:?}");
     }
-    // What superusers do is noted each time.
+    // Actions of superusers are recorded individually.
     for _ in 0..2 {
         admin.batch_execute(&format!("SELECT pg_cancel_backend({pid})")).await.unwrap();
     }
@@ -156,22 +159,22 @@ async fn what_tenants_cause_is_gathered() {
     drop((admin, anna, other));
     node.stop().await;
 
-    // The rest is told at the end; and a start finds it all.
+    // Aggregated events are written at shutdown, and found again at the next start.
     let journal = Journal::open(directory.path()).unwrap();
     journal.record(Event::new(Kind::NodeStarted));
     let node = Node::start(|config| (config.insecure, config.journal) = (true, Arc::new(journal))).await;
     let seen = events(&node.client("fulmar").await).await;
     assert_eq!(kinds(&seen, "login.failed"), 2, "{seen:?}");
     let last = seen.iter().rfind(|event| event.0 == "login.failed").unwrap();
-    assert!(last.3.contains("\"times\":2") && last.3.contains("\"somebody\""), "{last:?}");
+    assert!(last.3.contains("\"times\":2") && last.3.contains("\"unknown2\""), "{last:?}");
     assert_eq!(seen.last().map(|event| event.0.as_str()), Some("node.started"));
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_secret_is_in_the_journal() {
+async fn event_log_contains_no_secrets() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, admin) = node_with_a_journal(directory.path()).await;
+    let (node, admin) = node_with_event_log(directory.path()).await;
     admin.batch_execute("CREATE USER anna PASSWORD 'hunter2-of-anna'").await.unwrap();
     admin.batch_execute("ALTER USER anna PASSWORD 'hunter2-of-anna'").await.unwrap();
     assert_eq!(state(admin.batch_execute("CREATE USER anna PASSWORD 'hunter2-of-anna'").await), "42710");

@@ -1,4 +1,4 @@
-//! Databases of the past, in SQL: what there is, branches, restores.
+//! Point-in-time recovery in SQL: restore points, branches, restores, historical sessions.
 
 use crate::common::{Node, connect, ends, state};
 use tokio_postgres::Client;
@@ -17,7 +17,7 @@ async fn number(client: &Client, sql: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_is_branched_and_restored_in_sql() {
+async fn databases_can_be_branched_and_restored() {
     let node = Node::insecure().await;
     let admin = node.client("fulmar").await;
     let shop = node.database("shop").await;
@@ -26,7 +26,7 @@ async fn a_database_is_branched_and_restored_in_sql() {
     for a in 1..=3 {
         shop.batch_execute(&format!("INSERT INTO t VALUES ({a})")).await.unwrap();
         node.engine.flush().await.unwrap();
-        // Times are told in milliseconds: no two are to be of the same.
+        // Restore points are named by milliseconds, so each must be in a millisecond of its own.
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     let times = texts(&shop, "SELECT time FROM fulmar.history ORDER BY version").await;
@@ -59,7 +59,7 @@ async fn a_database_is_branched_and_restored_in_sql() {
     let event = "SELECT count(*) FROM fulmar.events WHERE kind = 'database.restored' AND database = 'shop'";
     assert_eq!(number(&admin, event).await, 1);
 
-    // It can be taken back.
+    // A restore can be undone.
     let before = "SELECT time FROM fulmar.history WHERE lineage = (SELECT lineage FROM fulmar.history ORDER BY time \
                   LIMIT 1) ORDER BY time DESC LIMIT 1";
     let before = texts(&shop, before).await;
@@ -71,7 +71,7 @@ async fn a_database_is_branched_and_restored_in_sql() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_restored_is_said() {
+async fn invalid_restores_are_rejected() {
     let node = Node::insecure().await;
     let admin = node.client("fulmar").await;
     let shop = node.database("shop").await;
@@ -81,17 +81,17 @@ async fn what_cannot_be_restored_is_said() {
         ("ALTER DATABASE shop RESTORE TO TIMESTAMP '2020-01-01'", "22023"),
         ("ALTER DATABASE shop RESTORE TO TIMESTAMP '2999-01-01'", "22023"),
         ("ALTER DATABASE shop RESTORE TO TIMESTAMP 'noon'", "22007"),
-        ("ALTER DATABASE nobody RESTORE TO TIMESTAMP '2020-01-01'", "3D000"),
+        ("ALTER DATABASE missing RESTORE TO TIMESTAMP '2020-01-01'", "3D000"),
         ("CREATE DATABASE copy BRANCH OF shop AT TIMESTAMP '2020-01-01'", "22023"),
-        ("CREATE DATABASE copy BRANCH OF nobody", "3D000"),
+        ("CREATE DATABASE copy BRANCH OF missing", "3D000"),
         ("ALTER DATABASE fulmar RESTORE TO TIMESTAMP '2020-01-01'", "55006"),
         ("ALTER DATABASE shop SET retention = '367d'", "22023"),
     ] {
         assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
     }
     let refused = shop.batch_execute("ALTER DATABASE shop RESTORE TO TIMESTAMP '2020-01-01'").await;
-    assert_eq!(state(refused), "0A000", "not from here");
-    // Nothing of it was made, and nobody was disturbed.
+    assert_eq!(state(refused), "0A000", "must fail outside the database fulmar");
+    // The failed statements created nothing and disturbed no session.
     shop.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
     admin.batch_execute("CREATE DATABASE copy BRANCH OF shop").await.unwrap();
     admin
@@ -104,8 +104,11 @@ async fn what_cannot_be_restored_is_said() {
     node.stop().await;
 }
 
-/// The notices that a client is sent.
-async fn noticing(node: &Node, database: &str) -> (Client, tokio::sync::mpsc::UnboundedReceiver<String>) {
+/// A client, and the notices that it receives.
+async fn client_with_notices(
+    node: &Node,
+    database: &str,
+) -> (Client, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let (client, mut connection) =
         node.config(database, "anna").connect(tokio_postgres::NoTls).await.unwrap();
     let (sender, notices) = tokio::sync::mpsc::unbounded_channel();
@@ -120,7 +123,7 @@ async fn noticing(node: &Node, database: &str) -> (Client, tokio::sync::mpsc::Un
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_looks_at_the_database_as_it_was() {
+async fn as_of_shows_the_database_at_a_restore_point() {
     const COUNT: &str = "SELECT count(*) FROM t";
     let node = Node::insecure().await;
     let writer = node.database("shop").await;
@@ -131,7 +134,7 @@ async fn a_session_looks_at_the_database_as_it_was() {
     }
     let times = texts(&writer, "SELECT time FROM fulmar.history ORDER BY version").await;
     writer.batch_execute("INSERT INTO t VALUES (4); CREATE TABLE later (a INTEGER)").await.unwrap();
-    let (client, mut notices) = noticing(&node, "shop").await;
+    let (client, mut notices) = client_with_notices(&node, "shop").await;
     let prepared = client.prepare(COUNT).await.unwrap();
     let count = async || client.query_one(&prepared, &[]).await.unwrap().get::<_, i64>(0);
 
@@ -139,7 +142,7 @@ async fn a_session_looks_at_the_database_as_it_was() {
     for (time, rows) in times.iter().zip(1..) {
         client.batch_execute(&format!("SET fulmar.as_of = '{time}'")).await.unwrap();
         let notice = notices.recv().await.unwrap();
-        assert_eq!(notice, format!("the database is shown as it was at {time}"));
+        assert_eq!(notice, format!("showing the database as of {time}"));
         assert_eq!(texts(&client, "SHOW fulmar.snapshot_time").await, [time.as_str()]);
         assert_eq!(texts(&client, "SELECT current_setting('fulmar.snapshot_time')").await, [time.as_str()]);
         assert_eq!(count().await, rows);
@@ -164,7 +167,7 @@ async fn a_session_looks_at_the_database_as_it_was() {
     let stock = rusqlite::Connection::open(exported.path()).unwrap();
     assert_eq!(stock.query_row(COUNT, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
 
-    // What ends it.
+    // Statements that return to the current data.
     for off in [
         "RESET fulmar.as_of",
         "SET fulmar.as_of = ''",
@@ -179,13 +182,13 @@ async fn a_session_looks_at_the_database_as_it_was() {
     }
     client.batch_execute("INSERT INTO t VALUES (5); DELETE FROM t WHERE a = 5").await.unwrap();
 
-    // For one transaction.
+    // For a single transaction.
     let begin = format!("BEGIN READ ONLY; SET LOCAL fulmar.as_of = '{}'", times[1]);
     for end in ["COMMIT", "ROLLBACK"] {
         client.batch_execute(&begin).await.unwrap();
         assert_eq!(number(&client, COUNT).await, 2);
         let refused = client.batch_execute("RESET fulmar.as_of").await;
-        assert_eq!(state(refused), "25001", "it has seen something");
+        assert_eq!(state(refused), "25001", "cannot change as_of after the transaction's first query");
         client.batch_execute("ROLLBACK").await.unwrap();
         client.batch_execute(&begin).await.unwrap();
         assert_eq!(number(&client, COUNT).await, 2);
@@ -208,7 +211,7 @@ async fn a_session_looks_at_the_database_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_begins_in_the_past() {
+async fn as_of_can_be_a_connection_option() {
     let node = Node::insecure().await;
     let writer = node.database("shop").await;
     writer.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
@@ -226,7 +229,8 @@ async fn a_connection_begins_in_the_past() {
     assert_eq!(state(client.batch_execute("DELETE FROM t").await), "25006");
     let client = connect(&at("2020-01-01")).await.unwrap();
     assert_eq!(state(client.batch_execute("SELECT count(*) FROM t").await), "22023");
-    // That is what it goes back to; the present has to be asked for.
+    // RESET returns to the value of the connection's options. Returning to the current data
+    // requires an empty value.
     client.batch_execute("RESET fulmar.as_of").await.unwrap();
     assert_eq!(state(client.batch_execute("SELECT count(*) FROM t").await), "22023");
     client.batch_execute("SET fulmar.as_of = ''").await.unwrap();

@@ -1,4 +1,4 @@
-//! Clients that say nothing for a while.
+//! Clients that are idle, or do not read, inside a transaction.
 
 use std::time::Duration;
 
@@ -14,36 +14,35 @@ const BOUND_BYTES: u64 = 10 * 4096;
 const STRICT: SnapshotBounds =
     SnapshotBounds { bytes: BOUND_BYTES, age: Duration::from_secs(3600), age_if_large: Duration::ZERO };
 
-/// A client that is silent inside a transaction does not hold others' old versions in memory for long, and does not
-/// notice that its own snapshot was replaced.
+/// A client that is idle in a transaction does not keep old versions in memory for long. It does
+/// not notice that its snapshot was replaced.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_transaction_lets_its_snapshot_go() {
+async fn idle_transaction_releases_its_snapshot() {
     let node = Node::on_engine(|config| config.insecure = true, |config| config.snapshots = STRICT).await;
-    let mut silent = node.database("t1").await;
+    let mut idle = node.database("t1").await;
     let writer = node.client("t1").await;
-    silent
-        .batch_execute(
-            "CREATE TABLE t(k INTEGER PRIMARY KEY, n INTEGER, filler);
+    idle.batch_execute(
+        "CREATE TABLE t(k INTEGER PRIMARY KEY, n INTEGER, filler);
              INSERT INTO t VALUES (1, 10, zeroblob(3500)), (2, 20, zeroblob(3500))",
-        )
-        .await
-        .unwrap();
-    let transaction = silent.transaction().await.unwrap();
+    )
+    .await
+    .unwrap();
+    let transaction = idle.transaction().await.unwrap();
     let n: i64 = transaction.query_one("SELECT n FROM t WHERE k = 1", &[]).await.unwrap().get(0);
     assert_eq!(n, 10);
-    held_and_freed(&node, &writer).await;
+    pages_are_freed(&node, &writer).await;
     transaction.batch_execute("UPDATE t SET n = n + 1 WHERE k = 1").await.unwrap();
     transaction.commit().await.unwrap();
     let n: i64 = writer.query_one("SELECT n FROM t WHERE k = 1", &[]).await.unwrap().get(0);
     assert_eq!(n, 11);
-    drop((silent, writer));
+    drop((idle, writer));
     node.stop().await;
 }
 
-/// Nor does one that does not read what it asked for.
+/// The same for a client that does not read the result.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_does_not_read_lets_its_snapshot_go() {
-    const QUESTION: &str = "BEGIN; SELECT n FROM t; SELECT hex(zeroblob(20000000))";
+async fn client_that_does_not_read_releases_its_snapshot() {
+    const SCRIPT: &str = "BEGIN; SELECT n FROM t; SELECT hex(zeroblob(20000000))";
     let node = Node::on_engine(|config| config.insecure = true, |config| config.snapshots = STRICT).await;
     let writer = node.database("t1").await;
     writer
@@ -53,30 +52,30 @@ async fn a_client_that_does_not_read_lets_its_snapshot_go() {
         )
         .await
         .unwrap();
-    let mut deaf = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
-    deaf.write_all(&message(None, b"\0\x03\0\0user\0anna\0database\0t1\0\0")).await.unwrap();
-    deaf.write_all(&message(Some(b'Q'), &[QUESTION.as_bytes(), b"\0"].concat())).await.unwrap();
-    // It has begun to answer; the rest does not fit in what the kernel takes.
-    let mut heard = vec![0; 100_000];
-    deaf.read_exact(&mut heard).await.unwrap();
-    held_and_freed(&node, &writer).await;
-    // The answer is whole all the same.
-    while !heard.ends_with(b"Z\0\0\0\x05T") {
-        assert!(deaf.read_buf(&mut heard).await.unwrap() > 0, "the server has hung up");
+    let mut stalled = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
+    stalled.write_all(&message(None, b"\0\x03\0\0user\0anna\0database\0t1\0\0")).await.unwrap();
+    stalled.write_all(&message(Some(b'Q'), &[SCRIPT.as_bytes(), b"\0"].concat())).await.unwrap();
+    // The server has begun to respond. The rest does not fit the socket buffers.
+    let mut received = vec![0; 100_000];
+    stalled.read_exact(&mut received).await.unwrap();
+    pages_are_freed(&node, &writer).await;
+    // The result is complete nevertheless.
+    while !received.ends_with(b"Z\0\0\0\x05T") {
+        assert!(stalled.read_buf(&mut received).await.unwrap() > 0, "the server closed the connection");
     }
-    assert!(heard.len() > 40_000_000);
-    drop((deaf, writer));
+    assert!(received.len() > 40_000_000);
+    drop((stalled, writer));
     node.stop().await;
 }
 
-/// A message of the protocol: its kind, if it has one, and its body.
+/// A message of the protocol. The startup message has no kind.
 fn message(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
     let length = (body.len() as u32 + 4).to_be_bytes();
     kind.into_iter().chain(length).chain(body.iter().copied()).collect()
 }
 
 /// Writes until a snapshot has retained old versions up to its bound, and they are free again.
-async fn held_and_freed(node: &Node, writer: &Client) {
+async fn pages_are_freed(node: &Node, writer: &Client) {
     let before = node.engine.statistics().memory_bytes;
     let write = async {
         let mut most = 0;

@@ -1,15 +1,22 @@
-//! Each way out of a tenant, and what each role may do: tried over the wire, as a hostile tenant would.
+//! Attempts to escape from a tenant, and the privileges of each role, tested over the wire as a
+//! hostile tenant would.
 //!
-//! | way | what is tried here | and elsewhere |
-//! | --- | --- | --- |
-//! | files, modules, extensions, PRAGMAs, SQLite's own tables | [`no_statement_reaches_out`] | `engine/tests/sql` |
-//! | procedures | the same from Lua, [`procedures_reach_no_further`] | `procedures` |
-//! | other tenants | [`other_tenants_are_out_of_reach`] | `statistics` |
-//! | administration, by role | [`what_each_role_may_do`] | `roles`, `limits`, `tokens` |
-//! | memory, deep, long and recursive statements, patterns | [`bounds::what_is_too_much_is_refused`] | `limits`, `engine/tests/limits`, `fuzz` |
-//! | processors | [`bounds::a_busy_tenant_leaves_time_for_others`] (`cpu_share`), [`bounds::many_short_statements_leave_time_for_others`] | `limits` (`statement_timeout`) |
-//! | connections | | `limits` (`max_connections`, and those of the node), `tenants` (guessing passwords) |
-//! | huge messages and names, many parameters, prepared statements and portals | [`bounds::messages_and_names_have_bounds`], [`bounds::what_a_session_names_has_bounds`] | `wire`, `fuzz` |
+//! - Files, modules, extensions, PRAGMAs, SQLite's own tables:
+//!   [`statements_cannot_escape_the_tenant`]; see also `engine/tests/sql`.
+//! - Procedures: [`procedures_cannot_escape_the_tenant`]; see also `procedures`.
+//! - Other tenants: [`other_tenants_are_inaccessible`]; see also `statistics`.
+//! - Administration, by role: [`privileges_of_each_role`]; see also `roles`, `limits`, `tokens`.
+//! - Memory, deep, long and recursive statements, patterns:
+//!   [`bounds::excessive_statements_are_rejected`]; see also `limits`, `engine/tests/limits`,
+//!   `fuzz`.
+//! - CPU: [`bounds::cpu_time_is_shared_fairly_between_tenants`] (`cpu_share`),
+//!   [`bounds::many_short_statements_do_not_block_other_sessions`]; see also `limits`
+//!   (`statement_timeout`).
+//! - Connections: see `limits` (`max_connections`, and the limit of the node) and `tenants`
+//!   (guessing passwords).
+//! - Huge messages and names, many parameters, prepared statements and portals:
+//!   [`bounds::messages_and_names_are_limited`],
+//!   [`bounds::parameters_statements_and_portals_are_limited`]; see also `wire`, `fuzz`.
 
 mod bounds;
 
@@ -22,8 +29,9 @@ async fn log_in(node: &Node, database: &str, user: &str) -> Result<Client, Error
     connect(&config).await
 }
 
-/// A node with users of each role, each with its name as password: `fulmar` is superuser; `anna` owns `shop`, `bert` may
-/// do everything in it, `carl` may read it, `dora` may nothing. `other` belongs to `dora`.
+/// A node with users of each role. Each password is the user's name. `fulmar` is a superuser;
+/// `anna` owns `shop`, `bert` may read and write it, `carl` may read it, and `dora` has no
+/// privilege on it. `dora` owns `other`.
 async fn node_with_roles() -> (Node, Client) {
     let node = Node::start(|_| {}).await;
     node.catalog.alter_user_password("fulmar", Some(fulmar_gateway::scram_verifier("fulmar"))).await.unwrap();
@@ -36,7 +44,7 @@ async fn node_with_roles() -> (Node, Client) {
         "CREATE DATABASE other OWNER dora",
         "GRANT CONNECT ON DATABASE shop TO bert",
         "GRANT SELECT ON DATABASE shop TO carl",
-        // So that the right to administer is what they are refused for, and not the place.
+        // So that statements fail for lack of privileges, and not because of the database.
         "GRANT CONNECT ON DATABASE fulmar TO anna, bert, carl",
     ] {
         admin.batch_execute(statement).await.unwrap();
@@ -50,20 +58,26 @@ async fn node_with_roles() -> (Node, Client) {
     (node, admin)
 }
 
-/// Notes what gets another SQLSTATE than it should.
-async fn gets(client: &Client, statement: &str, expected: &str, who: &str, wrong: &mut Vec<String>) {
+/// Records an error if the statement does not fail with the expected SQLSTATE.
+async fn check_sqlstate(
+    client: &Client,
+    statement: &str,
+    expected: &str,
+    role: &str,
+    wrong: &mut Vec<String>,
+) {
     let seen = match client.batch_execute(statement).await {
         Ok(()) => "no error".to_owned(),
         Err(error) => error.code().map_or_else(|| error.to_string(), |code| code.code().to_owned()),
     };
     if seen != expected {
         let shown: String = statement.chars().take(60).collect();
-        wrong.push(format!("{who}: {shown}: {seen} instead of {expected}"));
+        wrong.push(format!("{role}: {shown}: {seen} instead of {expected}"));
     }
 }
 
-/// What no tenant's statement does, with the SQLSTATE that it gets.
-fn ways_out() -> Vec<(String, &'static str)> {
+/// Statements that are forbidden for every tenant, with the expected SQLSTATEs.
+fn forbidden_statements() -> Vec<(String, &'static str)> {
     let fixed = [
         ("ATTACH '/etc/passwd' AS x", "42501"),
         ("ATTACH '' AS x", "42501"),
@@ -145,22 +159,22 @@ fn ways_out() -> Vec<(String, &'static str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_reaches_out() {
+async fn statements_cannot_escape_the_tenant() {
     let (node, admin) = node_with_roles().await;
-    // A superuser has no more of a machine than others.
+    // A superuser has no more access to the machine than other users.
     let root = log_in(&node, "shop", "fulmar").await.unwrap();
     let mut wrong = Vec::new();
     for (client, role) in [(&root, "superuser"), (&log_in(&node, "shop", "anna").await.unwrap(), "owner")] {
-        for (statement, expected) in ways_out() {
-            gets(client, &statement, expected, role, &mut wrong).await;
+        for (statement, expected) in forbidden_statements() {
+            check_sqlstate(client, &statement, expected, role, &mut wrong).await;
         }
         let sound =
             client.query_one("SELECT integrity_check FROM pragma_integrity_check", &[]).await.unwrap();
         assert_eq!(sound.get::<_, &str>(0), "ok");
     }
-    // Who may only read gets no further, whatever is said first.
+    // Read-only users get an error for all of them, whatever its SQLSTATE.
     let carl = log_in(&node, "shop", "carl").await.unwrap();
-    for (statement, _) in ways_out() {
+    for (statement, _) in forbidden_statements() {
         assert!(carl.batch_execute(&statement).await.is_err(), "{statement}");
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -169,9 +183,9 @@ async fn no_statement_reaches_out() {
     node.stop().await;
 }
 
-/// The same from views and triggers, which run when somebody else looks.
+/// The same from views and triggers, which run in the session of another user.
 #[tokio::test(flavor = "multi_thread")]
-async fn views_and_triggers_reach_no_further() {
+async fn views_and_triggers_cannot_escape_the_tenant() {
     let (node, admin) = node_with_roles().await;
     let anna = log_in(&node, "shop", "anna").await.unwrap();
     for (attempt, used) in [
@@ -189,14 +203,14 @@ async fn views_and_triggers_reach_no_further() {
         }
         anna.batch_execute("DROP VIEW IF EXISTS v; DROP TRIGGER IF EXISTS r").await.unwrap();
     }
-    // Neither made the superuser's session end.
+    // The superuser's session was not terminated.
     admin.batch_execute("SELECT 1").await.unwrap();
     drop((admin, anna));
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn procedures_reach_no_further() {
+async fn procedures_cannot_escape_the_tenant() {
     let (node, admin) = node_with_roles().await;
     let anna = log_in(&node, "shop", "anna").await.unwrap();
     let mut wrong = Vec::new();
@@ -216,7 +230,7 @@ async fn procedures_reach_no_further() {
         anna.batch_execute(&format!("CREATE OR REPLACE PROCEDURE p() LANGUAGE lua AS $p$ {body} $p$"))
             .await
             .unwrap();
-        gets(&anna, "CALL p()", expected, body, &mut wrong).await;
+        check_sqlstate(&anna, "CALL p()", expected, body, &mut wrong).await;
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     drop((admin, anna));
@@ -224,7 +238,7 @@ async fn procedures_reach_no_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_tenants_are_out_of_reach() {
+async fn other_tenants_are_inaccessible() {
     let (node, admin) = node_with_roles().await;
     for user in ["anna", "bert", "carl"] {
         assert_eq!(state(log_in(&node, "other", user).await), "42501");
@@ -240,7 +254,7 @@ async fn other_tenants_are_out_of_reach() {
                 "{statement}"
             );
         }
-        // Nor is there a trace of it in any table that is computed.
+        // No virtual table contains a trace of the other tenant.
         let sql = "SELECT DISTINCT m.name FROM pragma_module_list AS m, pg_am WHERE m.name LIKE 'pg~_%' ESCAPE '~' \
                    OR m.name LIKE 'information~_schema.%' ESCAPE '~' OR m.name LIKE 'fulmar.%' ORDER BY 1";
         let tables = client.query(sql, &[]).await.unwrap();
@@ -250,13 +264,14 @@ async fn other_tenants_are_out_of_reach() {
             for message in client.simple_query(&format!("SELECT * FROM {table}")).await.unwrap() {
                 let tokio_postgres::SimpleQueryMessage::Row(row) = message else { continue };
                 let names = ["other", "dora", "secret", "of dora"];
-                let told = (0..row.len()).filter_map(|n| row.get(n)).find(|value| names.contains(value));
-                assert_eq!(told, None, "{user} sees {table}");
+                let leaked = (0..row.len()).filter_map(|n| row.get(n)).find(|value| names.contains(value));
+                assert_eq!(leaked, None, "{user} sees {table}");
             }
         }
         assert_eq!(client.query("SELECT 1 FROM fulmar.tokens", &[]).await.unwrap().len(), 0);
     }
-    // A session of another is not ended, cancelled or locked out by who knows its number.
+    // The sessions of another tenant cannot be terminated, cancelled or blocked, even if the
+    // process id is known.
     let dora = log_in(&node, "other", "dora").await.unwrap();
     let pid: i64 = dora.query_one("SELECT pg_backend_pid() AS pid", &[]).await.unwrap().get(0);
     let anna = log_in(&node, "shop", "anna").await.unwrap();
@@ -270,7 +285,7 @@ async fn other_tenants_are_out_of_reach() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_each_role_may_do() {
+async fn privileges_of_each_role() {
     let (node, admin) = node_with_roles().await;
     let administration = [
         "CREATE DATABASE mine",
@@ -329,7 +344,7 @@ async fn what_each_role_may_do() {
                 }
             }
         }
-        // What the role may do in one database it may not do in another.
+        // A privilege on one database is not valid for another.
         let elsewhere = log_in(&node, "other", user).await;
         assert_eq!(elsewhere.is_ok(), user == "fulmar", "{user}");
     }

@@ -1,4 +1,4 @@
-//! Limits of a tenant, through the wire: set by superusers, kept, seen by sessions that run, and enforced.
+//! Limits of tenants: set by superusers, stored, applied to running sessions, and enforced.
 
 use crate::common::{Node, connect, state, within};
 use futures::{SinkExt, StreamExt};
@@ -6,14 +6,15 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, Error, NoTls};
 
-/// What a failure says: SQLSTATE, message, hint.
-fn said<T>(outcome: Result<T, Error>) -> (String, String, String) {
-    let Err(error) = outcome else { panic!("it should have failed") };
-    let Some(said) = error.as_db_error() else { panic!("no answer of the server: {error}") };
-    (said.code().code().to_owned(), said.message().to_owned(), said.hint().unwrap_or_default().to_owned())
+/// The SQLSTATE, message and hint of an error.
+fn error_fields<T>(outcome: Result<T, Error>) -> (String, String, String) {
+    let Err(error) = outcome else { panic!("the statement must fail") };
+    let Some(error) = error.as_db_error() else { panic!("no error message of the server: {error}") };
+    (error.code().code().to_owned(), error.message().to_owned(), error.hint().unwrap_or_default().to_owned())
 }
 
-/// A node that asks for passwords, its superuser connected, and a database `shop` of `anna`, who is none.
+/// A node with password authentication, a session of its superuser, and a database `shop` owned by
+/// `anna`, who is not a superuser.
 async fn node_with_a_shop() -> (Node, Client) {
     let node = Node::start(|_| {}).await;
     let verifier = fulmar_gateway::scram_verifier("top secret");
@@ -30,8 +31,8 @@ async fn log_in(node: &Node, database: &str, user: &str, password: &str) -> Resu
     connect(&config).await
 }
 
-async fn limit(admin: &Client, what: &str) {
-    admin.batch_execute(&format!("ALTER DATABASE shop {what}")).await.unwrap();
+async fn limit(admin: &Client, change: &str) {
+    admin.batch_execute(&format!("ALTER DATABASE shop {change}")).await.unwrap();
 }
 
 async fn shown(client: &Client, parameter: &str) -> String {
@@ -43,19 +44,19 @@ async fn count(client: &Client) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn superusers_set_them_and_nobody_else() {
+async fn only_superusers_can_set_limits() {
     let (node, admin) = node_with_a_shop().await;
     let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
     admin.batch_execute("GRANT CONNECT ON DATABASE fulmar TO anna").await.unwrap();
     let elsewhere = log_in(&node, "fulmar", "anna", "a").await.unwrap();
     for statement in ["ALTER DATABASE shop SET max_size = '1TB'", "ALTER DATABASE shop RESET ALL"] {
         for client in [&anna, &elsewhere] {
-            let (state, message, _) = said(client.batch_execute(statement).await);
+            let (state, message, _) = error_fields(client.batch_execute(statement).await);
             assert_eq!(state, "42501");
-            assert!(message.contains("only superusers"), "{message}");
+            assert!(message.contains("permission denied to run"), "{message}");
         }
     }
-    for (statement, refused, remedy) in [
+    for (statement, refused, hint_part) in [
         ("ALTER DATABASE shop SET work_mem = '1MB'", "42704", "transaction_memory"),
         ("ALTER DATABASE shop RESET work_mem", "42704", "transaction_memory"),
         ("ALTER DATABASE shop SET cpu_share = 0", "22023", "from 1 to 10000"),
@@ -63,13 +64,13 @@ async fn superusers_set_them_and_nobody_else() {
         ("ALTER DATABASE nothing SET max_size = '64MB'", "3D000", "tenant list"),
         ("BEGIN; ALTER DATABASE shop SET cpu_share = 5", "25001", ""),
     ] {
-        let (state, _, hint) = said(admin.batch_execute(statement).await);
+        let (state, _, hint) = error_fields(admin.batch_execute(statement).await);
         assert_eq!(state, refused, "{statement}");
-        assert!(hint.contains(remedy), "{statement}: {hint}");
+        assert!(hint.contains(hint_part), "{statement}: {hint}");
     }
     admin.batch_execute("ROLLBACK").await.unwrap();
 
-    // They go with a database that is renamed, not with a copy of it.
+    // Limits are kept when a database is renamed, and are not copied with it.
     limit(&admin, "SET cpu_share = 250").await;
     limit(&admin, "SET max_size TO '64MB'").await;
     admin.batch_execute("CREATE DATABASE copy TEMPLATE shop").await.unwrap();
@@ -90,49 +91,50 @@ async fn superusers_set_them_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections() {
+async fn connections_of_a_database_are_limited() {
     let (node, admin) = node_with_a_shop().await;
     limit(&admin, "SET max_connections = 2").await;
     let first = log_in(&node, "shop", "anna", "a").await.unwrap();
     let second = log_in(&node, "shop", "anna", "a").await.unwrap();
-    let (state, message, hint) = said(log_in(&node, "shop", "anna", "a").await);
+    let (state, message, hint) = error_fields(log_in(&node, "shop", "anna", "a").await);
     assert_eq!(state, "53300");
     assert!(message.contains("\"shop\"") && hint.contains("max_connections"), "{message} {hint}");
-    // A superuser comes in all the same, and counts.
+    // A superuser is admitted beyond the limit, and counts.
     let superuser = log_in(&node, "shop", "fulmar", "top secret").await.unwrap();
 
-    // Lowered below what there is, nobody is sent away.
+    // Lowering the limit does not close sessions.
     limit(&admin, "SET max_connections = 1").await;
     for client in [&first, &second, &superuser] {
         client.batch_execute("SELECT 1").await.unwrap();
     }
-    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+    assert_eq!(error_fields(log_in(&node, "shop", "anna", "a").await).0, "53300");
     limit(&admin, "SET max_connections = 4").await;
     let fourth = log_in(&node, "shop", "anna", "a").await.unwrap();
-    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+    assert_eq!(error_fields(log_in(&node, "shop", "anna", "a").await).0, "53300");
 
-    // Who goes makes room. When that is seen is up to the server, so it is tried until then.
+    // A session that ends frees a slot. The server notices that with a delay, so the login is
+    // repeated.
     drop(first);
     let again = async {
         loop {
             match log_in(&node, "shop", "anna", "a").await {
                 Ok(client) => break client,
-                refused => assert_eq!(said(refused).0, "53300"),
+                refused => assert_eq!(error_fields(refused).0, "53300"),
             }
         }
     };
-    let again = within("a place is free", again).await;
+    let again = within("a connection slot is free", again).await;
     limit(&admin, "SET max_connections = 0").await;
-    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+    assert_eq!(error_fields(log_in(&node, "shop", "anna", "a").await).0, "53300");
     limit(&admin, "RESET max_connections").await;
     let last = log_in(&node, "shop", "anna", "a").await.unwrap();
     drop((admin, second, superuser, fourth, again, last));
     node.stop().await;
 }
 
-/// However many sessions a tenant opens, a superuser gets in.
+/// Superusers can connect even if a tenant opens as many sessions as it can.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_of_the_node() {
+async fn connection_slots_are_reserved_for_superusers() {
     let node = Node::start(|config| config.max_sessions = 13).await;
     let verifier = || Some(fulmar_gateway::scram_verifier("a"));
     node.catalog.alter_user_password("fulmar", verifier()).await.unwrap();
@@ -143,13 +145,13 @@ async fn connections_of_the_node() {
     for _ in 0..2 {
         sessions.push(log_in(&node, "shop", "anna", "a").await.unwrap());
     }
-    let (state, message, hint) = said(log_in(&node, "shop", "anna", "a").await);
+    let (state, message, hint) = error_fields(log_in(&node, "shop", "anna", "a").await);
     assert_eq!(state, "53300");
     assert!(message.contains("too many clients") && hint.contains("pool"), "{message} {hint}");
     for _ in 0..10 {
         sessions.push(log_in(&node, "shop", "fulmar", "a").await.unwrap());
     }
-    assert_eq!(said(log_in(&node, "shop", "fulmar", "a").await).0, "53300");
+    assert_eq!(error_fields(log_in(&node, "shop", "fulmar", "a").await).0, "53300");
     for client in &sessions {
         client.batch_execute("SELECT 1").await.unwrap();
     }
@@ -157,83 +159,84 @@ async fn connections_of_the_node() {
     node.stop().await;
 }
 
-/// Who connects and says nothing keeps nobody out: not from the databases, and not from the node's health.
+/// Connections that send nothing block neither logins nor health checks.
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_connections_make_room() {
+async fn unauthenticated_connections_are_evicted() {
     let node = Node::start(|config| (config.max_logins, config.insecure) = (3, true)).await;
-    let mut silent = Vec::new();
+    let mut idle = Vec::new();
     for _ in 0..3 {
-        silent.push(TcpStream::connect(node.gateway.local_addr()).await.unwrap());
+        idle.push(TcpStream::connect(node.gateway.local_addr()).await.unwrap());
     }
-    // Sessions are not among them.
+    // Sessions do not count against the limit.
     let mut sessions = Vec::new();
     for _ in 0..5 {
         sessions.push(node.client("fulmar").await);
     }
-    assert!(is_closed(&mut silent[0]).await);
+    assert!(is_closed(&mut idle[0]).await);
     let metrics = node.get("/metrics", "").await;
     assert!(!metrics.contains("\nfulmar_logins_sent_away_total 0\n"), "{metrics}");
     for client in &sessions {
         client.batch_execute("SELECT 1").await.unwrap();
     }
 
-    let mut silent_of_http = Vec::new();
+    let mut idle_http = Vec::new();
     for _ in 0..100 {
-        silent_of_http.push(TcpStream::connect(node.http.local_addr()).await.unwrap());
+        idle_http.push(TcpStream::connect(node.http.local_addr()).await.unwrap());
     }
     assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
-    assert!(is_closed(&mut silent_of_http[0]).await);
-    drop((silent, silent_of_http, sessions));
+    assert!(is_closed(&mut idle_http[0]).await);
+    drop((idle, idle_http, sessions));
     node.stop().await;
 }
 
-/// Whether the server closes a connection; it waits until that is so.
+/// Waits until the server closes the connection. Returns false if the server sends data.
 async fn is_closed(stream: &mut TcpStream) -> bool {
     !matches!(stream.read(&mut [0]).await, Ok(1..))
 }
 
-const FOREVER: &str =
+const ENDLESS: &str =
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_that_take_too_long() {
+async fn statement_timeout_is_enforced() {
     let (node, admin) = node_with_a_shop().await;
     let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
     assert_eq!(shown(&anna, "statement_timeout").await, "0");
     anna.batch_execute("SET statement_timeout = '1min'").await.unwrap();
 
-    // Long enough for every statement that ends. Seen by a session that has set a larger one before.
+    // Long enough for all other statements. Applies to a session that has set a longer timeout
+    // before.
     limit(&admin, "SET statement_timeout = '1s'").await;
-    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+    assert_eq!(state(anna.batch_execute(ENDLESS).await), "57014");
     assert_eq!(shown(&anna, "statement_timeout").await, "1s");
     for value in ["0", "'1001ms'"] {
         let (state, message, hint) =
-            said(anna.batch_execute(&format!("SET statement_timeout = {value}")).await);
+            error_fields(anna.batch_execute(&format!("SET statement_timeout = {value}")).await);
         assert_eq!(state, "22023");
         assert!(message.contains("limit is 1s") && hint.contains("ALTER DATABASE"), "{message} {hint}");
     }
     let mut config = node.config("shop", "anna");
     config.password("a").options("-c statement_timeout=0");
-    assert_eq!(said(connect(&config).await).0, "22023");
+    assert_eq!(error_fields(connect(&config).await).0, "22023");
 
-    // Less is allowed, and the default is the limit.
+    // A shorter timeout is allowed. The limit is also the default.
     anna.batch_execute("SET statement_timeout = 900").await.unwrap();
     assert_eq!(shown(&anna, "statement_timeout").await, "900");
     anna.batch_execute("RESET statement_timeout").await.unwrap();
     assert_eq!(shown(&anna, "statement_timeout").await, "1s");
-    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+    assert_eq!(state(anna.batch_execute(ENDLESS).await), "57014");
 
-    // Also in the middle of a transaction.
+    // The same in the middle of a transaction.
     limit(&admin, "SET statement_timeout = 0").await;
     anna.batch_execute("BEGIN; SELECT 1").await.unwrap();
     limit(&admin, "SET statement_timeout = '60ms'").await;
-    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+    assert_eq!(state(anna.batch_execute(ENDLESS).await), "57014");
     anna.batch_execute("ROLLBACK").await.unwrap();
     drop((admin, anna));
     node.stop().await;
 }
 
-/// A client, and what ends its connection.
+/// A client, and the error that ends its connection.
 async fn client_and_end(node: &Node) -> (Client, tokio::task::JoinHandle<Option<Error>>) {
     let mut config = node.config("shop", "anna");
     config.password("a");
@@ -251,43 +254,45 @@ async fn client_and_end(node: &Node) -> (Client, tokio::task::JoinHandle<Option<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_are_silent_inside_a_transaction() {
+async fn idle_in_transaction_timeout_is_enforced() {
     let (node, admin) = node_with_a_shop().await;
     let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
     anna.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
 
-    // The session's own setting, as in Postgres.
-    let (silent, end) = client_and_end(&node).await;
-    silent.batch_execute("SET idle_in_transaction_session_timeout = '30ms'").await.unwrap();
-    silent.batch_execute("BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
-    let error = end.await.unwrap().expect("the server says why");
+    // The session's own setting, as in PostgreSQL.
+    let (idle, end) = client_and_end(&node).await;
+    idle.batch_execute("SET idle_in_transaction_session_timeout = '30ms'").await.unwrap();
+    idle.batch_execute("BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
+    let error = end.await.unwrap().expect("the server must send an error");
     assert_eq!(error.code().map(|code| code.code()), Some("25P03"), "{error}");
-    assert_eq!(count(&anna).await, 1, "rolled back");
+    assert_eq!(count(&anna).await, 1, "the transaction must be rolled back");
 
-    // The limit: default and bound. A failed transaction counts; being silent outside of one does not.
+    // The limit is both the default and the maximum. It applies in a failed transaction, and not
+    // outside of a transaction.
     limit(&admin, "SET idle_in_transaction_timeout = '30ms'").await;
     assert_eq!(shown(&anna, "idle_in_transaction_session_timeout").await, "30ms");
     for value in ["0", "'1min'"] {
         let set = anna.batch_execute(&format!("SET idle_in_transaction_session_timeout = {value}")).await;
         assert_eq!(state(set), "22023");
     }
-    let (silent, end) = client_and_end(&node).await;
-    assert_eq!(state(silent.batch_execute("BEGIN; SELECT missing").await), "42703");
-    let error = end.await.unwrap().expect("the server says why");
+    let (idle, end) = client_and_end(&node).await;
+    assert_eq!(state(idle.batch_execute("BEGIN; SELECT missing").await), "42703");
+    let error = end.await.unwrap().expect("the server must send an error");
     assert_eq!(error.code().map(|code| code.code()), Some("25P03"), "{error}");
-    // Those that were ended took longer than this one would have been allowed to be silent.
+    // The idle sessions that were terminated have taken longer than the timeout, and this session
+    // was idle outside of a transaction meanwhile.
     assert_eq!(count(&anna).await, 1);
 
-    // So does one that begins to send rows and does not go on.
-    let (silent, end) = client_and_end(&node).await;
-    let rows = silent.copy_in("COPY t FROM STDIN").await.unwrap();
+    // It also applies to a COPY whose client stops sending rows.
+    let (idle, end) = client_and_end(&node).await;
+    let rows = idle.copy_in("COPY t FROM STDIN").await.unwrap();
     futures::pin_mut!(rows);
-    // The session may have been ended before this row.
+    // The session may have been terminated before this row.
     drop(rows.send(&b"2\n"[..]).await);
-    within("a silent COPY is ended", end).await.unwrap();
+    within("an idle COPY is terminated", end).await.unwrap();
     assert_eq!(count(&anna).await, 1);
 
-    // Who holds what others wait for is not waited for any longer than that.
+    // A session that holds a row lock is terminated after the timeout, which releases its lock.
     limit(&admin, "SET idle_in_transaction_timeout = '200ms'").await;
     let (holder, end) = client_and_end(&node).await;
     holder.batch_execute("BEGIN; SELECT a FROM t WHERE a = 1 FOR UPDATE").await.unwrap();
@@ -302,21 +307,22 @@ const ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM
     INSERT INTO t SELECT randomblob(3000) FROM n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_that_hold_too_much() {
+async fn transaction_memory_is_limited() {
     let (node, admin) = node_with_a_shop().await;
     let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
     anna.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
     anna.batch_execute(ROWS).await.unwrap();
     anna.batch_execute("BEGIN; INSERT INTO t VALUES ('before')").await.unwrap();
     limit(&admin, "SET transaction_memory = '1MB'").await;
-    let (refused, message, hint) = said(anna.batch_execute("UPDATE t SET a = randomblob(3000)").await);
+    let (refused, message, hint) =
+        error_fields(anna.batch_execute("UPDATE t SET a = randomblob(3000)").await);
     assert_eq!(refused, "53400");
     assert!(message.contains("transaction_memory of 1024kB") && hint.contains("ALTER DATABASE"), "{message}");
     assert_eq!(state(anna.batch_execute("SELECT 1").await), "25P02");
     anna.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(count(&anna).await, 1000);
     assert_eq!(state(anna.batch_execute("SELECT a FROM t ORDER BY hex(a)").await), "53400");
-    // The session goes on, and so it does when there is more.
+    // The session remains usable, also after the limit is raised.
     anna.batch_execute("INSERT INTO t VALUES ('after')").await.unwrap();
     limit(&admin, "RESET transaction_memory").await;
     anna.batch_execute("UPDATE t SET a = randomblob(3000)").await.unwrap();
@@ -326,14 +332,14 @@ async fn transactions_that_hold_too_much() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn databases_that_grow_too_large() {
+async fn database_size_is_limited() {
     let (node, admin) = node_with_a_shop().await;
     let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
     anna.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
     anna.batch_execute(ROWS).await.unwrap();
-    // Lowered below what there is: 4 MB.
+    // The limit is lowered below the current size of 4 MB.
     limit(&admin, "SET max_size = '2MB'").await;
-    let (refused, message, hint) = said(anna.batch_execute(ROWS).await);
+    let (refused, message, hint) = error_fields(anna.batch_execute(ROWS).await);
     assert_eq!(refused, "53100");
     assert!(message.contains("max_size of 2048kB") && hint.contains("Delete"), "{message} {hint}");
     assert_eq!(count(&anna).await, 1000);
@@ -362,17 +368,17 @@ async fn temporary_files_are_limited_for_all_sessions_together() {
     other.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
     other.batch_execute(ROWS).await.unwrap();
     limit(&admin, "SET temp_file_limit = '60MB'").await;
-    // A portal whose rows are not fetched keeps its result, 40 MB.
+    // The portal's unfetched rows keep its result of 40 MB.
     let transaction = anna.transaction().await.unwrap();
     let portal = transaction.bind(LARGE_RESULT, &[]).await.unwrap();
     assert_eq!(transaction.query_portal(&portal, 1).await.unwrap().len(), 1);
-    let (refused, message, hint) = said(other.query(LARGE_RESULT, &[]).await);
+    let (refused, message, hint) = error_fields(other.query(LARGE_RESULT, &[]).await);
     assert_eq!(
         (refused.as_str(), message.as_str()),
         ("53400", "temporary file size exceeds temp_file_limit (61440kB)")
     );
     assert!(hint.contains("temp_file_limit"), "{hint}");
-    // What fits in memory, and other databases, are not affected.
+    // Results that fit in memory, and other databases, are not affected.
     assert_eq!(count(&other).await, 1000);
     other.batch_execute("INSERT INTO t VALUES ('after')").await.unwrap();
     assert_eq!(admin.query(LARGE_RESULT, &[]).await.unwrap().len(), 40);
@@ -390,7 +396,7 @@ async fn values_patterns_and_parameters_are_limited() {
     limit(&admin, "SET max_pattern_length = 10").await;
     limit(&admin, "SET max_parameters = 2").await;
     anna.batch_execute("SELECT zeroblob(1000000), 'a' LIKE '%aaaaaaaa'").await.unwrap();
-    let (refused, _, hint) = said(anna.batch_execute("SELECT hex(zeroblob(600000))").await);
+    let (refused, _, hint) = error_fields(anna.batch_execute("SELECT hex(zeroblob(600000))").await);
     assert!(refused == "54000" && hint.contains("up to 1024 kB"), "{refused} {hint}");
     assert_eq!(state(anna.batch_execute("SELECT 'a' LIKE '%aaaaaaaaaa'").await), "54000");
     assert_eq!(state(anna.prepare("SELECT $1, $2, $3").await), "54000");

@@ -1,6 +1,7 @@
-//! A node in this process, and clients of it: all that they see.
+//! Tests of a node in this process, as its clients see it.
 //!
-//! One program: each would compile the node's tasks anew, which takes longer than its tests.
+//! They are one test program, since each further program would compile the node again, which takes
+//! longer than running its tests.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Memory that sessions make the gateway hold: charged before it is held, bounded, and given back.
+//! Memory of sessions at the gateway: charged before it is allocated, limited, and released.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::common::{Node, state, within};
 
 const MIB: usize = 1 << 20;
 
-/// A node whose sessions may hold 64 MiB, and 32 MiB for each database.
+/// A node whose sessions may use 64 MiB, and 32 MiB per database.
 async fn small_node() -> Node {
     Node::start(|config| {
         config.insecure = true;
@@ -30,10 +30,10 @@ async fn metric(node: &Node, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// Waits until a metric has a wanted value.
-async fn until(node: &Node, name: &str, wanted: impl Fn(u64) -> bool) {
+/// Waits until a metric has the expected value.
+async fn until(node: &Node, name: &str, condition: impl Fn(u64) -> bool) {
     let reached = async {
-        while !wanted(metric(node, name).await) {
+        while !condition(metric(node, name).await) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -43,8 +43,8 @@ async fn until(node: &Node, name: &str, wanted: impl Fn(u64) -> bool) {
 
 const USED: &str = "fulmar_session_memory_bytes";
 
-/// A connection of a session that has sent nothing but the head of a query of this many bytes.
-async fn half_sent(node: &Node, database: &str, bytes: usize) -> TcpStream {
+/// A connection whose session has received only the header of a query message of this size.
+async fn incomplete_message(node: &Node, database: &str, bytes: usize) -> TcpStream {
     let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
     let version = 196_608_u32.to_be_bytes();
     let body = [&version[..], b"user\0anna\0database\0", database.as_bytes(), b"\0\0"].concat();
@@ -59,7 +59,7 @@ async fn works(client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_beyond_the_limit_fails_and_the_session_goes_on() {
+async fn oversized_messages_fail_without_ending_the_session() {
     let node = small_node().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a TEXT)").await.unwrap();
@@ -90,13 +90,14 @@ async fn a_message_beyond_the_limit_fails_and_the_session_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_half_sent_message_is_charged_and_small_ones_pass() {
+async fn incomplete_messages_are_charged_and_small_messages_succeed() {
     let node = small_node().await;
     let other = node.database("t2").await;
     let small = node.database("t1").await;
-    let half_sent = [half_sent(&node, "t1", 15 * MIB).await, half_sent(&node, "t1", 15 * MIB).await];
+    let incomplete_message =
+        [incomplete_message(&node, "t1", 15 * MIB).await, incomplete_message(&node, "t1", 15 * MIB).await];
     until(&node, USED, |used| used >= 30 << 20).await;
-    // 4 MiB more do not fit into the database's 32 MiB.
+    // Another 4 MiB exceed the database's 32 MiB.
     let refused = small.query("SELECT length($1)", &[&"x".repeat(4 * MIB)]).await;
     assert_eq!(state(refused), "53200");
     for client in [&small, &other] {
@@ -106,44 +107,44 @@ async fn a_half_sent_message_is_charged_and_small_ones_pass() {
     }
     let large = other.query_one("SELECT length($1)", &[&"x".repeat(10 * MIB)]).await.unwrap();
     assert_eq!(large.get::<_, i64>(0), 10 * MIB as i64);
-    drop(half_sent);
+    drop(incomplete_message);
     until(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_waits_for_memory() {
+async fn messages_wait_for_memory() {
     let node = small_node().await;
     let client = node.database("t1").await;
-    let stream = half_sent(&node, "t1", 30 * MIB).await;
+    let stream = incomplete_message(&node, "t1", 30 * MIB).await;
     until(&node, USED, |used| used >= 30 << 20).await;
     let value = "x".repeat(4 * MIB);
     let answer = async { client.query_one("SELECT length($1)", &[&value]).await };
-    // The session of the half-sent message ends, and returns its charge.
+    // The session of the incomplete message ends and releases its charge.
     let (answer, ()) = tokio::join!(answer, async { drop(stream) });
     assert_eq!(answer.unwrap().get::<_, i64>(0), 4 * MIB as i64);
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_stall_do_not_keep_the_memory_of_the_node() {
+async fn stalled_messages_are_ended_when_the_node_is_short_of_memory() {
     let node = small_node().await;
     let client = node.database("t3").await;
     let mut stalled = Vec::new();
     for database in ["t1", "t2"] {
         drop(node.database(database).await);
-        stalled.push(half_sent(&node, database, 32 * MIB - 100_000).await);
+        stalled.push(incomplete_message(&node, database, 32 * MIB - 100_000).await);
     }
     until(&node, USED, |used| used >= 63 << 20).await;
     let value = "x".repeat(4 * MIB);
     let served = async {
-        // On a slow machine the wait of 5 s may be over before both sessions have been ended.
+        // On a slow machine, the wait of 5 s may end before both sessions have been closed.
         while let Err(error) = client.query_one("SELECT length($1)", &[&value]).await {
             assert_eq!(error.code().map(|code| code.code()), Some("53200"));
         }
     };
     within("memory of the node for a third database", served).await;
-    // The memory of one of them is enough.
+    // The memory of one of them is sufficient.
     let ends = stalled.into_iter().map(|mut stream| {
         Box::pin(async move {
             let mut answer = Vec::new();
@@ -152,14 +153,17 @@ async fn messages_that_stall_do_not_keep_the_memory_of_the_node() {
     });
     let (ended, _, other) = within("a stalled session ends", select_all(ends)).await;
     let (answer, state) = (ended.unwrap(), b"C08006\0");
-    assert!(answer.windows(state.len()).any(|bytes| bytes == state), "ended without an error");
+    assert!(
+        answer.windows(state.len()).any(|bytes| bytes == state),
+        "the session ended without an error message"
+    );
     drop(other);
     until(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bound_values_are_charged_until_they_are_run() {
+async fn bound_values_are_charged_until_execution() {
     let node = small_node().await;
     let other = node.database("t2").await;
     let mut client = node.database("t1").await;
@@ -172,7 +176,7 @@ async fn bound_values_are_charged_until_they_are_run() {
             Ok(portal) => portals.push(portal),
             Err(error) => break error,
         }
-        assert!(portals.len() < 4, "four times 8 MiB, and a message of as much, exceed 32 MiB");
+        assert!(portals.len() < 4, "four values of 8 MiB and one more message exceed 32 MiB");
     };
     assert_eq!(refused.code().unwrap().code(), "54000");
     assert!(!portals.is_empty());
@@ -184,7 +188,7 @@ async fn bound_values_are_charged_until_they_are_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parameters_of_a_session_are_bounded_and_charged() {
+async fn session_settings_are_limited_and_charged() {
     let node = small_node().await;
     let client = node.database("t1").await;
     for sql in [
@@ -204,7 +208,7 @@ async fn parameters_of_a_session_are_bounded_and_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn results_that_are_not_read_move_to_files() {
+async fn unread_results_are_spilled_to_files() {
     let node = small_node().await;
     let writer = node.database("t1").await;
     writer.batch_execute("CREATE TABLE t (a TEXT)").await.unwrap();
@@ -221,7 +225,7 @@ async fn results_that_are_not_read_move_to_files() {
         stream.write_all(&all).await.unwrap();
         clients.push(stream);
     }
-    // More than one of them has its rows in memory, and all together no more than the database may hold.
+    // Several sessions have rows in memory, and together they stay below the limit of the database.
     until(&node, USED, |used| used > 8 << 20).await;
     for mut stream in clients {
         assert!(metric(&node, USED).await <= 37 << 20);
@@ -238,7 +242,7 @@ async fn results_that_are_not_read_move_to_files() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_has_a_longest_text_and_a_script_has_not() {
+async fn statement_length_is_limited_but_script_length_is_not() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a)").await.unwrap();
@@ -254,7 +258,8 @@ async fn a_statement_has_a_longest_text_and_a_script_has_not() {
     };
     let statement = format!("SELECT '{}';\n", "x".repeat(100_000));
     assert_eq!(rows(client.simple_query(&statement.repeat(30)).await.unwrap()), 30);
-    // A statement that is too long fails the script, whose other statements are rolled back.
+    // A statement that is too long fails the script, and the other statements of the script are
+    // rolled back.
     let script =
         format!("INSERT INTO t VALUES (1); SELECT '{}'; INSERT INTO t VALUES (2)", "x".repeat(2 * MIB));
     assert_eq!(state(client.batch_execute(&script).await), "54000");
@@ -263,7 +268,7 @@ async fn a_statement_has_a_longest_text_and_a_script_has_not() {
     assert_eq!(rows(client.simple_query(&script).await.unwrap()), 15);
     let values = client.query_one("SELECT group_concat(a) FROM t", &[]).await.unwrap();
     assert_eq!(values.get::<_, &str>(0), "7");
-    // Within the limit it is translated.
+    // A statement within the limit is translated.
     let list = format!("{}7", "1, ".repeat(50_000));
     let count = client.query_one(&format!("SELECT count(*) FROM t WHERE a = ANY (ARRAY[{list}])"), &[]).await;
     assert_eq!(count.unwrap().get::<_, i64>(0), 1);
@@ -271,7 +276,7 @@ async fn a_statement_has_a_longest_text_and_a_script_has_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_beside_many_parameters_is_held_once() {
+async fn long_names_are_not_stored_per_parameter() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     let name = "n".repeat(300_000);
@@ -280,13 +285,13 @@ async fn a_name_beside_many_parameters_is_held_once() {
     let sql = format!("SELECT 1 FROM t WHERE {name} IN ({})", parameters.join(","));
     let statement = client.prepare(&sql).await.unwrap();
     assert_eq!(statement.params().len(), 20_000);
-    // The names of a result are bounded, too.
+    // The total length of a result's column names is limited too.
     let twice = format!("SELECT {} FROM t", ["*"; 10].join(","));
     assert_eq!(state(client.prepare(&twice).await), "54000");
     node.stop().await;
 }
 
-/// A schema that is read in many parts.
+/// A schema that is large enough to be read in several parts.
 async fn with_wide_tables(node: &Node) -> Client {
     let client = node.database("t1").await;
     let columns: Vec<String> = (0..600).map(|number| format!("column_number_{number} TEXT")).collect();
@@ -304,7 +309,7 @@ async fn with_wide_tables(node: &Node) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_catalog_is_the_same_read_in_parts() {
+async fn catalog_is_complete_when_read_in_parts() {
     let node = Node::insecure().await;
     let client = with_wide_tables(&node).await;
     for (sql, expected) in [
@@ -362,7 +367,7 @@ async fn the_catalog_is_the_same_read_in_parts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_to_the_catalog_is_cancelled() {
+async fn catalog_queries_can_be_cancelled() {
     let node = Node::insecure().await;
     let client = with_wide_tables(&node).await;
     let watcher = node.client("t1").await;
@@ -379,7 +384,8 @@ async fn a_question_to_the_catalog_is_cancelled() {
         cancel.cancel_query(NoTls).await.unwrap();
     };
     let both = async { tokio::join!(running, cancelled).0 };
-    let outcome = tokio::time::timeout(Duration::from_secs(120), both).await.expect("it is not cancelled");
+    let outcome =
+        tokio::time::timeout(Duration::from_secs(120), both).await.expect("the query was not cancelled");
     assert_eq!(state(outcome), "57014");
     works(&client).await;
     node.stop().await;

@@ -1,4 +1,4 @@
-//! What is Postgres's in the SQL of drivers and object mappers: casts, arrays, SERIAL, `public.`.
+//! PostgreSQL syntax that drivers and ORMs generate: casts, arrays, SERIAL, `public.`.
 
 use crate::common::{Node, state};
 use tokio_postgres::Client;
@@ -13,7 +13,7 @@ async fn numbers(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arrays_are_compared_and_kept() {
+async fn arrays_can_be_stored_and_compared() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     client
@@ -29,12 +29,12 @@ async fn arrays_are_compared_and_kept() {
         numbers(&client, "SELECT id FROM t WHERE id = ANY ($1) ORDER BY id", &vec![1_i64, 2, 3]).await,
         [1, 2]
     );
-    // A text that looks like a number is a text.
+    // A text that looks like a number remains text.
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE code = ANY ($1)", &vec!["5"]).await, [1]);
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE id <> ALL ($1)", &vec![1_i64]).await, [2]);
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE $1::text = ANY (tags)", &"q r").await, [1]);
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE id = ANY ($1::int8[])", &vec![2_i64]).await, [2]);
-    // Of an array that is not known nothing is known: least of all that all rows may go.
+    // A comparison with a NULL array is unknown, so the DELETE must not delete anything.
     let none = None::<Vec<i64>>;
     assert_eq!(client.execute("DELETE FROM t WHERE id <> ALL ($1)", &[&none]).await.unwrap(), 0);
     assert_eq!(client.execute("DELETE FROM t WHERE id <> ALL ($1)", &[&Vec::<i64>::new()]).await.unwrap(), 2);
@@ -45,14 +45,14 @@ async fn arrays_are_compared_and_kept() {
         (row.get::<_, Vec<String>>(0), row.get::<_, Vec<bool>>(1)),
         (tags.iter().map(|tag| (*tag).to_owned()).collect(), flags)
     );
-    // What is asked about a column is not asked about the array of its values.
+    // The inferred type of a column does not apply to the array that it is compared with.
     assert_eq!(numbers(&client, "SELECT max(id) FROM t WHERE id = ANY ($1)", &vec![1_i64]).await, [1]);
     assert_eq!(numbers(&client, "SELECT id FROM t WHERE id = ANY ($1)", &vec![1_i64]).await, [1]);
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn casts_are_understood_and_nothing_else_changes() {
+async fn casts_are_translated() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     let text = async |sql: &str| {
@@ -87,7 +87,7 @@ async fn casts_are_understood_and_nothing_else_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tables_as_postgres_makes_them() {
+async fn postgres_column_definitions_are_accepted() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     client
@@ -109,7 +109,7 @@ async fn tables_as_postgres_makes_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_key_that_is_added_later() {
+async fn primary_key_can_be_added_to_an_existing_table() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     let other = node.client("shop").await;
@@ -133,7 +133,7 @@ async fn a_primary_key_that_is_added_later() {
         .batch_execute("CREATE TABLE empty (id INT NOT NULL, v TEXT); CREATE INDEX by_v ON ordered (v)")
         .await
         .unwrap();
-    let known = other.prepare("SELECT v FROM ordered WHERE id = $1").await.unwrap();
+    let prepared = other.prepare("SELECT v FROM ordered WHERE id = $1").await.unwrap();
     for table in ["ordered", "mixed", "holed", "nulls", "empty"] {
         assert_eq!(plan(table).await, format!("SCAN {table}"));
         client
@@ -149,8 +149,8 @@ async fn a_primary_key_that_is_added_later() {
         assert_eq!(plan(table).await, format!("SEARCH {table} {search}"));
     }
     ok().await;
-    // Who had prepared a statement before goes on with it.
-    assert_eq!(other.query_one(&known, &[&2_i64]).await.unwrap().get::<_, &str>(0), "of 2");
+    // A statement that was prepared before the change remains valid.
+    assert_eq!(other.query_one(&prepared, &[&2_i64]).await.unwrap().get::<_, &str>(0), "of 2");
     assert_eq!(state(client.simple_query("INSERT INTO ordered VALUES (3, 'again')").await), "23505");
     assert_eq!(state(client.simple_query("ALTER TABLE ordered ADD PRIMARY KEY (id)").await), "42P16");
     client
@@ -165,7 +165,7 @@ async fn a_primary_key_that_is_added_later() {
         WHERE i.indrelid = 'ordered'::regclass AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnum = 1";
     assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, &str>(0), "id");
 
-    // Within a transaction, and taken back to a savepoint of it.
+    // In a transaction, rolled back to a savepoint.
     client
         .batch_execute(
             "BEGIN; CREATE TABLE late (id INT, v TEXT); INSERT INTO late VALUES (1, 'a'); SAVEPOINT s; \
@@ -180,7 +180,7 @@ async fn a_primary_key_that_is_added_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parameters_are_reset_to_what_the_client_connected_with() {
+async fn settings_are_reset_to_the_connection_options() {
     let node = Node::insecure().await;
     drop(node.database("shop").await);
     let config = format!(
@@ -190,7 +190,7 @@ async fn parameters_are_reset_to_what_the_client_connected_with() {
     let client = crate::common::connect(&config.parse().unwrap()).await.unwrap();
     let shows = async |timeout: &str, name: &str| {
         let show =
-            async |what| client.query_one(&format!("SHOW {what}"), &[]).await.unwrap().get::<_, String>(0);
+            async |name| client.query_one(&format!("SHOW {name}"), &[]).await.unwrap().get::<_, String>(0);
         assert_eq!(
             (show("statement_timeout").await.as_str(), show("application_name").await.as_str()),
             (timeout, name)

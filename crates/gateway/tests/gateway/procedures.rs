@@ -1,4 +1,4 @@
-//! Procedures, as a client sees them: what they do, what they may not do, and how they fail.
+//! Procedures, as clients see them: their effects, restrictions and errors.
 
 use std::time::Duration;
 
@@ -32,18 +32,18 @@ async fn balances(client: &Client) -> Vec<i64> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Makes a procedure `p` without parameters and calls it.
+/// Creates a procedure `p` without parameters, and calls it.
 async fn run(client: &Client, source: &str) -> Result<Vec<SimpleQueryMessage>, tokio_postgres::Error> {
-    make(client, source).await?;
+    create(client, source).await?;
     client.simple_query("CALL p()").await
 }
 
-async fn make(client: &Client, source: &str) -> Result<(), tokio_postgres::Error> {
+async fn create(client: &Client, source: &str) -> Result<(), tokio_postgres::Error> {
     client.batch_execute(&format!("CREATE OR REPLACE PROCEDURE p() LANGUAGE lua AS $$ {source} $$")).await
 }
 
 #[tokio::test]
-async fn a_call_is_a_transaction() {
+async fn a_call_is_one_transaction() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     client.execute("CALL transfer($1, $2, $3)", &[&1i64, &2i64, &30i64]).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_call_is_a_transaction() {
     assert_eq!((failed.code().code(), failed.message()), ("38000", "transfer:4: too little"));
     assert_eq!(balances(&client).await, [50, 50]);
 
-    // As a statement of the client's own transaction it is taken back with it.
+    // In a transaction of the client, it is rolled back with the transaction.
     client
         .batch_execute("BEGIN; CALL transfer(1, 2, 50); SAVEPOINT s; CALL transfer(2, 1, 7)")
         .await
@@ -71,7 +71,7 @@ async fn a_call_is_a_transaction() {
 }
 
 #[tokio::test]
-async fn half_of_a_call_is_never_there() {
+async fn failed_calls_leave_no_effects() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     let half = "db.exec('UPDATE account SET balance = 0'); ";
@@ -87,22 +87,22 @@ async fn half_of_a_call_is_never_there() {
         assert_eq!(state(outcome), expected, "{text}");
         assert_eq!(balances(&client).await, [100, 0], "{end}");
     }
-    // What was caught has done nothing, and the rest goes on.
+    // A caught error leaves no effects, and the procedure continues.
     let caught = "local ok = pcall(db.exec, 'INSERT INTO account VALUES (1, 0, NULL)')
                   assert(not ok)
                   db.exec('UPDATE account SET balance = 5 WHERE id = 2')";
     run(&client, caught).await.unwrap();
-    let told = "local ok, err = pcall(db.exec, 'INSERT INTO account VALUES (1, 0, NULL)')
+    let failed = "local ok, err = pcall(db.exec, 'INSERT INTO account VALUES (1, 0, NULL)')
                 db.abort(tostring(err))";
-    let told = run(&client, told).await.unwrap_err();
-    let message = told.as_db_error().unwrap().message().to_owned();
+    let failed = run(&client, failed).await.unwrap_err();
+    let message = failed.as_db_error().unwrap().message().to_owned();
     assert!(message.contains("account.id"), "{message}");
     assert_eq!(balances(&client).await, [100, 5]);
     node.stop().await;
 }
 
 #[tokio::test]
-async fn values_and_rows() {
+async fn values_are_converted_between_sql_and_lua() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     client
@@ -136,7 +136,8 @@ async fn values_and_rows() {
     }
     let rows = "CREATE PROCEDURE rows() RETURNS TABLE (a INTEGER) LANGUAGE lua AS $$ return { { 1 }, 2 } $$; CALL rows()";
     assert_eq!(state(client.simple_query(rows).await), "42804");
-    // What `pcall` has caught is no error of the transaction's, and of another kind it stays what it is.
+    // An error that `pcall` caught does not fail the transaction. If it is raised again, it keeps
+    // its SQLSTATE.
     let caught =
         "if pcall(db.query, 7) or pcall(db.exec, 'SELECT missing') then error('no') end; db.exec('SELECT 1')";
     run(&client, caught).await.unwrap();
@@ -144,7 +145,7 @@ async fn values_and_rows() {
         state(run(&client, "local _, e = pcall(db.query, 'SELECT missing'); error(e)").await),
         "42703"
     );
-    // A call's argument keeps its type behind another with commas of its own.
+    // An argument keeps its type after another argument that contains commas.
     let rows = client
         .query("CALL answer(replace('xyz', $1, ''), $2, $3, $4)", &[&"z", &1.0f64, &&[1u8][..], &None::<i64>])
         .await
@@ -153,17 +154,17 @@ async fn values_and_rows() {
     assert_eq!(state(client.batch_execute("CALL answer(1)").await), "42883");
     let two_rows = "CALL answer('a', 1, NULL, id FROM account)";
     assert_eq!(state(client.batch_execute(two_rows).await), "42601");
-    // A statement that changes nothing says so, whatever the one before has changed.
+    // A statement that changes nothing returns 0, whatever the previous statement changed.
     let counts = "db.exec('UPDATE account SET note = note')
                   assert(db.exec('SELECT 1') == 0 and db.exec('DELETE FROM account WHERE id = 9') == 0)";
     run(&client, counts).await.unwrap();
-    assert_eq!(state(client.batch_execute("CALL nobody()").await), "42883");
+    assert_eq!(state(client.batch_execute("CALL missing()").await), "42883");
     assert_eq!(state(client.batch_execute("CALL answer").await), "42601");
     node.stop().await;
 }
 
 #[tokio::test]
-async fn definitions_come_and_go_with_their_transactions() {
+async fn procedure_definitions_are_transactional() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     assert_eq!(state(client.batch_execute(TRANSFER).await), "42723");
@@ -206,10 +207,10 @@ async fn definitions_come_and_go_with_their_transactions() {
 }
 
 #[tokio::test]
-async fn the_sandbox_holds() {
+async fn the_sandbox_cannot_be_escaped() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
-    for gone in [
+    for removed in [
         "os",
         "io",
         "debug",
@@ -227,7 +228,7 @@ async fn the_sandbox_holds() {
         "math.random",
         "string.dump",
     ] {
-        run(&client, &format!("assert({gone} == nil)")).await.unwrap_or_else(|e| panic!("{gone}: {e}"));
+        run(&client, &format!("assert({removed} == nil)")).await.unwrap_or_else(|e| panic!("{removed}: {e}"));
     }
     for (escape, expected) in [
         ("leak = 1", "38000"),
@@ -250,7 +251,7 @@ async fn the_sandbox_holds() {
         ("local function f() return f() + 1 end; f()", "38000"),
         ("local function f(s) return (string.gsub(s, '.', f)) end; f('x')", "38000"),
         ("('a'):rep(30):find(('a?'):rep(30) .. ('.*'):rep(30) .. 'b')", "54000"),
-        // What C does in one step takes no time without end.
+        // Single operations of the C library must not take unlimited time.
         ("(('a'):rep(2^24)):find(('a'):rep(2^22) .. 'b', 1, true)", "38000"),
         ("(('a'):rep(2^24)):split(('a'):rep(2^22) .. 'b')", "38000"),
         ("(('a'):rep(2^24)):match('[' .. ('b'):rep(2^23) .. 'a]*')", "38000"),
@@ -265,7 +266,7 @@ async fn the_sandbox_holds() {
             "local s, t = ('a'):rep(2^23), {}; for i = 1, 1e5 do t[i] = s .. (i % 2) end; table.sort(t)",
             "53200",
         ),
-        // Values of SQL's have their bounds, although Lua does not count them.
+        // SQL values are limited, although Lua does not account for their memory.
         (
             "local s = ('x'):rep(2^23); db.query('SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9', s, s, s, s, s, s, s, s, s)",
             "53200",
@@ -281,25 +282,26 @@ async fn the_sandbox_holds() {
         let text = format!("{escape}: {outcome:?}");
         assert_eq!(state(outcome), expected, "{text}");
     }
-    // Nothing shows where something lies in memory.
-    let blind = "local meta = setmetatable({}, { __tostring = function() return 'mine' end })
+    // Memory addresses are not visible.
+    let no_addresses = "local meta = setmetatable({}, { __tostring = function() return 'mine' end })
         assert(tostring({}) == 'table' and `{string.rep}` == 'function' and `{meta}{nil}{1}` == 'minenil1')
         assert(string.format('%s %d %s', {}, 7, 'x') == 'table 7 x')
         local list = {3, 1, 2}; table.sort(list); assert(table.concat(list) == '123')
         assert(('a.b'):find('.', 1, true) == 2 and #('a,b'):split(',') == 2)
         assert(('k=v'):match('(%w)=') == 'k' and (('aba'):gsub('a', 'c')) == 'cbc' and ('xy'):gmatch('.')() == 'x')
         assert(table.concat(table.move({1, 2, 3}, 2, 3, 1)) == '233' and table.move({7}, 1, 1, 2, {6})[2] == 7)";
-    run(&client, blind).await.unwrap();
-    // Deep nesting is refused when the procedure is made, and does not overflow a stack.
+    run(&client, no_addresses).await.unwrap();
+    // Deep nesting is rejected when the procedure is created, and does not overflow the stack.
     let deep = format!("return {}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert_eq!(state(run(&client, &deep).await), "42601");
     assert_eq!(balances(&client).await, [100, 0]);
     node.stop().await;
 }
 
-/// Calls in a client's own transaction are run again with it: unseen if they answer the same, else the commit fails.
+/// Calls in a client's transaction are replayed with it. If the results are the same, the client
+/// does not notice. Otherwise the commit fails.
 #[tokio::test]
-async fn a_transaction_with_calls_is_run_again() {
+async fn transactions_with_calls_are_replayed() {
     let node = Node::insecure().await;
     let (client, admin) = (bank(&node).await, node.client("fulmar").await);
     let other = node.client("bank").await;
@@ -312,10 +314,10 @@ async fn a_transaction_with_calls_is_run_again() {
     client.batch_execute("BEGIN; CALL transfer(1, 2, 30)").await.unwrap();
     other.batch_execute("UPDATE account SET balance = 7 WHERE id = 3").await.unwrap();
     client.batch_execute("CALL transfer(1, 2, 5); COMMIT").await.unwrap();
-    assert!(replays().await > before, "the page that both accounts lie on was another's");
+    assert!(replays().await > before, "the page of both accounts has been changed by another session");
     assert_eq!(balances(&client).await, [65, 35, 7]);
 
-    // The second one of these finds too little when it is run again.
+    // The second call finds an insufficient balance in the replay.
     client.batch_execute("BEGIN; CALL transfer(1, 2, 1); CALL transfer(1, 2, 60)").await.unwrap();
     other.batch_execute("UPDATE account SET balance = 50 WHERE id = 1").await.unwrap();
     assert_eq!(state(client.batch_execute("COMMIT").await), "40001");
@@ -324,40 +326,40 @@ async fn a_transaction_with_calls_is_run_again() {
     node.stop().await;
 }
 
-/// What procedures of one tenant hold together is its own trouble.
+/// The memory of procedures is limited per tenant.
 #[tokio::test(flavor = "multi_thread")]
-async fn procedures_of_a_tenant_share_its_memory() {
-    const HOLD: &str = "CREATE PROCEDURE hold() LANGUAGE lua AS $$
+async fn procedure_memory_is_limited_per_tenant() {
+    const HOLD_MEMORY: &str = "CREATE PROCEDURE hold() LANGUAGE lua AS $$
         local text = ('x'):rep(48 * 2^20)
         for i = 1, 1e6 do end
         return
     $$";
-    // Calls yield as often as they can, so that they overlap on every machine.
+    // Calls yield as often as possible, so that they overlap on every machine.
     let node =
         Node::on_engine(|config| config.insecure = true, |engine| engine.time_slice = Duration::ZERO).await;
     let greedy = node.database("greedy").await;
-    greedy.batch_execute(HOLD).await.unwrap();
+    greedy.batch_execute(HOLD_MEMORY).await.unwrap();
     let clients = futures::future::join_all((0..20).map(|_| node.client("greedy"))).await;
     let calls = clients.iter().map(|client| client.batch_execute("CALL hold()"));
     let modest = node.database("modest").await;
-    modest.batch_execute(HOLD).await.unwrap();
-    let (of_the_greedy, of_the_modest) =
+    modest.batch_execute(HOLD_MEMORY).await.unwrap();
+    let (greedy_calls, modest_call) =
         tokio::join!(futures::future::join_all(calls), modest.batch_execute("CALL hold()"));
-    of_the_modest.unwrap();
-    let refused: Vec<_> = of_the_greedy.into_iter().filter(Result::is_err).map(state).collect();
-    assert!(!refused.is_empty() && refused.len() < 20, "{} were refused", refused.len());
+    modest_call.unwrap();
+    let refused: Vec<_> = greedy_calls.into_iter().filter(Result::is_err).map(state).collect();
+    assert!(!refused.is_empty() && refused.len() < 20, "{} calls were rejected", refused.len());
     assert!(refused.iter().all(|state| state == "53200"), "{refused:?}");
     greedy.batch_execute("CALL hold()").await.unwrap();
     node.stop().await;
 }
 
 #[tokio::test]
-async fn a_timeout_ends_a_procedure() {
+async fn statement_timeout_ends_a_procedure() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     let mut config = node.config("bank", "anna");
     config.options("-c statement_timeout=50ms");
-    let hurried = connect(&config).await.unwrap();
+    let impatient = connect(&config).await.unwrap();
     let slow = "while true do
         db.query('WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT count(*) FROM n')
     end";
@@ -366,16 +368,16 @@ async fn a_timeout_ends_a_procedure() {
         "while true do db.query('SELECT 1') end",
         "pcall(function() while true do local x = 1 end end)",
     ] {
-        make(&client, endless).await.unwrap();
-        assert_eq!(state(hurried.simple_query("CALL p()").await), "57014", "{endless}");
+        create(&client, endless).await.unwrap();
+        assert_eq!(state(impatient.simple_query("CALL p()").await), "57014", "{endless}");
     }
     client.batch_execute("CALL transfer(1, 2, 1)").await.unwrap();
     node.stop().await;
 }
 
-/// Calls that touch the same rows wait for each other; none of them fails.
+/// Calls that change the same rows wait for each other, and none of them fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_conflict_are_run_again() {
+async fn conflicting_calls_are_retried() {
     const CLIENTS: usize = 8;
     const CALLS: i64 = 100;
     let node = Node::insecure().await;
@@ -406,9 +408,9 @@ async fn calls_that_conflict_are_run_again() {
     node.stop().await;
 }
 
-/// CREATE, CALL and DROP mean the same by a name.
+/// CREATE, CALL and DROP interpret names in the same way.
 #[tokio::test]
-async fn names_are_read_as_postgres_reads_them() {
+async fn procedure_names_are_folded_as_in_postgres() {
     let node = Node::insecure().await;
     let client = bank(&node).await;
     for (created, stored, called, not_called) in [
@@ -433,7 +435,7 @@ async fn names_are_read_as_postgres_reads_them() {
         client.batch_execute(&format!("DROP PROCEDURE {called}")).await.unwrap();
         assert_eq!(state(client.batch_execute(&format!("CALL {created}()")).await), "42883");
     }
-    // Once all were kept in lower case, quoted or not.
+    // Earlier versions stored all names in lower case, quoted or not.
     for (name, stored) in [("\u{c4}NDERN", "\u{e4}ndern"), ("\"Old\"", "old")] {
         client
             .execute("INSERT INTO fulmar_procedures VALUES ($1, '', '', 'return')", &[&stored])

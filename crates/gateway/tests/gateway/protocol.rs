@@ -1,4 +1,4 @@
-//! The protocol as a client library speaks it, over a real node.
+//! The wire protocol, used by a client library.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_go_both_ways() {
+async fn values_round_trip() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client
@@ -49,7 +49,7 @@ async fn values_go_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_row_types_an_expression_in_a_simple_query() {
+async fn first_row_determines_expression_types_in_simple_queries() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     let messages = client.simple_query("SELECT 1 AS a, 'x' AS b; SELECT 2").await.unwrap();
@@ -68,7 +68,7 @@ async fn the_first_row_types_an_expression_in_a_simple_query() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_may_be_of_a_great_many_statements() {
+async fn query_messages_may_contain_many_statements() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     let count = async |text: String| {
@@ -83,7 +83,7 @@ async fn a_text_may_be_of_a_great_many_statements() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_have_the_state_that_clients_look_for() {
+async fn errors_have_postgres_sqlstates() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT NOT NULL)").await.unwrap();
@@ -95,13 +95,13 @@ async fn errors_have_the_state_that_clients_look_for() {
     assert_eq!(state(client.batch_execute("SET nothing = 1").await), "42704");
     assert_eq!(state(client.query("SELECT 1; SELECT 2", &[]).await), "42601");
     assert_eq!(state(connect(&node.config("nowhere", "anna")).await.map(|_| ())), "3D000");
-    // The session goes on after all of them.
+    // The session remains usable after each error.
     assert_eq!(client.query_one("SELECT b FROM t", &[]).await.unwrap().get::<_, &str>(0), "x");
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions() {
+async fn failed_transactions_are_rolled_back() {
     let node = Node::insecure().await;
     let mut client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
@@ -116,21 +116,21 @@ async fn transactions() {
     transaction.rollback().await.unwrap();
     assert_eq!(count(&client).await, 0);
 
-    // A parameter that cannot be read fails the transaction too: its error is the gateway's.
+    // An error of the gateway fails the transaction like one of the engine.
     client.batch_execute("BEGIN").await.unwrap();
     assert_eq!(state(client.batch_execute("COPY t FROM STDIN (FORMAT binary)").await), "0A000");
     assert_eq!(state(client.batch_execute("INSERT INTO t VALUES (1)").await), "25P02");
     client.batch_execute("COMMIT").await.unwrap();
     assert_eq!(count(&client).await, 0);
 
-    // Several statements in one text are one transaction.
+    // The statements of one query message are one transaction.
     let failed = client.batch_execute("INSERT INTO t VALUES (1); INSERT INTO nowhere VALUES (2)").await;
     assert_eq!(state(failed), "42P01");
     assert_eq!(count(&client).await, 0);
     client.batch_execute("INSERT INTO t VALUES (1); INSERT INTO t VALUES (2);").await.unwrap();
     assert_eq!(count(&client).await, 2);
 
-    // Unless they begin and commit their own.
+    // Unless they contain BEGIN and COMMIT themselves.
     let failed = client
         .batch_execute("BEGIN; INSERT INTO t VALUES (3); COMMIT; INSERT INTO t VALUES (4); SELECT missing")
         .await;
@@ -161,7 +161,7 @@ async fn pipelined_statements_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn portals_give_rows_in_portions() {
+async fn portals_return_rows_in_batches() {
     let node = Node::insecure().await;
     let mut client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
@@ -188,10 +188,10 @@ async fn portals_give_rows_in_portions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_answers_pass_through_a_file() {
+async fn large_results_are_spilled_to_a_file() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
-    // 40 MB: far beyond what is kept in memory.
+    // 40 MB: far more than is buffered in memory.
     let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) \
                SELECT i, printf('%1000d', i) FROM n";
     let stream = client.query_raw(sql, std::iter::empty::<&i64>()).await.unwrap();
@@ -206,14 +206,14 @@ async fn large_answers_pass_through_a_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_rows() {
+async fn copy_in_inserts_rows() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT, c BOOLEAN)").await.unwrap();
     let sink = client.copy_in("COPY t FROM STDIN").await.unwrap();
     pin_mut!(sink);
     for number in 0..1000 {
-        // Lines come in pieces.
+        // Lines are split between messages.
         sink.send(bytes::Bytes::from(format!("{number}\ttext\\t"))).await.unwrap();
         sink.send(bytes::Bytes::from(format!("{number}\t{}\n", if number % 2 == 0 { "t" } else { "\\N" })))
             .await
@@ -224,7 +224,7 @@ async fn copies_rows() {
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1000, 500));
     assert_eq!(row.get::<_, &str>(2), "text\t999");
 
-    // One bad line takes all back.
+    // A single invalid line rolls back the whole COPY.
     let sink = client.copy_in("COPY t (a, b) FROM STDIN").await.unwrap();
     pin_mut!(sink);
     sink.send(bytes::Bytes::from_static(b"2000\tx\n2001\n")).await.unwrap();
@@ -238,7 +238,7 @@ async fn copies_rows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_and_their_transactions() {
+async fn settings_are_transactional() {
     let node = Node::insecure().await;
     let mut config = node.config("fulmar", "anna");
     config.application_name("tests").options("-c statement_timeout=1min");
@@ -257,7 +257,7 @@ async fn settings_and_their_transactions() {
     assert_eq!(show("statement_timeout").await, "1min");
     client.batch_execute("BEGIN; SET LOCAL statement_timeout = '5min'; COMMIT").await.unwrap();
     assert_eq!(show("statement_timeout").await, "1min");
-    // Back to what the client connected with, as in PostgreSQL.
+    // Resets to the connection options, as in PostgreSQL.
     client.batch_execute("SET app.x = 'y'; SET statement_timeout = 0; RESET ALL").await.unwrap();
     assert_eq!(show("statement_timeout").await, "1min");
     assert_eq!(state(client.query("SHOW app.x", &[]).await), "42704");
@@ -268,7 +268,7 @@ const ENDLESS: &str =
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_is_cancelled_by_request_and_by_time() {
+async fn statements_are_cancelled_on_request_and_by_timeout() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("BEGIN; SET LOCAL statement_timeout = '100ms'").await.unwrap();
@@ -278,7 +278,7 @@ async fn a_statement_is_cancelled_by_request_and_by_time() {
     let token = client.cancel_token();
     let running = client.batch_execute(ENDLESS);
     pin_mut!(running);
-    // A cancel that comes before the statement runs finds nothing to cancel: ask until it is heard.
+    // A cancel request that arrives before the statement runs has no effect, so it is repeated.
     let outcome = loop {
         tokio::select! {
             outcome = &mut running => break outcome,
@@ -291,14 +291,15 @@ async fn a_statement_is_cancelled_by_request_and_by_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_tells_its_clients() {
+async fn shutdown_notifies_clients() {
     let node = Node::start(|config| {
         config.insecure = true;
         config.shutdown_grace = Duration::from_millis(100);
     })
     .await;
     let client = node.database("t1").await;
-    // An answer that is too large to wait for the end of its text says that the text is being run.
+    // The first result is too large to be buffered until the end of the query message. Receiving it
+    // shows that the message is being executed.
     let text = format!("SELECT printf('%100000d', 1); {ENDLESS}");
     let running = client.simple_query_raw(&text).await.unwrap();
     pin_mut!(running);
@@ -306,8 +307,9 @@ async fn a_shutdown_tells_its_clients() {
     let (idle, mut connection) = node.config("t1", "anna").connect(tokio_postgres::NoTls).await.unwrap();
     node.stop().await;
     assert_eq!(state(running.try_collect::<Vec<_>>().await), "57P01");
-    let told = futures::future::poll_fn(|cx| connection.poll_message(cx)).await.expect("nothing was said");
-    assert_eq!(state(told.map(|_| ())), "57P01");
+    let notification =
+        futures::future::poll_fn(|cx| connection.poll_message(cx)).await.expect("the server sent no error");
+    assert_eq!(state(notification.map(|_| ())), "57P01");
     drop(idle);
 }
 

@@ -1,4 +1,4 @@
-//! What users may do in a database: everything, or read it; and what a change of that does to who is connected.
+//! Privileges on a database: read-write or read-only access, and how changes affect open sessions.
 
 use crate::common::{Node, connect, ends, state, until};
 use futures::SinkExt;
@@ -10,7 +10,8 @@ async fn log_in(node: &Node, user: &str) -> Result<Client, Error> {
     connect(&config).await
 }
 
-/// A node that asks for passwords, its superuser connected, and a database `shop` with a table, of `anna`.
+/// A node with password authentication, a session of its superuser, and a database `shop` with a
+/// table, owned by `anna`.
 async fn node_with_a_shop() -> (Node, Client, Client) {
     let node = Node::start(|_| {}).await;
     let verifier = fulmar_gateway::scram_verifier("top secret");
@@ -39,7 +40,7 @@ async fn count(client: &Client) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_read_reads_and_nothing_else() {
+async fn read_only_users_cannot_write() {
     let (node, admin, anna) = node_with_a_shop().await;
     assert_eq!(state(log_in(&node, "bert").await), "42501");
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
@@ -86,7 +87,7 @@ async fn who_may_read_reads_and_nothing_else() {
         sink.finish().await
     };
     assert_eq!(state(copied.await), "25006");
-    // What SQLite does by itself it does not do either.
+    // SQLite's implicit writes are forbidden too.
     const ANALYZE_ALL: &str = "PRAGMA optimize(0x10002)";
     bert.batch_execute(ANALYZE_ALL).await.unwrap_or_default();
     let statistics = "SELECT count(*) FROM sqlite_schema WHERE name = 'sqlite_stat1'";
@@ -94,7 +95,7 @@ async fn who_may_read_reads_and_nothing_else() {
     anna.batch_execute(ANALYZE_ALL).await.unwrap();
     assert_eq!(anna.query_one(statistics, &[]).await.unwrap().get::<_, i64>(0), 1);
 
-    for way_out in [
+    for escalation in [
         "BEGIN READ WRITE",
         "START TRANSACTION READ WRITE",
         "SELECT 1; BEGIN READ WRITE",
@@ -102,11 +103,11 @@ async fn who_may_read_reads_and_nothing_else() {
         "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE",
         "SET TRANSACTION READ WRITE",
     ] {
-        assert_eq!(state(bert.batch_execute(way_out).await), "42501", "{way_out}");
+        assert_eq!(state(bert.batch_execute(escalation).await), "42501", "{escalation}");
     }
-    for no_way_out in ["RESET default_transaction_read_only", "RESET ALL", "DISCARD ALL"] {
-        bert.batch_execute(no_way_out).await.unwrap();
-        assert_eq!(state(bert.batch_execute("DELETE FROM t").await), "25006", "{no_way_out}");
+    for reset in ["RESET default_transaction_read_only", "RESET ALL", "DISCARD ALL"] {
+        bert.batch_execute(reset).await.unwrap();
+        assert_eq!(state(bert.batch_execute("DELETE FROM t").await), "25006", "{reset}");
     }
     let shown = bert.query_one("SHOW default_transaction_read_only", &[]).await.unwrap();
     assert_eq!(shown.get::<_, &str>(0), "on");
@@ -118,9 +119,9 @@ async fn who_may_read_reads_and_nothing_else() {
     node.stop().await;
 }
 
-/// To ask what became of a transaction decides it, which is for those who may write.
+/// Querying the status of a transaction decides it, which requires write access.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_read_decides_nobodys_transaction() {
+async fn read_only_users_do_not_decide_transactions() {
     let (node, admin, anna) = node_with_a_shop().await;
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
     let bert = log_in(&node, "bert").await.unwrap();
@@ -138,7 +139,7 @@ async fn who_may_read_decides_nobodys_transaction() {
         anna.batch_execute("ROLLBACK").await.unwrap_or_default();
         assert_eq!(status(&bert, &id).await, committed);
     }
-    // In a transaction that was begun with more rights too.
+    // Also in a transaction that began with more privileges.
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     bert.batch_execute("BEGIN; SELECT 1").await.unwrap();
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
@@ -160,9 +161,9 @@ async fn text(client: &Client, sql: &str) -> String {
     first.unwrap()
 }
 
-/// Who only reads keeps nobody from writing.
+/// A read-only user does not block writers.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_read_takes_no_turn() {
+async fn read_only_transactions_do_not_block_writers() {
     let (node, admin, anna) = node_with_a_shop().await;
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
     let bert = log_in(&node, "bert").await.unwrap();
@@ -174,7 +175,7 @@ async fn who_may_read_takes_no_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_grant_holds() {
+async fn the_last_grant_is_effective() {
     let (node, admin, anna) = node_with_a_shop().await;
     let may_write = async || {
         let bert = log_in(&node, "bert").await?;
@@ -189,7 +190,7 @@ async fn the_last_grant_holds() {
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     assert!(may_write().await.unwrap());
     admin.batch_execute("REVOKE SELECT ON DATABASE shop FROM bert").await.unwrap();
-    assert!(may_write().await.unwrap(), "it had more than that");
+    assert!(may_write().await.unwrap(), "revoking SELECT must not revoke CONNECT");
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
     assert!(!may_write().await.unwrap());
     admin.batch_execute("REVOKE SELECT ON DATABASE shop FROM bert").await.unwrap();
@@ -198,7 +199,7 @@ async fn the_last_grant_holds() {
     admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
     assert_eq!(state(may_write().await), "42501");
 
-    // Owners and superusers keep what they have.
+    // Owners and superusers are not restricted by grants.
     let anna_again = log_in(&node, "anna").await.unwrap();
     anna_again.batch_execute("DELETE FROM t").await.unwrap();
     assert_eq!(state(anna_again.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await), "42501");
@@ -206,17 +207,21 @@ async fn the_last_grant_holds() {
     node.stop().await;
 }
 
-/// What a client is told, and that it is the last.
-async fn ended(client: &Client, statement: &str, expected: &str, why: &str) {
+/// Expects a fatal error, and that the connection is closed.
+async fn expect_termination(client: &Client, statement: &str, expected: &str, reason: &str) {
     let error = client.batch_execute(statement).await.unwrap_err();
-    let said = error.as_db_error().unwrap_or_else(|| panic!("{why}: {error}"));
-    assert_eq!((said.code().code(), said.severity()), (expected, "FATAL"), "{said}");
-    assert!(said.message().contains(why), "{said}");
+    let database_error = error.as_db_error().unwrap_or_else(|| panic!("{reason}: {error}"));
+    assert_eq!(
+        (database_error.code().code(), database_error.severity()),
+        (expected, "FATAL"),
+        "{database_error}"
+    );
+    assert!(database_error.message().contains(reason), "{database_error}");
     assert!(client.batch_execute("SELECT 1").await.is_err() && ends(client).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_counts_from_the_next_statement_on() {
+async fn privilege_changes_apply_to_the_next_statement() {
     let (node, admin, anna) = node_with_a_shop().await;
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     let bert = log_in(&node, "bert").await.unwrap();
@@ -230,26 +235,26 @@ async fn a_change_counts_from_the_next_statement_on() {
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     bert.execute(&insert, &[]).await.unwrap();
 
-    // What was written before can be committed; more is not.
+    // Earlier changes of the transaction can be committed, and no further changes are possible.
     bert.batch_execute("BEGIN; INSERT INTO t (b) VALUES ('z'); SAVEPOINT s").await.unwrap();
     admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
     assert_eq!(state(bert.batch_execute("INSERT INTO t (b) VALUES ('z')").await), "25006");
     bert.batch_execute("ROLLBACK TO s; COMMIT").await.unwrap();
     assert_eq!(count(&anna).await, 4);
 
-    // Nothing is left of a transaction whose session ends.
+    // The transaction of a terminated session is rolled back.
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     bert.batch_execute("BEGIN; DELETE FROM t").await.unwrap();
     admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
-    ended(&bert, "COMMIT", "57P01", "the right to connect").await;
+    expect_termination(&bert, "COMMIT", "57P01", "access to database").await;
     assert_eq!(count(&anna).await, 4);
     drop((admin, anna, bert));
     node.stop().await;
 }
 
-/// Statements that came in one message are statements all the same.
+/// A change applies to the remaining statements of a query message.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_counts_for_the_rest_of_a_query() {
+async fn privilege_changes_apply_within_a_query_message() {
     let (node, admin, anna) = node_with_a_shop().await;
     let locked = "SELECT b FROM t WHERE a = 1 FOR UPDATE";
     for (change, expected) in [
@@ -261,7 +266,7 @@ async fn a_change_counts_for_the_rest_of_a_query() {
         anna.batch_execute(&format!("BEGIN; {locked}")).await.unwrap();
         let query = format!("{locked}; INSERT INTO t VALUES (2, 'of bert')");
         let running = tokio::spawn(async move { bert.batch_execute(&query).await });
-        // It waits for the row.
+        // The statement waits for the row.
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'bert' AND state = 'active'";
         let is_active = async || admin.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0;
         until("the statement runs", is_active).await;
@@ -275,30 +280,31 @@ async fn a_change_counts_for_the_rest_of_a_query() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_any_more_is_sent_away() {
+async fn sessions_end_when_their_user_is_dropped_or_changed() {
     let (node, admin, anna) = node_with_a_shop().await;
     admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
     let bert = log_in(&node, "bert").await.unwrap();
     admin.batch_execute("ALTER USER bert PASSWORD 'other'; ").await.unwrap();
-    ended(&bert, "SELECT 1", "28000", "the password").await;
+    expect_termination(&bert, "SELECT 1", "28000", "the password").await;
     admin.batch_execute("ALTER USER bert PASSWORD 'bert'").await.unwrap();
     let bert = log_in(&node, "bert").await.unwrap();
     admin.batch_execute("DROP USER bert").await.unwrap();
-    ended(&bert, "SELECT 1", "28000", "was dropped").await;
-    // A COPY is ended as well, and nothing of it stays.
+    expect_termination(&bert, "SELECT 1", "28000", "was dropped").await;
+    // A COPY is terminated too, and rolled back.
     let sink = anna.copy_in("COPY t (b) FROM STDIN").await.unwrap();
     let mut sink = std::pin::pin!(sink);
     sink.send(bytes::Bytes::from_static(b"one\n")).await.unwrap();
     admin.batch_execute("ALTER USER anna PASSWORD 'anna'").await.unwrap();
     assert_eq!(state(sink.finish().await), "28000");
     assert_eq!(count(&log_in(&node, "anna").await.unwrap()).await, 1);
-    // Who changes the own password goes on; the own other sessions do not.
+    // A session that changes its own user's password stays open. Other sessions of that user are
+    // closed.
     let mut config = node.config("fulmar", "fulmar");
     config.password("top secret");
     let other = connect(&config).await.unwrap();
     admin.batch_execute("ALTER USER fulmar PASSWORD 'new'").await.unwrap();
     admin.batch_execute("CREATE USER carl").await.unwrap();
-    ended(&other, "SELECT 1", "28000", "the password").await;
+    expect_termination(&other, "SELECT 1", "28000", "the password").await;
     drop((admin, anna, bert, other));
     node.stop().await;
 }

@@ -1,4 +1,4 @@
-//! What a node tells of itself: who is connected and what they do, what is counted of tenants, what they may use.
+//! Statistics in SQL: sessions and their activity, counters of tenants, limits.
 
 use crate::common::{Node, connect, state, until, within};
 use tokio_postgres::Client;
@@ -26,7 +26,7 @@ async fn wait_for(admin: &Client, pid: i32, state: &str) -> tokio_postgres::Row 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_are_seen_and_ended() {
+async fn running_statements_are_shown_and_can_be_cancelled() {
     let node = Node::insecure().await;
     let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
     let shop_pid = pid(&shop).await;
@@ -48,7 +48,7 @@ async fn statements_are_seen_and_ended() {
     wait_for(&admin, shop_pid, "idle in transaction (aborted)").await;
     admin.batch_execute(&format!("SELECT pg_terminate_backend({shop_pid})")).await.unwrap();
     assert!(shop.batch_execute("SELECT 1").await.is_err());
-    // The client is told before the session has given everything back.
+    // The client gets the error before the session has released all its resources.
     let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'";
     until("the session is gone", async || admin.query(sessions, &[]).await.unwrap().is_empty()).await;
     let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
@@ -58,7 +58,7 @@ async fn statements_are_seen_and_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_are_counted() {
+async fn tenant_statistics_count_statements() {
     let node = Node::insecure().await;
     let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
     shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY)").await.unwrap();
@@ -74,7 +74,7 @@ async fn tenants_are_counted() {
     assert_eq!((number(0), number(2), number(3), number(4)), (1, 9, 1, 10));
     assert!(number(1) >= 12 && number(5) > 100 && number(6) >= 10 && number(7) >= 8192, "{row:?}");
     assert!(row.get::<_, bool>(8));
-    // A BEGIN is neither a read nor a write; what fails is what it would have been.
+    // BEGIN is neither a read nor a write. A failed statement counts by its kind.
     shop.batch_execute("BEGIN; COMMIT").await.unwrap();
     let sql = "SELECT reads, writes, statements FROM fulmar.tenant_stats WHERE tenant = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
@@ -83,13 +83,17 @@ async fn tenants_are_counted() {
                FROM pg_stat_database WHERE datname = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
     assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (1, 10));
-    assert_eq!([2, 3, 4, 5].map(|column| row.get::<_, Option<i64>>(column)), [None; 4], "nobody counts them");
+    assert_eq!(
+        [2, 3, 4, 5].map(|column| row.get::<_, Option<i64>>(column)),
+        [None; 4],
+        "columns without a counter must be NULL"
+    );
     node.stop().await;
 }
 
-/// Each of these moves for what it counts: none could stand in another's column.
+/// Each of these changes a different set of counters, so exchanged columns would be detected.
 #[tokio::test(flavor = "multi_thread")]
-async fn conflicts_replays_and_turns_are_counted() {
+async fn conflicts_replays_and_turns_have_separate_counters() {
     let node = Node::insecure().await;
     let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
     let other = node.client("shop").await;
@@ -103,20 +107,21 @@ async fn conflicts_replays_and_turns_are_counted() {
         let row = admin.query_one(sql, &[]).await.unwrap();
         [0, 1, 2].map(|column| row.get::<_, i64>(column))
     };
-    let began = counts().await;
+    let start = counts().await;
     shop.batch_execute("BEGIN IMMEDIATE; UPDATE t SET n = 1 WHERE a = 1; COMMIT").await.unwrap();
     let turn = counts().await;
-    assert_eq!([turn[0], turn[1]], [began[0], began[1]], "a turn is no conflict");
-    assert!(turn[2] > began[2], "{turn:?}");
+    assert_eq!([turn[0], turn[1]], [start[0], start[1]], "taking a turn must not count as a conflict");
+    assert!(turn[2] > start[2], "{turn:?}");
 
-    // The page that it read is another's by its COMMIT.
+    // The page that the transaction read is changed before its COMMIT.
     shop.batch_execute("BEGIN; SELECT n FROM t WHERE a = 1; UPDATE t SET n = 2 WHERE a = 2").await.unwrap();
     other.batch_execute("UPDATE t SET n = 1 WHERE a = 3").await.unwrap();
     shop.batch_execute("COMMIT").await.unwrap();
     let conflict = counts().await;
     assert!(conflict.iter().zip(turn).all(|(now, before)| *now > before), "{turn:?} {conflict:?}");
 
-    // The same of one that has become too large to be run again at its COMMIT: it is, before that, and meets nobody then.
+    // A transaction that is too large for a replay at its COMMIT is replayed earlier, and then has
+    // no conflict.
     shop.batch_execute("BEGIN; SELECT n FROM t WHERE a = 1").await.unwrap();
     other.batch_execute("UPDATE t SET n = 2 WHERE a = 3").await.unwrap();
     shop.execute("UPDATE t SET b = $1 WHERE a = 2", &[&"x".repeat(5 << 20)]).await.unwrap();
@@ -128,9 +133,9 @@ async fn conflicts_replays_and_turns_are_counted() {
     node.stop().await;
 }
 
-/// Figures are kept by the numbers of partitions: a database of the same name has others.
+/// Statistics belong to partition ids. A new database with the same name has new ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_are_counted() {
+async fn statistics_belong_to_partitions() {
     let node = Node::insecure().await;
     let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
     drop(node.database("other").await);
@@ -139,9 +144,14 @@ async fn partitions_are_counted() {
         .unwrap();
     let numbers = "SELECT count(*), count(DISTINCT partition) FROM fulmar.partition_stats";
     let row = admin.query_one(numbers, &[]).await.unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3, 3), "the database fulmar has one too");
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, i64>(1)),
+        (3, 3),
+        "the database fulmar has a partition too"
+    );
 
-    // A tenant's figures are those of its partitions together; so is its histogram.
+    // The statistics of a tenant are the sums over its partitions. The same applies to its
+    // histogram.
     let same = "SELECT count(*) FROM fulmar.partition_stats JOIN fulmar.tenant_stats \
                 USING (tenant, statements, reads, writes, rows, commits, log_bytes, pages_written, page_hits) WHERE tenant = 'shop'";
     assert_eq!(admin.query_one(same, &[]).await.unwrap().get::<_, i64>(0), 1);
@@ -166,7 +176,7 @@ async fn partitions_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_and_settings_are_shown_and_set() {
+async fn limits_and_settings_can_be_queried() {
     let node = Node::insecure().await;
     let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
     admin.batch_execute("ALTER DATABASE shop SET max_connections = 7").await.unwrap();
@@ -187,7 +197,7 @@ async fn limits_and_settings_are_shown_and_set() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn others_are_their_own_affair() {
+async fn users_see_only_their_own_databases() {
     let node = Node::start(|_| {}).await;
     node.catalog.alter_user_password("fulmar", Some(fulmar_gateway::scram_verifier("x"))).await.unwrap();
     let log_in = async |database: &str, user: &str, password: &str| {
@@ -217,53 +227,55 @@ async fn others_are_their_own_affair() {
     assert_eq!(roles.iter().map(|row| row.get::<_, &str>(0)).collect::<Vec<_>>(), ["anna"]);
     let other = pid(&admin).await;
     assert_eq!(state(anna.query_one("SELECT pg_terminate_backend($1)", &[&other]).await), "42501");
-    // What others run is not to be had through a view either, which would outlive the right to look.
+    // Views cannot expose other users' statements either: a view would outlive the privilege.
     anna.batch_execute("CREATE VIEW v AS SELECT * FROM pg_stat_activity").await.unwrap();
     assert!(anna.query("SELECT * FROM v", &[]).await.is_err());
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn migrations_agree_about_a_number() {
+async fn advisory_locks_exclude_other_sessions() {
     let node = Node::insecure().await;
     let (one, other) = (node.database("shop").await, node.client("shop").await);
-    let asks = async |client: &Client, function: &str| {
+    let call = async |client: &Client, function: &str| {
         let sql = format!("SELECT {function}($1)");
         client.query_one(&sql, &[&7_i64]).await.map(|row| row.get::<_, bool>(0))
     };
-    assert!(asks(&one, "pg_try_advisory_lock").await.unwrap());
-    assert!(!asks(&other, "pg_try_advisory_lock").await.unwrap());
+    assert!(call(&one, "pg_try_advisory_lock").await.unwrap());
+    assert!(!call(&other, "pg_try_advisory_lock").await.unwrap());
     assert_eq!(state(other.query_one("SELECT pg_advisory_lock(7)", &[]).await), "55P03");
-    assert!(asks(&one, "pg_advisory_unlock").await.unwrap());
+    assert!(call(&one, "pg_advisory_unlock").await.unwrap());
     other.query_one("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
-    assert!(!asks(&one, "pg_try_advisory_lock").await.unwrap());
+    assert!(!call(&one, "pg_try_advisory_lock").await.unwrap());
     let pid = pid(&other).await;
     one.query_one("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
-    until("the lock is released", async || asks(&one, "pg_try_advisory_lock").await.unwrap()).await;
+    until("the lock is released", async || call(&one, "pg_try_advisory_lock").await.unwrap()).await;
     node.stop().await;
 }
 
-/// What a transaction has read of the catalog is part of what it has read: its replay asks again.
+/// The catalog queries of a transaction are part of its reads: a replay repeats them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_reads_the_schema_anew() {
+async fn replay_detects_schema_changes() {
     let node = Node::insecure().await;
     let (one, other) = (node.database("shop").await, node.client("shop").await);
     one.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
-    for (interferes, ends) in [("INSERT INTO t VALUES (2)", None), ("CREATE TABLE late (a)", Some("40001"))] {
+    for (concurrent, sqlstate) in
+        [("INSERT INTO t VALUES (2)", None), ("CREATE TABLE late (a)", Some("40001"))]
+    {
         one.batch_execute("BEGIN").await.unwrap();
         let sql = "SELECT count(*) FROM pg_class WHERE relname = 'late'";
         assert_eq!(one.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 0);
         one.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
-        other.batch_execute(interferes).await.unwrap();
+        other.batch_execute(concurrent).await.unwrap();
         let committed = one.batch_execute("COMMIT").await;
-        assert_eq!(committed.err().map(|error| error.code().unwrap().code().to_owned()).as_deref(), ends);
+        assert_eq!(committed.err().map(|error| error.code().unwrap().code().to_owned()).as_deref(), sqlstate);
     }
     node.stop().await;
 }
 
-/// Every table can be read, and has a value for each of its columns.
+/// Every system table can be read, and has a value for each of its columns.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_tables_can_be_read() {
+async fn all_system_tables_can_be_read() {
     let node = Node::insecure().await;
     let client = node.database("shop").await;
     client

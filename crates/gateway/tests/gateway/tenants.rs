@@ -1,4 +1,4 @@
-//! Tenants, users, rights, passwords, TLS.
+//! Tenants, users, privileges, passwords.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use futures::stream::FuturesUnordered;
 use crate::common::{Node, connect, ends, state};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn databases_are_made_copied_renamed_and_dropped() {
+async fn databases_can_be_created_copied_renamed_and_dropped() {
     let node = Node::insecure().await;
     let admin = node.client("fulmar").await;
     admin.batch_execute("CREATE DATABASE base").await.unwrap();
@@ -42,8 +42,8 @@ async fn databases_are_made_copied_renamed_and_dropped() {
     node.stop().await;
 }
 
-/// Wrong passwords make the next answers for that user slower, the right one too, and nobody else's. Whether there is such
-/// a user makes no difference.
+/// Wrong passwords delay the next responses for that user, including those to the correct password,
+/// and no other user's. It makes no difference whether the user exists.
 #[tokio::test(flavor = "multi_thread")]
 async fn guessing_passwords_is_slow() {
     let node = Node::start(|_| {}).await;
@@ -55,39 +55,39 @@ async fn guessing_passwords_is_slow() {
         let mut config = node.config("fulmar", user);
         config.password(password);
         async move {
-            let begun = Instant::now();
+            let start = Instant::now();
             let outcome = connect(&config).await;
-            (outcome, begun.elapsed().as_millis())
+            (outcome, start.elapsed().as_millis())
         }
     };
-    for least in [0, 100, 200, 400, 800] {
-        let ((anna, of_anna), (nobody, of_nobody)) =
-            tokio::join!(log_in("anna", "wrong"), log_in("nobody", "wrong"));
-        assert_eq!((state(anna), state(nobody)), ("28P01".to_owned(), "28P01".to_owned()));
-        assert!(of_anna >= least && of_nobody >= least, "{least}: {of_anna}, {of_nobody}");
+    for min_ms in [0, 100, 200, 400, 800] {
+        let ((anna, anna_ms), (unknown, unknown_ms)) =
+            tokio::join!(log_in("anna", "wrong"), log_in("unknown", "wrong"));
+        assert_eq!((state(anna), state(unknown)), ("28P01".to_owned(), "28P01".to_owned()));
+        assert!(anna_ms >= min_ms && unknown_ms >= min_ms, "{min_ms}: {anna_ms}, {unknown_ms}");
     }
-    // That other users do not wait is shown in the unit tests, without a clock.
+    // The unit tests check without a clock that other users are not delayed.
     let slow = tokio::spawn(log_in("anna", "right"));
-    let berts = try_join_all((0..20).map(|_| async { log_in("bert", "right").await.0 })).await;
-    let (anna, took) = slow.await.unwrap();
-    assert!(anna.is_ok() && took >= 1600, "{took}");
-    drop((anna, berts.unwrap()));
+    let bert_logins = try_join_all((0..20).map(|_| async { log_in("bert", "right").await.0 })).await;
+    let (anna, elapsed_ms) = slow.await.unwrap();
+    assert!(anna.is_ok() && elapsed_ms >= 1600, "{elapsed_ms}");
+    drop((anna, bert_logins.unwrap()));
 
-    // Guesses side by side are not answered sooner than one after the other.
-    let begun = Instant::now();
+    // Concurrent guesses are not answered sooner than sequential ones.
+    let start = Instant::now();
     let mut guesses: FuturesUnordered<_> = (0..50).map(|_| log_in("carl", "wrong")).collect();
-    for least in [0, 100, 300, 700, 1500] {
+    for min_ms in [0, 100, 300, 700, 1500] {
         let (carl, _) = guesses.next().await.unwrap();
         assert_eq!(state(carl), "28P01");
-        let took = begun.elapsed().as_millis();
-        assert!(took >= least, "{took} instead of {least}");
+        let elapsed_ms = start.elapsed().as_millis();
+        assert!(elapsed_ms >= min_ms, "{elapsed_ms} instead of {min_ms}");
     }
     drop(guesses);
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn passwords_and_rights() {
+async fn passwords_and_privileges_are_checked() {
     let node = Node::start(|_| {}).await;
     let verifier = fulmar_gateway::scram_verifier("top secret");
     node.catalog.alter_user_password("fulmar", Some(verifier)).await.unwrap();
@@ -96,22 +96,22 @@ async fn passwords_and_rights() {
         config.password(password);
         connect(&config).await
     };
-    let refused = async |database: &str, user: &str, password: &str| {
+    let login_error = async |database: &str, user: &str, password: &str| {
         state(log_in(database, user, password).await.map(|_| ()))
     };
     let admin = log_in("fulmar", "fulmar", "top secret").await.unwrap();
-    assert_eq!(refused("fulmar", "fulmar", "wrong").await, "28P01");
-    assert_eq!(refused("fulmar", "nobody", "top secret").await, "28P01");
+    assert_eq!(login_error("fulmar", "fulmar", "wrong").await, "28P01");
+    assert_eq!(login_error("fulmar", "unknown", "top secret").await, "28P01");
 
     admin.batch_execute("CREATE USER anna PASSWORD 'a'; ").await.unwrap();
     admin.batch_execute("CREATE ROLE bert WITH LOGIN PASSWORD 'b'").await.unwrap();
     admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
     let anna = log_in("shop", "anna", "a").await.unwrap();
-    assert_eq!(refused("fulmar", "anna", "a").await, "42501");
-    assert_eq!(refused("shop", "bert", "b").await, "42501");
-    // Whether a database exists is told only to those who have proved who they are.
-    assert_eq!(refused("missing", "bert", "wrong").await, "28P01");
-    assert_eq!(refused("missing", "bert", "b").await, "3D000");
+    assert_eq!(login_error("fulmar", "anna", "a").await, "42501");
+    assert_eq!(login_error("shop", "bert", "b").await, "42501");
+    // Only authenticated users learn whether a database exists.
+    assert_eq!(login_error("missing", "bert", "wrong").await, "28P01");
+    assert_eq!(login_error("missing", "bert", "b").await, "3D000");
 
     admin.batch_execute("GRANT CONNECT ON DATABASE shop, fulmar TO bert").await.unwrap();
     log_in("shop", "bert", "b").await.unwrap();
@@ -120,9 +120,9 @@ async fn passwords_and_rights() {
     assert_eq!(state(bert.batch_execute("ALTER USER fulmar PASSWORD 'mine'").await), "42501");
     assert_eq!(state(admin.batch_execute("DROP USER anna").await), "55006");
     admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
-    assert_eq!(refused("shop", "bert", "b").await, "42501");
+    assert_eq!(login_error("shop", "bert", "b").await, "42501");
 
-    // Names of databases that one may not connect to are not shown.
+    // Databases without the CONNECT privilege are not listed.
     let names = async |client: &tokio_postgres::Client| {
         let rows = client.query("SELECT datname FROM pg_database", &[]).await.unwrap();
         rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>()
@@ -132,9 +132,9 @@ async fn passwords_and_rights() {
     assert_eq!(names(&bert).await, ["fulmar"]);
 
     admin.batch_execute("ALTER USER bert PASSWORD 'c'").await.unwrap();
-    assert_eq!(refused("fulmar", "bert", "b").await, "28P01");
+    assert_eq!(login_error("fulmar", "bert", "b").await, "28P01");
     log_in("fulmar", "bert", "c").await.unwrap();
     admin.batch_execute("DROP USER bert").await.unwrap();
-    assert_eq!(refused("fulmar", "bert", "c").await, "28P01");
+    assert_eq!(login_error("fulmar", "bert", "c").await, "28P01");
     node.stop().await;
 }

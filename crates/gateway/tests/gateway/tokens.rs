@@ -1,18 +1,18 @@
-//! Tokens for HTTP: who may see which metrics.
+//! Tokens for HTTP, and the metrics that they show.
 
 use std::time::Instant;
 
 use crate::common::{Node, connect, state};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// What the node answers to a request for its metrics.
+/// The response to a request for the metrics.
 async fn metrics(node: &Node, token: Option<&str>) -> String {
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
     node.get("/metrics", &token.unwrap_or_default()).await
 }
 
-async fn create(admin: &Client, what: &str) -> String {
-    let answer = admin.simple_query(&format!("CREATE TOKEN {what}")).await.unwrap();
+async fn create(admin: &Client, definition: &str) -> String {
+    let answer = admin.simple_query(&format!("CREATE TOKEN {definition}")).await.unwrap();
     let secret = answer.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get("token"),
         _ => None,
@@ -28,7 +28,7 @@ async fn admin(node: &Node) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_need_a_token_and_show_what_it_is_for() {
+async fn metrics_require_a_token_and_show_its_scope() {
     let node = Node::start(|_| {}).await;
     let admin = admin(&node).await;
     for statement in
@@ -40,10 +40,10 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
     let refused = metrics(&node, None).await;
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"), "{refused}");
     let (all, shop) = (create(&admin, "all").await, create(&admin, "shop FOR DATABASE shop").await);
-    // One with the same secret that has expired, in the place of one that lasts.
-    let over = create(&admin, "over").await;
-    let hash = node.catalog.drop_token("over").await.unwrap().hash.clone();
-    node.catalog.create_token("over", hash, None, Some(0)).await.unwrap();
+    // The same secret with an expired token, in place of a valid one.
+    let expired = create(&admin, "expired").await;
+    let hash = node.catalog.drop_token("expired").await.unwrap().hash.clone();
+    node.catalog.create_token("expired", hash, None, Some(0)).await.unwrap();
     assert!(metrics(&node, Some(&all)).await.contains("\nfulmar_sessions "));
     for header in [format!("Authorization: bearer  {all} \r\n"), format!("authorization: BEARER {all}\r\n")] {
         assert!(node.get("/metrics", &header).await.starts_with("HTTP/1.1 200"), "{header}");
@@ -54,7 +54,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
     );
     assert!(!of_shop.contains("\nfulmar_sessions ") && !of_shop.contains("\"fulmar\""), "{of_shop}");
     for wrong in
-        [over.as_str(), "", "fulmar_", &all[..46], &format!("{all}0"), &all.replace("fulmar_", "FULMAR_")]
+        [expired.as_str(), "", "fulmar_", &all[..46], &format!("{all}0"), &all.replace("fulmar_", "FULMAR_")]
     {
         assert!(metrics(&node, Some(wrong)).await.starts_with("HTTP/1.1 401"), "{wrong}");
     }
@@ -64,7 +64,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
         assert!(node.get("/metrics", header).await.starts_with("HTTP/1.1 401"), "{header}");
     }
 
-    // A token goes by its tenant, not by a name, and ends with it.
+    // A token refers to its tenant, not to the name, and is dropped with the tenant.
     admin.batch_execute("ALTER DATABASE shop RENAME TO store").await.unwrap();
     assert!(metrics(&node, Some(&shop)).await.contains("{tenant=\"store\"}"));
     let listed =
@@ -73,7 +73,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
         let rows = client.query(listed, &[]).await.unwrap();
         rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>()
     };
-    assert_eq!(names(&admin).await, ["all - 1", "over - 0", "shop store 1"]);
+    assert_eq!(names(&admin).await, ["all - 1", "expired - 0", "shop store 1"]);
     let mut config = node.config("store", "anna");
     config.password("a");
     let anna = connect(&config).await.unwrap();
@@ -90,13 +90,13 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_about_tokens() {
+async fn tokens_are_created_and_dropped() {
     let node = Node::insecure().await;
     let admin = node.database("shop").await;
     drop(admin);
     let admin = node.client("fulmar").await;
     create(&admin, "\"The 1st\" FOR DATABASE shop EXPIRES IN '90d'").await;
-    // The extended protocol describes it before it is made.
+    // The extended protocol describes the result before the token is created.
     let row = admin.query_one("CREATE TOKEN other", &[]).await.unwrap();
     assert!(row.get::<_, &str>("token").starts_with("fulmar_"));
     for (statement, expected) in [
@@ -114,7 +114,7 @@ async fn statements_about_tokens() {
         assert_eq!(state(admin.batch_execute(statement).await), expected, "{statement}");
         admin.batch_execute("ROLLBACK").await.unwrap();
     }
-    assert!(metrics(&node, None).await.starts_with("HTTP/1.1 200"), "--insecure asks for nothing");
+    assert!(metrics(&node, None).await.starts_with("HTTP/1.1 200"), "--insecure requires no token");
     node.stop().await;
 
     let node = Node::start(|config| config.public_metrics = true).await;
@@ -122,24 +122,25 @@ async fn statements_about_tokens() {
     node.stop().await;
 }
 
-/// Who tries tokens waits for the answers, as who tries passwords does; the right one too, since it comes from there.
+/// A client that tries unknown tokens is delayed like one that guesses passwords. The delay also
+/// applies to a valid token from the same address.
 #[tokio::test(flavor = "multi_thread")]
 async fn guessing_tokens_is_slow() {
     let node = Node::start(|_| {}).await;
     let token = create(&admin(&node).await, "all").await;
-    // An address has ten free, and requests without a token are no guesses.
+    // An address has ten free attempts, and requests without a token do not count.
     for n in 0..11 {
         assert!(metrics(&node, Some(&format!("guess{n}"))).await.starts_with("HTTP/1.1 401"));
         assert!(metrics(&node, None).await.starts_with("HTTP/1.1 401"));
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     assert!(metrics(&node, Some(&token)).await.starts_with("HTTP/1.1 200"));
-    assert!(begun.elapsed().as_millis() >= 100);
-    // Nor are those that are made side by side answered any sooner.
+    assert!(start.elapsed().as_millis() >= 100);
+    // Concurrent attempts are not answered sooner.
     let guesses = futures::future::join_all((0..3).map(|_| metrics(&node, Some("guess"))));
     for answer in guesses.await {
         assert!(answer.starts_with("HTTP/1.1 401"));
     }
-    assert!(begun.elapsed().as_millis() >= 100 + 200 + 400);
+    assert!(start.elapsed().as_millis() >= 100 + 200 + 400);
     node.stop().await;
 }

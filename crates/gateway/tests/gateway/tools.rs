@@ -1,4 +1,4 @@
-//! PostgreSQL's own programs against a real node.
+//! Runs PostgreSQL's own programs against a node.
 
 use crate::common::Node;
 
@@ -10,11 +10,11 @@ fn text(output: &std::process::Output) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pgbench_initialises_and_runs_its_scripts() {
+async fn pgbench_initializes_and_runs_its_scripts() {
     let node = Node::insecure().await;
     let client = node.database("bench").await;
-    let initialised = node.run("pgbench", "bench", &["-i"]).await;
-    text(&initialised);
+    let output = node.run("pgbench", "bench", &["-i"]).await;
+    text(&output);
     let count = client.query_one("SELECT count(*) FROM pgbench_accounts", &[]).await.unwrap();
     assert_eq!(count.get::<_, i64>(0), 100_000);
     for script in ["tpcb-like", "simple-update", "select-only"] {
@@ -24,14 +24,14 @@ async fn pgbench_initialises_and_runs_its_scripts() {
             assert!(ran.contains("number of transactions actually processed: 20/20"), "{ran}");
         }
     }
-    // Every transaction adds the same to an account, a teller and a branch: but for those of simple-update, which
-    // touch the accounts alone.
+    // Every transaction adds the same amount to an account, a teller and a branch, except those of
+    // simple-update, which only changes the accounts.
     let sums =
         "SELECT (SELECT sum(tbalance) FROM pgbench_tellers), (SELECT sum(bbalance) FROM pgbench_branches)";
     let sums = client.simple_query(sums).await.unwrap();
     let tokio_postgres::SimpleQueryMessage::Row(row) = &sums[1] else { panic!("{sums:?}") };
     assert_eq!(row.get(0), row.get(1));
-    // Again over what is there, with keys to check.
+    // Initializes again over the existing tables, with keys to check.
     text(&node.run("pgbench", "bench", &["-i"]).await);
     node.stop().await;
 }
@@ -79,7 +79,7 @@ async fn psql_lists_and_describes() {
         "name|character varying(40)||not null|'x'",
         "\"customer_pkey\" PRIMARY KEY, btree (id)",
         "UNIQUE CONSTRAINT, btree (mail)",
-        // psql quotes the name, quoted as it is, once more: with PostgreSQL too.
+        // psql quotes the already quoted name again, also with PostgreSQL.
         "TABLE \"\"Order\"\" CONSTRAINT \"Order_customer_id_fkey\" FOREIGN KEY (customer_id) REFERENCES customer(id) ON DELETE CASCADE",
         "tr AFTER INSERT ON customer",
     ] {

@@ -1,15 +1,17 @@
-//! What no client library would send.
+//! Protocol messages that client libraries do not send.
 
 use crate::common::{Node, until, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A connection that has said what it is given, and all that is answered until the server closes.
+/// Sends bytes on a new connection, and returns everything that the server sends before it closes
+/// the connection.
 async fn conversation(node: &Node, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     let mut answer = Vec::new();
-    // A server that closes with bytes of ours unread resets the connection: what came before is still what counts.
+    // The server resets the connection if it closes it with unread input. What was received before
+    // is still valid.
     let _ = stream.read_to_end(&mut answer).await;
     answer
 }
@@ -24,7 +26,7 @@ fn startup(database: &str) -> Vec<u8> {
     [&(body.len() as u32 + 4).to_be_bytes()[..], &body].concat()
 }
 
-/// The kinds of the messages, and the SQLSTATEs of errors after theirs.
+/// The kinds of the messages. Errors are followed by their SQLSTATE.
 fn kinds(mut answer: &[u8]) -> String {
     let mut kinds = String::new();
     while let Some((kind, rest)) = answer.split_first() {
@@ -40,7 +42,7 @@ fn kinds(mut answer: &[u8]) -> String {
     kinds
 }
 
-/// What follows the first ReadyForQuery.
+/// The messages after the first ReadyForQuery.
 async fn session(node: &Node, messages: &[Vec<u8>]) -> String {
     let all = [startup("t1"), messages.concat(), message(b'X', b"")].concat();
     let kinds = kinds(&conversation(node, &all).await);
@@ -50,7 +52,7 @@ async fn session(node: &Node, messages: &[Vec<u8>]) -> String {
 const SYNC: &[u8] = b"S\0\0\0\x04";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn extended_messages_in_odd_orders() {
+async fn extended_query_messages_in_unusual_orders() {
     let node = Node::insecure().await;
     node.database("t1").await.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY)").await.unwrap();
     let sync = SYNC.to_vec();
@@ -61,11 +63,11 @@ async fn extended_messages_in_odd_orders() {
     let describe = |target: char, name: &str| message(b'D', format!("{target}{name}\0").as_bytes());
     let close = |target: char, name: &str| message(b'C', format!("{target}{name}\0").as_bytes());
 
-    // An error skips to Sync; then all is well again.
+    // After an error, messages are skipped up to Sync.
     let skipped =
         [parse("", "SELEC"), bind("", ""), execute("", 0), sync.clone(), parse("", "SELECT 1"), sync.clone()];
     assert_eq!(session(&node, &skipped).await, "E(42601)Z1Z");
-    // Two rows, one at a time; the portal ends with its transaction.
+    // Two rows, one at a time. The portal is closed with its transaction.
     let sql = "VALUES (1), (2)";
     let portions = [
         parse("s", sql),
@@ -79,7 +81,7 @@ async fn extended_messages_in_odd_orders() {
         sync.clone(),
     ];
     assert_eq!(session(&node, &portions).await, "12TDsDsCZE(34000)Z");
-    // Names: none such, twice, closed.
+    // Unknown, duplicate and closed names.
     let names = [
         bind("", "missing"),
         sync.clone(),
@@ -92,10 +94,10 @@ async fn extended_messages_in_odd_orders() {
         sync.clone(),
     ];
     assert_eq!(session(&node, &names).await, "E(26000)Z1E(42P05)Z33E(26000)Z");
-    // The empty statement; nothing to describe.
+    // The empty statement has no description.
     let empty = [parse("", ""), bind("", ""), describe('P', ""), execute("", 0), sync.clone()];
     assert_eq!(session(&node, &empty).await, "12nIZ");
-    // A pipeline is one transaction: the second insert's failure takes back the first.
+    // A pipeline is one transaction: the failure of the second insert rolls back the first.
     let insert = "INSERT INTO t VALUES (1)";
     let pipeline = [
         parse("", insert),
@@ -107,10 +109,10 @@ async fn extended_messages_in_odd_orders() {
         message(b'Q', b"SELECT a FROM t\0"),
     ];
     assert_eq!(session(&node, &pipeline).await, "12C2E(23505)ZTCZ");
-    // The right number of parameters, and of formats.
+    // The numbers of parameters and formats are checked.
     let parameters = [parse("", "SELECT $1"), bind("", ""), sync.clone()];
     assert_eq!(session(&node, &parameters).await, "1E(08P01)Z");
-    // Flush, COPY messages outside of a COPY.
+    // Flush, and COPY messages outside of a COPY.
     let strays =
         [message(b'H', b""), message(b'd', b"x"), message(b'c', b""), message(b'f', b"x\0"), sync.clone()];
     assert_eq!(session(&node, &strays).await, "Z");
@@ -118,7 +120,7 @@ async fn extended_messages_in_odd_orders() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_answers_of_a_pipeline_are_sent_before_its_end() {
+async fn large_results_of_a_pipeline_are_sent_before_its_end() {
     const DESCRIBES: usize = 200;
     const PARAMETERS: usize = 65_535;
     let node = Node::insecure().await;
@@ -139,7 +141,7 @@ async fn large_answers_of_a_pipeline_are_sent_before_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn simple_queries() {
+async fn simple_query_messages() {
     let node = Node::insecure().await;
     node.database("t1").await.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
     let query = |sql: &str| message(b'Q', format!("{sql}\0").as_bytes());
@@ -158,7 +160,8 @@ async fn simple_queries() {
         .await,
         "E(22021)Z"
     );
-    // A COPY that fails; its last messages are ignored. One that goes on with the text.
+    // The messages after a failed COPY are ignored. After a COPY, the rest of the script is
+    // executed.
     let copy = [query("COPY t FROM STDIN"), message(b'd', b"x\ty\n"), message(b'c', b""), query("SELECT 1")];
     assert_eq!(session(&node, &copy).await, "GE(22P02)ZTDCZ");
     let copy = [query("COPY t FROM STDIN; SELECT a FROM t"), message(b'd', b"1\n2"), message(b'c', b"")];
@@ -171,7 +174,7 @@ async fn simple_queries() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn broken_input_ends_the_connection_and_nothing_else() {
+async fn malformed_input_closes_only_its_connection() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     for broken in [
@@ -192,15 +195,17 @@ async fn broken_input_ends_the_connection_and_nothing_else() {
     ] {
         assert_eq!(conversation(&node, silent).await, b"", "{silent:?}");
     }
-    // A cancel with a wrong secret cancels nothing and says nothing.
+    // A cancel request with a wrong secret does nothing and gets no response.
     let cancel = [&[0, 0, 0, 16][..], &80_877_102u32.to_be_bytes(), &[0, 0, 0, 1], &[1, 2, 3, 4]].concat();
     assert_eq!(conversation(&node, &cancel).await, b"");
-    // Without a certificate the answer to a wish for TLS is no, and the connection goes on.
+    // Without a certificate, an SSLRequest is answered with N, and the connection can be used
+    // without TLS.
     let plain = [&[0, 0, 0, 8][..], &80_877_103u32.to_be_bytes()].concat();
     let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
     stream.write_all(&plain).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), b'N');
-    // Bytes that came with that wish would have been sent by a stranger: nobody listens.
+    // Bytes sent together with an SSLRequest may have been injected by an attacker: the connection
+    // is closed.
     let smuggled = [plain, startup("t1")].concat();
     assert_eq!(conversation(&node, &smuggled).await, b"");
     client.batch_execute("SELECT 1").await.unwrap();
@@ -208,10 +213,11 @@ async fn broken_input_ends_the_connection_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_away_ends_its_statement() {
+async fn disconnect_cancels_the_running_statement() {
     let node = Node::insecure().await;
     drop(node.database("t1").await);
-    // An answer that is too large to wait for the end of its text says that the text is being run.
+    // The first result is too large to be buffered until the end of the script. Receiving it shows
+    // that the script is running.
     let text = "SELECT printf('%100000d', 1); \
                 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n\0";
     let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
@@ -219,24 +225,25 @@ async fn a_client_that_goes_away_ends_its_statement() {
     stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
     assert!(node.gateway.sessions() > 0);
     drop(stream);
-    // The statement would never end by itself.
+    // The statement would not end by itself.
     until("the session has ended", async || node.gateway.sessions() == 0).await;
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_has_gone_behind_a_long_pipeline_is_noticed() {
+async fn disconnect_behind_a_long_pipeline_is_detected() {
     let node = Node::insecure().await;
     drop(node.database("t1").await);
     let endless = b"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n\0";
-    // More than the session reads ahead, and no more than the system takes besides: or else it would not hear of the end.
-    let behind = message(b'Q', &[&b";".repeat(4000)[..], b"\0"].concat()).repeat(24);
-    let all = [startup("t1"), message(b'Q', endless), behind].concat();
+    // More than the session reads ahead, and no more than the socket buffers can hold in addition.
+    // Otherwise the end of the stream would not be received.
+    let pipelined = message(b'Q', &[&b";".repeat(4000)[..], b"\0"].concat()).repeat(24);
+    let all = [startup("t1"), message(b'Q', endless), pipelined].concat();
     let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
     stream.write_all(&all).await.unwrap();
     stream.shutdown().await.unwrap();
     let mut answer = Vec::new();
-    // The connection may be reset as well: then reading fails, which is an end too.
+    // The connection may also be reset. Then reading fails, which ends it too.
     drop(within("the statement of a closed connection ends", stream.read_to_end(&mut answer)).await);
     node.stop().await;
 }

@@ -9,14 +9,16 @@ use tokio::net::TcpStream;
 use tokio_postgres::{Client, Statement};
 
 const SESSIONS: i64 = 12;
-/// Moves to wait for: half of the eight sessions that belong to another worker than the first if three are active.
+/// The number of moves to wait for. With three active workers, eight of the sessions belong to
+/// another worker than the first; this is half of them.
 const MOVES: i64 = 4;
-/// Some hundred microseconds.
+/// Takes several hundred microseconds.
 const WORK: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) \
                     SELECT CAST(count(*) + $1::int8 AS BIGINT) FROM n";
 
-/// Names, prepared statements, settings and temporary tables move with a session, and the client notices nothing. When the number of
-/// active workers changes is tested where it is decided, in `crew`; here the test sets it.
+/// Prepared statements, settings and temporary tables move with a session, and the client does not
+/// notice. The test sets the number of active workers. The tests of `crew` cover how that number is
+/// chosen.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_move_to_the_active_workers() {
     let active = Arc::new(AtomicUsize::new(1));
@@ -43,12 +45,12 @@ async fn sessions_move_to_the_active_workers() {
 
     let mut rounds = 0;
     for workers in [3, 1] {
-        // Before the change: a session that has just answered may move while this is read.
-        let before = figure(&node, "fulmar_sessions_moved_total").await;
+        // Read before the change, since a session may move while the metric is read.
+        let before = metric(&node, "fulmar_sessions_moved_total").await;
         active.store(workers, Ordering::Relaxed);
-        assert_eq!(figure(&node, "fulmar_workers_active").await, workers as i64);
+        assert_eq!(metric(&node, "fulmar_workers_active").await, workers as i64);
         let work = async {
-            while figure(&node, "fulmar_sessions_moved_total").await < before + MOVES {
+            while metric(&node, "fulmar_sessions_moved_total").await < before + MOVES {
                 futures::future::join_all(sessions.iter().map(|session| busy(session, 5))).await;
                 rounds += 5;
             }
@@ -65,7 +67,7 @@ async fn sessions_move_to_the_active_workers() {
     node.stop().await;
 }
 
-/// So many rounds of what only this session can answer, with a transaction in each.
+/// Runs transactions whose results only this session can return.
 async fn busy((number, client, statement): &(i64, Client, Statement), rounds: usize) {
     for _ in 0..rounds {
         let row = client.query_one(statement, &[number]).await.unwrap();
@@ -78,8 +80,8 @@ async fn busy((number, client, statement): &(i64, Client, Statement), rounds: us
     }
 }
 
-/// A figure of the node.
-async fn figure(node: &Node, name: &str) -> i64 {
+/// The value of a metric.
+async fn metric(node: &Node, name: &str) -> i64 {
     let mut http = TcpStream::connect(node.http.local_addr()).await.unwrap();
     http.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut answer = String::new();

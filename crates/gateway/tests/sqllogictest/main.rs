@@ -1,14 +1,16 @@
-//! Scripts of sqllogictest through the wire, and through stock SQLite beside it: no statement may differ.
+//! Runs sqllogictest scripts against a node over TCP and against stock SQLite. Both must return the
+//! same results.
 //!
 //! ```text
 //!   script --+-- simple query, over TCP --> a node, a tenant for each script --+
-//!            |                                                                +--> the same outcome, the same rows
-//!            +-- rusqlite, in memory -----> stock SQLite of the same version --+    in the same order?
+//!            |                                                                +--> same outcome,
+//!            +-- rusqlite, in memory -----> stock SQLite of the same version --+    same rows in order
 //! ```
 //!
-//! `scripts/` has ours. Those that SQLite's authors publish (some six hundred, a gigabyte) are run by
-//! `make sqllogictest SCRIPTS=directory`; CONTRIBUTING.md says where they are to be had. Statements are sent ahead in
-//! pipelines, as many scripts run at once as the machine has cores, and a failure names script, line and statement.
+//! `scripts/` contains Fulmar's own scripts. The scripts published by SQLite's authors (about 600,
+//! 1 GB) are run by `make sqllogictest SCRIPTS=directory`; see CONTRIBUTING.md for where to get
+//! them. Statements are pipelined, one script per CPU runs at a time, and a failure reports script,
+//! line and statement.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -26,38 +28,43 @@ use script::{Expected, Record};
 use stock::{Cell, Stock};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// Statements on their way at once.
+/// Maximum number of statements in flight.
 const PIPELINE: usize = 64;
-/// Differences of a script that are told; after the first the two databases may hold different rows.
-const TOLD: usize = 5;
+/// Maximum number of differences reported per script. After the first, the two databases may
+/// contain different rows.
+const MAX_REPORTED_DIFFERENCES: usize = 5;
 
-/// What became of a script.
+/// The result of a script.
 #[derive(Default)]
 struct Report {
     statements: usize,
     differences: Vec<String>,
-    /// Statements whose outcome in stock SQLite is not the one that the script tells.
-    surprises: Vec<String>,
+    /// Statements whose outcome in stock SQLite differs from the script's expectation.
+    unexpected: Vec<String>,
 }
 
-/// What Fulmar answered: rows as text, or why it failed.
-type Sent = Result<Vec<Vec<Option<String>>>, String>;
+/// Fulmar's result: rows as text, or the error.
+type NodeResult = Result<Vec<Vec<Option<String>>>, String>;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scripts_of_ours() {
+async fn bundled_scripts() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sqllogictest/scripts");
     let total = run_all(&scripts_in(&directory)).await;
-    assert!(total.statements > 300, "{} statements are not what the scripts have", total.statements);
-    assert!(total.surprises.is_empty(), "a script is wrong:\n{}", total.surprises.join("\n"));
+    assert!(total.statements > 300, "only {} statements were executed", total.statements);
+    assert!(
+        total.unexpected.is_empty(),
+        "stock SQLite does not do what the script expects:\n{}",
+        total.unexpected.join("\n")
+    );
     assert!(total.differences.is_empty(), "differs from stock SQLite:\n{}", total.differences.join("\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs scripts: make sqllogictest SCRIPTS=directory"]
-async fn scripts_of_a_directory() {
-    let directory = std::env::var("SCRIPTS").expect("SCRIPTS is to name a directory");
+async fn scripts_in_a_directory() {
+    let directory = std::env::var("SCRIPTS").expect("SCRIPTS must name a directory");
     let total = run_all(&scripts_in(Path::new(&directory))).await;
-    println!("{} statements in which stock SQLite does not do what the script tells", total.surprises.len());
+    println!("{} statements whose expectation stock SQLite does not meet", total.unexpected.len());
     assert!(total.differences.is_empty(), "differs from stock SQLite:\n{}", total.differences.join("\n"));
 }
 
@@ -82,7 +89,7 @@ fn scripts_in(directory: &Path) -> Vec<PathBuf> {
 
 async fn run_all(scripts: &[PathBuf]) -> Report {
     let node = Arc::new(Node::insecure().await);
-    let (began, done) = (Instant::now(), AtomicUsize::new(0));
+    let (start, done) = (Instant::now(), AtomicUsize::new(0));
     let jobs = std::thread::available_parallelism().unwrap().get();
     let reports = stream::iter(scripts.iter().enumerate()).map(|(number, path)| {
         let (node, path) = (node.clone(), path.clone());
@@ -94,10 +101,10 @@ async fn run_all(scripts: &[PathBuf]) -> Report {
             let report = report.unwrap();
             total.statements += report.statements;
             total.differences.extend(report.differences);
-            total.surprises.extend(report.surprises);
+            total.unexpected.extend(report.unexpected);
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             if done.is_multiple_of(10) || done == scripts.len() {
-                let (statements, seconds) = (total.statements, began.elapsed().as_secs());
+                let (statements, seconds) = (total.statements, start.elapsed().as_secs());
                 let (all, differences) = (scripts.len(), total.differences.len());
                 println!(
                     "{done} of {all} scripts, {statements} statements, {differences} differences, {seconds} s"
@@ -128,15 +135,15 @@ async fn compare(client: &Client, records: &[Record], path: &Path) -> Report {
         let sent = futures::future::join_all(portion.iter().map(|record| send(client, &record.sql))).await;
         for (record, sent) in portion.iter().zip(sent) {
             let answer = stock.run(&record.sql);
-            let place = || format!("{}:{}: {}", path.display(), record.line, record.sql);
+            let location = || format!("{}:{}: {}", path.display(), record.line, record.sql);
             if !is_expected(record.expected, &answer) {
                 let outcome = answer.as_ref().map(Vec::len);
-                report.surprises.push(format!("{}\n  {outcome:?} rows", place()));
+                report.unexpected.push(format!("{}\n  {outcome:?} rows", location()));
             }
             if let Some(difference) = difference(&answer, &sent)
-                && report.differences.len() < TOLD
+                && report.differences.len() < MAX_REPORTED_DIFFERENCES
             {
-                report.differences.push(format!("{}\n  {difference}", place()));
+                report.differences.push(format!("{}\n  {difference}", location()));
             }
             report.statements += 1;
         }
@@ -144,7 +151,7 @@ async fn compare(client: &Client, records: &[Record], path: &Path) -> Report {
     report
 }
 
-async fn send(client: &Client, sql: &str) -> Sent {
+async fn send(client: &Client, sql: &str) -> NodeResult {
     let messages = client.simple_query(sql).await.map_err(|error| match error.as_db_error() {
         Some(cause) => format!("{}: {}", cause.code().code(), cause.message()),
         None => error.to_string(),
@@ -166,7 +173,7 @@ fn is_expected(expected: Expected, answer: &stock::Outcome) -> bool {
     }
 }
 
-fn difference(stock: &stock::Outcome, sent: &Sent) -> Option<String> {
+fn difference(stock: &stock::Outcome, sent: &NodeResult) -> Option<String> {
     match (stock, sent) {
         (Err(_), Err(_)) => None,
         (Err(error), Ok(rows)) => Some(format!("SQLite: {error}; Fulmar: {} rows", rows.len())),
@@ -187,7 +194,7 @@ fn is_same(row: &[Cell], sent: &[Option<String>]) -> bool {
 }
 
 #[test]
-fn a_difference_is_seen() {
+fn differences_are_detected() {
     let stock = Stock::open();
     let values = ["1", "0.1", "'x'", "x'00ff'", "NULL"];
     let sent = [Some("1"), Some("0.1"), Some("x"), Some("\\x00ff"), None];

@@ -1,40 +1,42 @@
-//! Reads scripts of sqllogictest, as <https://sqlite.org/sqllogictest/doc/trunk/about.wiki> describes them.
+//! A reader of sqllogictest scripts, as described in
+//! <https://sqlite.org/sqllogictest/doc/trunk/about.wiki>.
 //!
 //! ```text
-//! onlyif sqlite              conditions, if any: skipif, onlyif
+//! onlyif sqlite              optional conditions: skipif, onlyif
 //! statement ok               or: statement error
 //! CREATE TABLE t(a INTEGER)
 //!
 //! query I rowsort label-1    one letter for each column
 //! SELECT a FROM t
-//! ----                       what another database answered, if it is there: not looked at
+//! ----                       the expected result, which is ignored
 //! 7
 //! ```
 //!
-//! What stands after `----` is not read: it has been rounded and hashed, and stock SQLite's own answer stands beside
-//! Fulmar's anyway. So sort modes and `hash-threshold` mean nothing here.
+//! The expected results after `----` are rounded and hashed, so they are ignored: results are
+//! compared with those of stock SQLite. Sort modes and `hash-threshold` have no effect for that
+//! reason.
 
-/// What a script says of a statement.
+/// The outcome that a script expects of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// It answers no rows that matter.
+    /// Success.
     Ok,
-    /// It fails.
+    /// An error.
     Error,
-    /// It answers rows of so many columns.
+    /// Rows with this number of columns.
     Rows { columns: usize },
 }
 
 /// A statement or query of a script.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where its first line is, from 1.
+    /// The number of its first line, starting at 1.
     pub line: usize,
     pub expected: Expected,
     pub sql: String,
 }
 
-/// The records that SQLite is to run, in order; or the line that makes no sense.
+/// The records for SQLite, in order, or the line that cannot be parsed.
 pub fn read(text: &str) -> Result<Vec<Record>, String> {
     let mut records = Vec::new();
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
@@ -67,7 +69,7 @@ enum Block {
 fn read_block(block: &[(usize, &str)]) -> Result<Block, String> {
     let mut lines = block.iter();
     for (line, text) in lines.by_ref() {
-        // A condition may have a comment behind it.
+        // A condition may be followed by a comment.
         let words: Vec<&str> = text.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
         let expected = match words.as_slice() {
             ["onlyif", database] if *database != "sqlite" => return Ok(Block::Nothing),
@@ -87,7 +89,7 @@ fn read_block(block: &[(usize, &str)]) -> Result<Block, String> {
 }
 
 #[test]
-fn records_with_their_conditions() {
+fn reads_records_and_conditions() {
     let text = "# a comment\nhash-threshold 8\n\nstatement ok\nCREATE\n# inside\nTABLE t\n\nonlyif mysql\nquery I\nno\n\n\
                 skipif mysql # why\nquery IT rowsort x\nSELECT 1,\n2\n----\n1\n2\n\nonlyif sqlite\nhalt\n\nstatement ok\nno\n";
     let record = |line, expected, sql: &str| Record { line, expected, sql: sql.to_owned() };

@@ -1,7 +1,8 @@
-//! Stock SQLite, in this process and in memory, and how its values look in Postgres's text format.
+//! Stock SQLite in memory, and the representation of its values in PostgreSQL's text format.
 //!
-//! It is the same version, opened as it comes but for two settings, which docs/sql.md tells of: text in double quotes
-//! is a name, and foreign keys are enforced (so are they by default in the library that both use).
+//! It is the same version as Fulmar's, with default settings except two that docs/sql.md documents:
+//! text in double quotes is a name, and foreign keys are enforced (which is the default of the
+//! library that both use).
 
 use rusqlite::config::DbConfig;
 use rusqlite::fallible_iterator::FallibleIterator;
@@ -11,14 +12,14 @@ use rusqlite::{Batch, Connection, Statement};
 /// A database.
 pub struct Stock(Connection);
 
-/// A value with its column's declared type.
+/// A value with the declared type of its column.
 #[derive(Debug)]
 pub struct Cell {
     declared: Option<String>,
     value: Value,
 }
 
-/// The rows of a statement, or why it failed.
+/// The rows of a statement, or its error.
 pub type Outcome = Result<Vec<Vec<Cell>>, String>;
 
 impl Stock {
@@ -29,7 +30,7 @@ impl Stock {
         Stock(connection)
     }
 
-    /// Runs a text, as a rule of one statement.
+    /// Runs a text, usually a single statement.
     pub fn run(&self, sql: &str) -> Outcome {
         self.rows_of(sql).map_err(|error| error.to_string())
     }
@@ -58,7 +59,7 @@ fn rows(statement: &mut Statement<'_>) -> rusqlite::Result<Vec<Vec<Cell>>> {
     Ok(answer)
 }
 
-/// Text that is not UTF-8 has its bad bytes replaced, as Fulmar does.
+/// Replaces the invalid bytes of text that is not UTF-8, as Fulmar does.
 fn owned(value: ValueRef<'_>) -> Value {
     match value {
         ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
@@ -70,7 +71,7 @@ fn owned(value: ValueRef<'_>) -> Value {
 }
 
 impl Cell {
-    /// Whether this is what a client was sent for it.
+    /// Returns true if this is the text that a client receives for the value.
     pub fn is_sent_as(&self, sent: Option<&str>) -> bool {
         let Some(sent) = sent else { return self.value == Value::Null };
         match &self.value {
@@ -79,14 +80,15 @@ impl Cell {
                 sent == if *value == 1 { "t" } else { "f" }
             }
             Value::Integer(value) => sent == value.to_string(),
-            // The fewest digits that read back the same: which form, the types' own tests say.
+            // The shortest text that parses to the same value. Its exact form is tested with the
+            // types.
             Value::Real(value) => sent.parse() == Ok(*value),
             Value::Text(text) if self.is_bytea() => is_hexadecimal(sent, text.as_bytes()),
             Value::Text(text) => sent == text,
             Value::Blob(bytes) if self.is_bytea() => is_hexadecimal(sent, bytes),
             Value::Blob(bytes) => {
                 let plain = std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(bytes), str::to_owned);
-                // An expression is announced by its first row.
+                // The type of an expression is derived from its first row.
                 sent == plain || (self.declared.is_none() && is_hexadecimal(sent, bytes))
             }
         }
@@ -105,7 +107,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether this is bytea's text form of these bytes.
+/// Returns true if the text is the text format of bytea for these bytes.
 fn is_hexadecimal(sent: &str, bytes: &[u8]) -> bool {
     sent.strip_prefix("\\x") == Some(&hexadecimal(bytes))
 }

@@ -1,4 +1,4 @@
-//! Expressions: casts, operators, arrays.
+//! Translates expressions: casts, operators, arrays.
 
 use std::borrow::Cow;
 
@@ -10,18 +10,18 @@ use super::{NOT_CAST, SCHEMAS, begins_query, closing, find, is_any, pieces};
 use crate::protocol::Format;
 use crate::types::{Type, decode};
 
-/// Translates tokens that are no query as a whole: expressions, clauses.
+/// Translates tokens that are not a whole query: expressions and clauses.
 pub(super) fn expression(tokens: &[Token<'_>]) -> String {
     write(tokens, false)
 }
 
-/// Translates a statement of a user's: casts and comparisons with arrays, and nothing else.
-pub(super) fn of_user(tokens: &[Token<'_>]) -> String {
+/// Translates a user's own statement: only casts and comparisons with arrays.
+pub(super) fn user_statement(tokens: &[Token<'_>]) -> String {
     write(tokens, true)
 }
 
-fn write(tokens: &[Token<'_>], of_user: bool) -> String {
-    let mut output = Output { pieces: Vec::new(), gap: false, of_user };
+fn write(tokens: &[Token<'_>], user_statement: bool) -> String {
+    let mut output = Output { pieces: Vec::new(), gap: false, user_statement };
     let mut at = 0;
     while at < tokens.len() {
         at = output.take(tokens, at).max(at + 1);
@@ -29,25 +29,25 @@ fn write(tokens: &[Token<'_>], of_user: bool) -> String {
     output.text()
 }
 
-/// What has been written. What stands in parentheses is one piece.
+/// The translated text so far. An expression in parentheses is one piece.
 struct Output<'a> {
     pieces: Vec<Piece<'a>>,
-    /// What was left out stood apart from what is before it.
+    /// Whether the tokens left out were preceded by a blank.
     gap: bool,
-    /// Only what SQLite has no words for is put otherwise.
-    of_user: bool,
+    /// Whether this is a user's statement, in which only syntax unknown to SQLite is replaced.
+    user_statement: bool,
 }
 
 struct Piece<'a> {
-    /// Most are tokens as they were.
+    /// Borrowed from the statement for most pieces, which are unchanged tokens.
     text: Cow<'a, str>,
-    kind: Is,
-    /// Whether a blank stands before it.
-    apart: bool,
+    kind: PieceKind,
+    /// Whether a blank precedes it.
+    spaced: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Is {
+enum PieceKind {
     Name,
     Group,
     Literal,
@@ -55,15 +55,15 @@ enum Is {
 }
 
 impl<'a> Output<'a> {
-    fn push(&mut self, text: impl Into<Cow<'a, str>>, kind: Is, apart: bool) {
-        let apart = std::mem::take(&mut self.gap) || apart;
-        self.pieces.push(Piece { text: text.into(), kind, apart });
+    fn push(&mut self, text: impl Into<Cow<'a, str>>, kind: PieceKind, spaced: bool) {
+        let spaced = std::mem::take(&mut self.gap) || spaced;
+        self.pieces.push(Piece { text: text.into(), kind, spaced });
     }
 
     fn text(&self) -> String {
         let mut text = String::new();
         for piece in &self.pieces {
-            if piece.apart && !text.is_empty() {
+            if piece.spaced && !text.is_empty() {
                 text.push(' ');
             }
             text.push_str(&piece.text);
@@ -71,73 +71,76 @@ impl<'a> Output<'a> {
         text
     }
 
-    /// Takes the tokens at `at` that belong together; answers where the next ones begin.
+    /// Translates the tokens at `at` that belong together. Returns the position after them.
     fn take(&mut self, tokens: &[Token<'a>], at: usize) -> usize {
         let token = &tokens[at];
         let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
-        let apart = at > 0 && token.start > tokens[at - 1].end();
+        let spaced = at > 0 && token.start > tokens[at - 1].end();
         if token.kind == Kind::Word || token.kind == Kind::Quoted {
-            return self.take_word(tokens, at, apart);
+            return self.take_word(tokens, at, spaced);
         }
         if token.kind == Kind::String {
-            let plain = self.of_user || token.text.starts_with('\'');
+            let plain = self.user_statement || token.text.starts_with('\'');
             let text = if plain { Cow::Borrowed(token.text) } else { Cow::Owned(string(token)) };
-            self.push(text, Is::Literal, apart);
+            self.push(text, PieceKind::Literal, spaced);
         } else if token.kind != Kind::Sign {
-            self.push(token.text, Is::Literal, apart);
+            self.push(token.text, PieceKind::Literal, spaced);
         } else if token.is_sign('(') {
             let end = closing(tokens, at);
             let inner = inside(tokens, at, end);
-            if let Some((name, columns, next)) = named_values(tokens, inner, end + 1).filter(|_| self.of_user)
+            if let Some((name, columns, next)) =
+                named_values(tokens, inner, end + 1).filter(|_| self.user_statement)
             {
                 let rows = self.inner(inner);
                 let text = format!("(WITH {name}({columns}) AS ({rows}) SELECT * FROM {name}) AS {name}");
-                self.push(text, Is::Group, apart);
+                self.push(text, PieceKind::Group, spaced);
                 return next;
             }
-            let text = if !self.of_user && begins_query(inner) { query(inner) } else { self.inner(inner) };
-            self.push(format!("({text})"), Is::Group, apart);
+            let text =
+                if !self.user_statement && begins_query(inner) { query(inner) } else { self.inner(inner) };
+            self.push(format!("({text})"), PieceKind::Group, spaced);
             return end + 1;
         } else if token.is_sign(':') && next_is(1, ':') {
             let (kind, end) = type_name(tokens, at + 2);
             let operand = self.take_operand();
-            self.push(self.cast(&operand, &kind), Is::Group, true);
+            self.push(self.cast(&operand, &kind), PieceKind::Group, true);
             return end;
-        } else if token.is_sign('[') && !self.of_user {
+        } else if token.is_sign('[') && !self.user_statement {
             let end = closing(tokens, at);
             let (operand, index) = (self.take_operand(), expression(inside(tokens, at, end)));
-            self.push(format!("pg_array_item({operand}, {index})"), Is::Group, true);
+            self.push(format!("pg_array_item({operand}, {index})"), PieceKind::Group, true);
             return end + 1;
-        } else if !self.of_user
+        } else if !self.user_statement
             && (token.is_sign('~') || token.is_sign('!') && next_is(1, '~'))
             && self.ends_in_operand()
         {
             let length = tokens[at..].iter().take_while(|sign| is_match(sign)).count();
             let signs: String = tokens[at..at + length].iter().map(|sign| sign.text).collect();
-            self.push(matching(&signs), Is::Other, true);
+            self.push(matching(&signs), PieceKind::Other, true);
             return at + length;
         } else {
-            self.push(token.text, Is::Other, apart);
+            self.push(token.text, PieceKind::Other, spaced);
         }
         at + 1
     }
 
-    fn take_word(&mut self, tokens: &[Token<'a>], at: usize, apart: bool) -> usize {
+    fn take_word(&mut self, tokens: &[Token<'a>], at: usize, spaced: bool) -> usize {
         let token = &tokens[at];
         let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
         let name = token.name().unwrap_or_default();
-        if self.of_user {
-            return self.take_word_of_user(tokens, at, apart, &name);
+        if self.user_statement {
+            return self.take_user_word(tokens, at, spaced, &name);
         }
         if after_dot {
-            let is_field = self.pieces.iter().rev().nth(1).is_some_and(|piece| piece.kind == Is::Group);
+            let is_field =
+                self.pieces.iter().rev().nth(1).is_some_and(|piece| piece.kind == PieceKind::Group);
             if is_field {
                 self.pieces.pop();
                 let record = self.take_operand();
                 self.push(
                     format!("json_extract({record}, {})", quote_text(&format!("$.{name}"))),
-                    Is::Group,
+                    PieceKind::Group,
                     true,
                 );
             } else {
@@ -145,16 +148,16 @@ impl<'a> Output<'a> {
                     true => Cow::Owned(quote_name(&name)),
                     false => Cow::Borrowed(token.text),
                 };
-                self.push(text, Is::Name, apart);
+                self.push(text, PieceKind::Name, spaced);
             }
             return at + 1;
         }
         if next_is(1, '.') && name == "pg_catalog" {
-            self.gap |= apart;
+            self.gap |= spaced;
             return at + 2;
         }
         if next_is(1, '.') && SCHEMAS.contains(&name.as_str()) {
-            return self.take_of_schema(tokens, at, &name, apart);
+            return self.take_schema_name(tokens, at, &name, spaced);
         }
         if next_is(1, '(') {
             let end = closing(tokens, at + 1);
@@ -163,18 +166,18 @@ impl<'a> Output<'a> {
                 "cast" => {
                     let split = find(inner, 0, |token| token.is("as"));
                     let (kind, _) = type_name(inner, split + 1);
-                    self.push(self.cast(&expression(&inner[..split]), &kind), Is::Group, apart);
+                    self.push(self.cast(&expression(&inner[..split]), &kind), PieceKind::Group, spaced);
                     return end + 1;
                 }
                 "operator" => {
                     let signs: String =
                         inner.iter().filter(|sign| is_operator(sign)).map(|sign| sign.text).collect();
-                    self.push(matching(&signs), Is::Other, true);
+                    self.push(matching(&signs), PieceKind::Other, true);
                     return end + 1;
                 }
-                "any" | "some" | "all" if self.take_any(inner, name == "all") => return end + 1,
+                "any" | "some" | "all" if self.take_membership(inner, name == "all") => return end + 1,
                 "trim" | "substring" | "position" => {
-                    self.push(with_keywords(&name, inner), Is::Group, apart);
+                    self.push(with_keywords(&name, inner), PieceKind::Group, spaced);
                     return end + 1;
                 }
                 "array" => {
@@ -182,7 +185,7 @@ impl<'a> Output<'a> {
                         "(WITH array_rows(c) AS ({}) SELECT array_agg(c) FROM array_rows)",
                         query(inner)
                     );
-                    self.push(text, Is::Group, apart);
+                    self.push(text, PieceKind::Group, spaced);
                     return end + 1;
                 }
                 _ => {}
@@ -191,7 +194,7 @@ impl<'a> Output<'a> {
         if name == "array" && next_is(1, '[') {
             let end = closing(tokens, at + 1);
             let items = expression(inside(tokens, at + 1, end));
-            self.push(format!("pg_array({items})"), Is::Group, apart);
+            self.push(format!("pg_array({items})"), PieceKind::Group, spaced);
             return end + 1;
         }
         if token.is("collate") {
@@ -200,30 +203,31 @@ impl<'a> Output<'a> {
         }
         let kind = if is_any(token, &["and", "or", "not", "in", "is", "like", "then", "when", "else", "case"])
         {
-            Is::Other
+            PieceKind::Other
         } else {
-            Is::Name
+            PieceKind::Name
         };
         let text = match name.as_str() {
             "ilike" => "LIKE",
-            called if next_is(1, '(') => ours(called).unwrap_or(token.text),
+            called if next_is(1, '(') => engine_name(called).unwrap_or(token.text),
             _ => token.text,
         };
-        self.push(text, kind, apart);
+        self.push(text, kind, spaced);
         at + 1
     }
 
-    /// `information_schema.x`: a table, its name before a column, or a function.
-    fn take_of_schema(&mut self, tokens: &[Token<'a>], at: usize, schema: &str, apart: bool) -> usize {
+    /// `information_schema.x`: a table, a qualifier of a column, or a function.
+    fn take_schema_name(&mut self, tokens: &[Token<'a>], at: usize, schema: &str, spaced: bool) -> usize {
         let Some(name) = tokens.get(at + 2).and_then(Token::name) else { return at + 2 };
-        let goes_on = tokens.get(at + 3).is_some_and(|next| next.is_sign('.') || next.is_sign('('));
-        let text = if goes_on { name } else { quote_name(&format!("{schema}.{name}")) };
-        self.push(text, Is::Name, apart);
+        let is_qualifier = tokens.get(at + 3).is_some_and(|next| next.is_sign('.') || next.is_sign('('));
+        let text = if is_qualifier { name } else { quote_name(&format!("{schema}.{name}")) };
+        self.push(text, PieceKind::Name, spaced);
         at + 3
     }
 
-    /// A word of a user's statement: only `CAST` to what SQLite would make a number of, and `= ANY (...)`, are other.
-    fn take_word_of_user(&mut self, tokens: &[Token<'a>], at: usize, apart: bool, name: &str) -> usize {
+    /// Translates a word of a user's statement. Only `CAST` to a type of [`NOT_CAST`] and
+    /// `= ANY (...)` are replaced.
+    fn take_user_word(&mut self, tokens: &[Token<'a>], at: usize, spaced: bool, name: &str) -> usize {
         let token = &tokens[at];
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
         if tokens.get(at + 1).is_some_and(|next| next.is_sign('(')) && !after_dot {
@@ -234,42 +238,46 @@ impl<'a> Output<'a> {
                 let (kind, _) = type_name(inner, split + 1);
                 if NOT_CAST.contains(&kind.as_str()) {
                     let operand = self.inner(&inner[..split]);
-                    self.push(self.cast(&operand, &kind), Is::Group, apart);
+                    self.push(self.cast(&operand, &kind), PieceKind::Group, spaced);
                     return end + 1;
                 }
             }
-            if matches!(name, "any" | "some" | "all") && self.take_any(inner, name == "all") {
+            if matches!(name, "any" | "some" | "all") && self.take_membership(inner, name == "all") {
                 return end + 1;
             }
         }
         let operator =
             ["and", "or", "not", "in", "is", "like", "then", "when", "else", "case", "values", "select"];
-        self.push(token.text, if is_any(token, &operator) { Is::Other } else { Is::Name }, apart);
+        self.push(
+            token.text,
+            if is_any(token, &operator) { PieceKind::Other } else { PieceKind::Name },
+            spaced,
+        );
         at + 1
     }
 
-    /// What stands in parentheses, in the way that all of this is translated.
+    /// Translates the content of parentheses in the mode of the whole statement.
     fn inner(&self, tokens: &[Token<'_>]) -> String {
-        write(tokens, self.of_user)
+        write(tokens, self.user_statement)
     }
 
-    /// `= ANY (...)` and `<> ALL (...)`: of a list, a query, or the elements of an array. Answers whether it is one of the
-    /// two: of no other comparison an IN can be made.
-    fn take_any(&mut self, inner: &[Token<'_>], all: bool) -> bool {
+    /// Translates `= ANY (...)` and `<> ALL (...)` of a list, a query, or the elements of an array.
+    /// Returns false for any other comparison, which cannot be expressed with IN.
+    fn take_membership(&mut self, inner: &[Token<'_>], all: bool) -> bool {
         let is_sign = |piece: &&Piece<'_>| matches!(&*piece.text, "=" | "<" | ">" | "!");
         let signs: Vec<&str> =
             self.pieces.iter().rev().take_while(is_sign).map(|piece| &*piece.text).collect();
-        let fits = match signs.as_slice() {
+        let is_membership = match signs.as_slice() {
             ["="] => !all,
             [">", "<"] | ["=", "!"] => all,
             _ => false,
         };
-        if !fits {
+        if !is_membership {
             return false;
         }
         let signs = signs.len();
         self.pieces.truncate(self.pieces.len() - signs);
-        self.push(if all { "NOT IN" } else { "IN" }, Is::Other, true);
+        self.push(if all { "NOT IN" } else { "IN" }, PieceKind::Other, true);
         let text = match listed(inner) {
             Some(items) => {
                 let mut text = String::new();
@@ -279,25 +287,26 @@ impl<'a> Output<'a> {
                 }
                 text
             }
-            None if begins_query(inner) && !self.of_user => query(inner),
+            None if begins_query(inner) && !self.user_statement => query(inner),
             None if begins_query(inner) => self.inner(inner),
             None => format!("SELECT value FROM json_each(pg_array_json({}))", self.inner(inner)),
         };
-        self.push(format!("({text})"), Is::Group, true);
+        self.push(format!("({text})"), PieceKind::Group, true);
         true
     }
 
     fn ends_in_operand(&self) -> bool {
-        self.pieces.last().is_some_and(|piece| piece.kind != Is::Other)
+        self.pieces.last().is_some_and(|piece| piece.kind != PieceKind::Other)
     }
 
-    /// Takes back the last operand: a literal, a path, something in parentheses, a call.
+    /// Removes and returns the last operand: a literal, a path, parentheses, or a call.
     fn take_operand(&mut self) -> String {
         let Some(last) = self.pieces.pop() else { return "NULL".to_owned() };
         let mut text = last.text.into_owned();
-        if last.kind == Is::Group {
-            let calls = self.pieces.last().is_some_and(|piece| piece.kind == Is::Name) && !last.apart;
-            if !calls {
+        if last.kind == PieceKind::Group {
+            let is_call =
+                self.pieces.last().is_some_and(|piece| piece.kind == PieceKind::Name) && !last.spaced;
+            if !is_call {
                 return text;
             }
             let name = self.pieces.pop().map_or(Cow::Borrowed(""), |piece| piece.text);
@@ -312,7 +321,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Names that Postgres allows behind a dot without quotes, and SQLite does not.
+/// Names that PostgreSQL accepts unquoted after a dot, and SQLite does not.
 const RESERVED: [&str; 20] = [
     "select",
     "update",
@@ -336,8 +345,8 @@ const RESERVED: [&str; 20] = [
     "when",
 ];
 
-/// What a function of Postgres's is called here.
-fn ours(name: &str) -> Option<&'static str> {
+/// The engine's name for a PostgreSQL function.
+fn engine_name(name: &str) -> Option<&'static str> {
     Some(match name {
         "json_build_object" | "jsonb_build_object" => "json_object",
         "json_agg" | "jsonb_agg" => "json_group_array",
@@ -349,10 +358,11 @@ fn ours(name: &str) -> Option<&'static str> {
     })
 }
 
-/// `trim(BOTH x FROM y)`, `substring(x FROM a FOR b)`, `position(x IN y)`: arguments with words between them.
+/// `trim(BOTH x FROM y)`, `substring(x FROM a FOR b)`, `position(x IN y)`: arguments separated by
+/// keywords.
 fn with_keywords(name: &str, inner: &[Token<'_>]) -> String {
     let between = |words: &[&str]| find(inner, 0, |token| is_any(token, words));
-    let (from, for_, within) = (between(&["from"]), between(&["for"]), between(&["in"]));
+    let (from, length_at, in_at) = (between(&["from"]), between(&["for"]), between(&["in"]));
     let part = |from: usize, to: usize| expression(inner.get(from..to).unwrap_or_default());
     let end = inner.len();
     match name {
@@ -367,21 +377,22 @@ fn with_keywords(name: &str, inner: &[Token<'_>]) -> String {
             let characters = if start < from { format!(", {}", part(start, from)) } else { String::new() };
             format!("{function}({}{characters})", part(from + 1, end))
         }
-        "substring" if from < end && for_ < end => {
-            format!("substr({}, {}, {})", part(0, from), part(from + 1, for_), part(for_ + 1, end))
+        "substring" if from < end && length_at < end => {
+            format!("substr({}, {}, {})", part(0, from), part(from + 1, length_at), part(length_at + 1, end))
         }
         "substring" if from < end => format!("substr({}, {})", part(0, from), part(from + 1, end)),
-        "position" if within < end => format!("instr({}, {})", part(within + 1, end), part(0, within)),
+        "position" if in_at < end => format!("instr({}, {})", part(in_at + 1, end), part(0, in_at)),
         _ => format!("{name}({})", expression(inner)),
     }
 }
 
-/// What stands between the signs at `open` and `close`.
+/// The tokens between the brackets at `open` and `close`.
 fn inside<'a, 't>(tokens: &'t [Token<'a>], open: usize, close: usize) -> &'t [Token<'a>] {
     &tokens[(open + 1).min(close)..close]
 }
 
-/// `(VALUES ...) AS name (columns)`: the name, the columns, and where that ends. SQLite has no names for columns there.
+/// `(VALUES ...) AS name (columns)`: the name, the columns, and the position after them. SQLite has
+/// no column names there.
 fn named_values(tokens: &[Token<'_>], inner: &[Token<'_>], mut at: usize) -> Option<(String, String, usize)> {
     inner.first().filter(|token| token.is("values"))?;
     at += usize::from(tokens.get(at)?.is("as"));
@@ -392,7 +403,8 @@ fn named_values(tokens: &[Token<'_>], inner: &[Token<'_>], mut at: usize) -> Opt
     Some((name.text.to_owned(), columns.concat(), end + 1))
 }
 
-/// The items of `ARRAY[a, b]`, in parentheses perhaps, and as an array of some type; `None` for anything else.
+/// The items of `ARRAY[a, b]`, optionally in parentheses or cast to an array type. `None` for
+/// anything else.
 fn listed<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
     match tokens {
         [open, inner @ .., close]
@@ -426,7 +438,7 @@ fn is_operator(token: &Token<'_>) -> bool {
     token.kind == Kind::Sign && !token.is_sign('.')
 }
 
-/// Postgres's operators for patterns; others stay.
+/// SQLite's operator for a PostgreSQL pattern operator. Other operators are unchanged.
 fn matching(signs: &str) -> String {
     match signs {
         "~" => "REGEXP".into(),
@@ -439,7 +451,8 @@ fn matching(signs: &str) -> String {
     }
 }
 
-/// The type that is named at `at`, as its last name in lower case; with `[]` behind it for an array. And where it ends.
+/// The type at `at`: its last name in lower case, followed by `[]` for an array. Also returns the
+/// position after it.
 pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     let (mut name, start) = (String::new(), at.min(tokens.len()));
     while let Some(next) = tokens.get(at).and_then(Token::name) {
@@ -466,7 +479,7 @@ pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (Str
             at += 1;
         }
     }
-    // By one word, whichever the spelling.
+    // Normalizes multi-word spellings to one word.
     let written = &tokens[start..at.min(tokens.len())];
     let has = |word: &str| written.iter().any(|token| token.is(word));
     match name.as_str() {
@@ -483,8 +496,8 @@ pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (Str
 }
 
 impl Output<'_> {
-    /// A value as a type. A parameter comes as what its type is; that is noted, since the same text with another type is
-    /// another statement.
+    /// Casts an operand to a type. A parameter is decoded as that type and needs no cast. The type
+    /// is added as a comment, since the same text with another type is a different statement.
     fn cast(&self, operand: &str, kind: &str) -> String {
         let is_parameter =
             operand.strip_prefix('$').is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
@@ -496,10 +509,10 @@ impl Output<'_> {
             return literal;
         }
         match kind {
-            // A name where the type stands for something in the catalog.
+            // Types that reference catalog objects are shown by name.
             "regclass" | "regtype" | "regnamespace" | "regrole" => format!("pg_{kind}({operand})"),
             "regproc" | "regprocedure" | "regoper" | "regoperator" => format!("pg_regproc({operand})"),
-            // Shown as a name, although it is compared as a number.
+            // Shown as the object's name, although it compares as its number.
             "text" | "varchar" | "name" if operand.starts_with("pg_reg") => {
                 operand.replacen('(', "_name(", 1)
             }
@@ -519,7 +532,8 @@ impl Output<'_> {
     }
 }
 
-/// A literal as a value of a type, as it would be stored; `None` if it is none, or not of that type.
+/// A literal as a value of a type, in its stored form. `None` if the operand is not a literal of
+/// that type.
 fn literal(operand: &str, kind: Type) -> Option<String> {
     let token =
         Lexer::new(operand).next().filter(|token| token.kind == Kind::String && token.text == operand)?;

@@ -1,18 +1,18 @@
-//! What stands in a FROM: tables, sub-queries, functions that answer rows.
+//! Translates FROM clauses: tables, subqueries, and functions that return rows.
 
 use super::super::token::{Token, quote_name};
 use super::expression::expression;
 use super::query::query;
 use super::{SCHEMAS, begins_query, closing, find, is_alias, is_any, pieces};
 
-/// What stands behind FROM, up to the next clause.
+/// Translates the part after FROM, up to the next clause.
 pub(super) fn from_clause(tokens: &[Token<'_>]) -> String {
     let mut text = String::new();
     let mut at = 0;
     while at < tokens.len() {
         let (relation, end) = relation(tokens, at);
         text.push_str(&relation);
-        // `ON ...`, and up to the word behind which the next relation stands.
+        // Copies `ON ...`, up to and including the word that precedes the next relation.
         let next = find(tokens, end, |token| token.is_sign(',') || token.is("join"));
         let through = (next + 1).min(tokens.len());
         if end < through {
@@ -25,7 +25,7 @@ pub(super) fn from_clause(tokens: &[Token<'_>]) -> String {
     text
 }
 
-/// The relation that begins at `at`, with its alias; and where it ends.
+/// Translates the relation at `at`, with its alias. Returns its text and the position after it.
 fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     while tokens.get(at).is_some_and(|token| is_any(token, &["lateral", "only"])) {
         at += 1;
@@ -62,14 +62,14 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
         let end = closing(tokens, at);
         let call = format!("{written}({})", expression(&tokens[(at + 1).min(end)..end]));
-        return set(&name, &call, tokens, (end + 1).min(tokens.len()));
+        return rows_of_function(&name, &call, tokens, (end + 1).min(tokens.len()));
     }
     let (alias, end) = Alias::read(tokens, at);
     let schema = path.pop().map(|(schema, _)| schema);
     let text = match schema.as_deref() {
         Some(schema) if SCHEMAS.contains(&schema) => {
             let table = quote_name(&format!("{schema}.{name}"));
-            // Columns may name the table that they are of.
+            // Columns may be qualified by the table's name.
             if alias.name.is_none() { format!("{table} AS {}", quote_name(&name)) } else { table }
         }
         Some("pg_catalog") | None => written.to_owned(),
@@ -79,21 +79,23 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     (format!("{text}{}", alias.text()), end)
 }
 
-/// A function that answers rows: the elements of the array that ours answers.
-fn set(name: &str, call: &str, tokens: &[Token<'_>], at: usize) -> (String, usize) {
+/// A set-returning function. The engine's function returns an array; the rows are its elements.
+fn rows_of_function(name: &str, call: &str, tokens: &[Token<'_>], at: usize) -> (String, usize) {
     let ordinality = tokens.len() >= at + 2 && tokens[at].is("with") && tokens[at + 1].is("ordinality");
     let (alias, end) = Alias::read(tokens, if ordinality { at + 2 } else { at });
-    // SQLite's own table-valued functions stay what they are.
+    // SQLite's own table-valued functions are left unchanged.
     if name.starts_with("pragma_") || name.starts_with("json_") {
         return (format!("{call}{}", alias.text()), end);
     }
-    let called = alias.name.clone().unwrap_or_else(|| name.to_owned());
-    let own = if name == "pg_get_keywords" { "word" } else { called.as_str() };
+    let relation_name = alias.name.clone().unwrap_or_else(|| name.to_owned());
+    let default_column = if name == "pg_get_keywords" { "word" } else { relation_name.as_str() };
     let mut columns = alias.columns.iter().map(|column| quote_name(column));
-    let value = columns.next().unwrap_or_else(|| quote_name(own));
-    let place = columns.next().unwrap_or_else(|| "ordinality".to_owned());
-    let rows = format!("SELECT value AS {value}, key + 1 AS {place} FROM json_each(pg_array_json({call}))");
-    (format!("({rows}) AS {}", quote_name(&called)), end)
+    let value = columns.next().unwrap_or_else(|| quote_name(default_column));
+    let ordinality_column = columns.next().unwrap_or_else(|| "ordinality".to_owned());
+    let rows = format!(
+        "SELECT value AS {value}, key + 1 AS {ordinality_column} FROM json_each(pg_array_json({call}))"
+    );
+    (format!("({rows}) AS {}", quote_name(&relation_name)), end)
 }
 
 /// `AS name (columns)`.
@@ -111,7 +113,7 @@ impl Alias {
         at += 1;
         if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
             let end = closing(tokens, at);
-            // A name, and of a function that answers records its type.
+            // A column's name, followed by its type if the function returns records.
             let columns = pieces(&tokens[(at + 1).min(end)..end]);
             alias.columns = columns.iter().filter_map(|column| column.first()?.name()).collect();
             at = (end + 1).min(tokens.len());

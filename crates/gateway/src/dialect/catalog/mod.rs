@@ -1,8 +1,8 @@
-//! From Postgres's SQL into SQLite's, above all of questions to the system catalog.
+//! Translates PostgreSQL's SQL into SQLite's, mainly for queries of the system catalog.
 //!
-//! psql, drivers, object mappers and dashboards ask `pg_catalog` and `information_schema` what there is, in Postgres's
-//! own SQL. The tables and functions that they name exist ([`crate::system`]); what SQLite does not understand of the
-//! rest is put into its words:
+//! psql, drivers, ORMs and dashboards query `pg_catalog` and `information_schema` in PostgreSQL's
+//! dialect. The tables and functions that they use exist ([`crate::system`]). The syntax that
+//! SQLite does not have is translated:
 //!
 //! ```text
 //! c.oid::pg_catalog.regclass                        pg_regclass(c.oid)
@@ -13,11 +13,12 @@
 //! information_schema.tables                         "information_schema.tables" AS tables
 //! ```
 //!
-//! [`query`] knows the clauses of a SELECT, [`from`] what stands in its FROM, [`expression`] everything else.
+//! [`query`] translates the clauses of a SELECT, [`from`] its FROM clause, [`expression`]
+//! everything else.
 //!
-//! A statement of a user's comes here only if it says what SQLite has no words for and drivers write into every statement
-//! (`$1::INTEGER`, `= ANY ($1)`, `CAST(x AS date)`). Then just these are put otherwise, and the rest stays what it is;
-//! all other statements are SQLite's from the first to the last byte.
+//! A user's own statement is translated only if it contains PostgreSQL syntax that drivers generate
+//! routinely (`$1::INTEGER`, `= ANY ($1)`, `CAST(x AS date)`). Then only that syntax is replaced.
+//! All other statements are passed to SQLite byte for byte.
 
 mod expression;
 mod from;
@@ -29,45 +30,47 @@ use fulmar_engine::{Error, sqlstate};
 use super::token::{Kind, Lexer, Token};
 use crate::{Result, system, types};
 
-/// Schemas whose tables are known by both names.
+/// Schemas whose tables are named `"schema.table"` in SQLite.
 const SCHEMAS: [&str; 2] = ["information_schema", "fulmar"];
-/// Functions of the engine's, which need no more than that.
-const OF_ENGINE: [&str; 4] =
+/// Functions that the engine implements. They need neither a translation nor the system tables.
+const ENGINE_FUNCTIONS: [&str; 4] =
     ["pg_array_json", "pg_current_xact_id", "pg_current_xact_id_if_assigned", "pg_xact_status"];
 
-/// Types that SQLite would make numbers of.
+/// Types that SQLite's CAST would turn into numbers.
 const NOT_CAST: [&str; 10] =
     ["date", "time", "timestamp", "timestamptz", "uuid", "json", "jsonb", "interval", "regclass", "regtype"];
 
-/// Each level of a question takes some stack here, before SQLite counts.
-const DEEPEST: usize = 100;
-/// Casts, subscripts and points without a comma or an operator between them.
-const MOST_BEHIND: usize = 1000;
+/// Maximum nesting of parentheses, and maximum number of set operations. Each level takes stack
+/// here, before SQLite checks its own limit.
+const MAX_NESTING: usize = 100;
+/// Maximum length of a chain of casts, subscripts and dots without a separator.
+const MAX_POSTFIX_CHAIN: usize = 1000;
 
-/// A statement in SQLite's words.
+/// A statement translated to SQLite's dialect.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Translated {
     pub(crate) sql: String,
-    /// Whether it names system tables or functions.
+    /// Whether it uses system tables or functions.
     pub(crate) system: bool,
-    /// Parameters whose types the text says, with their names; `[]` alone: an array of what it would be else.
+    /// Numbers and type names of the parameters whose types the text states. `[]` alone is an array
+    /// of the type that the parameter would have otherwise.
     pub(crate) parameters: Vec<(u16, String)>,
 }
 
-/// Whether a statement says something in Postgres's way, or names anything of the catalog.
+/// Returns true if a statement uses PostgreSQL syntax or names part of the system catalog.
 pub(super) fn concerns<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
     let any = |token: Option<Token<'_>>, words: &[&str]| token.is_some_and(|token| is_any(&token, words));
     let sign = |token: Option<Token<'_>>, sign| token.is_some_and(|token| token.is_sign(sign));
     with_next(tokens).any(|(token, next, third)| {
         names_system_at(&token, next)
             || token.is_sign(':') && next.is_some_and(|next| next.is_sign(':') && token.end() == next.start)
-            // SQLite would take dates and the like for numbers.
+            // SQLite would cast dates and similar types to numbers.
             || token.is("as") && any(next, &NOT_CAST) && sign(third, ')')
             || is_comparison(&token) && any(next, &["any", "some", "all"]) && sign(third, '(')
     })
 }
 
-/// Each token with the two behind it.
+/// Each token with its two successors.
 fn with_next<'a>(
     mut tokens: impl Iterator<Item = Token<'a>>,
 ) -> impl Iterator<Item = (Token<'a>, Option<Token<'a>>, Option<Token<'a>>)> {
@@ -87,13 +90,13 @@ fn names_system<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
 fn names_system_at(token: &Token<'_>, next: Option<Token<'_>>) -> bool {
     let next_is = |sign| next.is_some_and(|next| next.is_sign(sign));
     let (called, is_schema) = (next_is('('), next_is('.'));
-    // Most words are none, and need not be copied to see that.
+    // Avoids copying the name of the tokens that cannot match, which are most.
     let prefixed = || token.text.get(..3).is_some_and(|prefix| prefix.eq_ignore_ascii_case("pg_"));
     if token.kind == Kind::Word && !called && !is_schema && !prefixed() {
         return false;
     }
     let Some(name) = token.name() else { return false };
-    name.starts_with("pg_") && !OF_ENGINE.contains(&name.as_str())
+    name.starts_with("pg_") && !ENGINE_FUNCTIONS.contains(&name.as_str())
         || is_schema && SCHEMAS.contains(&name.as_str())
         || called && system::is_function(&name)
 }
@@ -102,40 +105,42 @@ fn is_comparison(token: &Token<'_>) -> bool {
     ['=', '<', '>'].iter().any(|sign| token.is_sign(*sign))
 }
 
-/// The statement in SQLite's words.
+/// Translates a statement to SQLite's dialect.
 pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
-    let (mut depth, mut deepest, mut parts, mut behind, mut most_behind) = (0usize, 0, 0, 0, 0);
+    let (mut depth, mut max_depth, mut set_operations, mut chain, mut max_chain) = (0usize, 0, 0, 0, 0);
     for token in tokens {
         if token.is_sign('(') || token.is_sign('[') {
             depth += 1;
-            deepest = deepest.max(depth);
+            max_depth = max_depth.max(depth);
         } else if token.is_sign(')') || token.is_sign(']') {
             depth = depth.saturating_sub(1);
         }
-        parts += usize::from(is_any(token, &["union", "intersect", "except", "recursive"]));
-        // Each takes all that it stands behind with it.
+        set_operations += usize::from(is_any(token, &["union", "intersect", "except", "recursive"]));
+        // Each postfix copies the whole operand before it.
         let postfix = [':', '[', '.'].iter().any(|sign| token.is_sign(*sign));
         let separates = token.kind == Kind::Sign
             && !postfix
             && !token.is_sign(']')
             && !token.is_sign('(')
             && !token.is_sign(')');
-        behind = if separates { 0 } else { behind + usize::from(postfix) };
-        most_behind = most_behind.max(behind);
+        chain = if separates { 0 } else { chain + usize::from(postfix) };
+        max_chain = max_chain.max(chain);
     }
-    if deepest.max(parts) > DEEPEST || most_behind > MOST_BEHIND {
-        let message = format!("a statement in Postgres's SQL nests {DEEPEST} parentheses or queries at most");
-        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
-            .hint("say it in SQLite's SQL, or in several statements"));
+    if max_depth.max(set_operations) > MAX_NESTING || max_chain > MAX_POSTFIX_CHAIN {
+        let message =
+            format!("statement too complex: at most {MAX_NESTING} nested parentheses or set operations");
+        return Err(
+            Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Use SQLite syntax, or split the statement.")
+        );
     }
     let system = names_system(tokens.iter().copied());
-    let sql = if system { query::query(tokens) } else { expression::of_user(tokens) };
-    // ARRAY[1, 2] and the like are functions of the catalog's.
+    let sql = if system { query::query(tokens) } else { expression::user_statement(tokens) };
+    // ARRAY[1, 2] and the like become calls of the system functions.
     let system = system || names_system(Lexer::new(&sql));
     Ok(Translated { system, parameters: parameters(tokens), sql })
 }
 
-/// `$1::int8`, `CAST($1 AS int8)`, `= ANY ($1)`.
+/// The types of parameters in `$1::int8`, `CAST($1 AS int8)` and `= ANY ($1)`.
 fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
     let mut parameters = Vec::new();
     for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == Kind::Parameter) {
@@ -162,14 +167,14 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
         } else {
             continue;
         };
-        // What stands for something in the catalog comes as its name.
+        // A reference to a catalog object is sent as its name.
         let known = kind == "[]" || types::named(&kind).is_some();
         parameters.push((number, if known { kind } else { "text".to_owned() }));
     }
     parameters
 }
 
-/// The place of the sign that closes what opens at `open`; the end, if nothing does.
+/// The position of the bracket that closes the one at `open`, or the end of the tokens.
 fn closing(tokens: &[Token<'_>], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -185,7 +190,7 @@ fn closing(tokens: &[Token<'_>], open: usize) -> usize {
     tokens.len()
 }
 
-/// The first place from `start` on, outside of all parentheses, where `wanted` holds; the end, if there is none.
+/// The first position from `start` on, outside brackets, where `wanted` is true, or the end.
 fn find(tokens: &[Token<'_>], start: usize, wanted: impl Fn(&Token<'_>) -> bool) -> usize {
     let mut at = start;
     while at < tokens.len() {
@@ -198,7 +203,7 @@ fn find(tokens: &[Token<'_>], start: usize, wanted: impl Fn(&Token<'_>) -> bool)
     tokens.len()
 }
 
-/// What stands between commas, outside of all parentheses.
+/// Splits at commas outside brackets.
 fn pieces<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     let mut pieces = Vec::new();
     let mut start = 0;
@@ -214,12 +219,13 @@ fn is_any(token: &Token<'_>, words: &[&str]) -> bool {
     words.iter().any(|word| token.is(word))
 }
 
-/// Whether a query begins here.
+/// Returns true if the tokens begin a query.
 fn begins_query(tokens: &[Token<'_>]) -> bool {
     tokens.first().is_some_and(|token| is_any(token, &["select", "with", "values"]))
 }
 
-/// Whether a word can be a name, of a column or an alias: it is no keyword that goes on with the clause.
+/// Returns true if a token can be a column name or alias, and is not a keyword that continues the
+/// clause.
 fn is_alias(token: &Token<'_>) -> bool {
     const KEYWORDS: [&str; 34] = [
         "as",

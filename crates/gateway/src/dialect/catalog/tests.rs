@@ -5,7 +5,7 @@ fn translated(sql: &str) -> String {
 }
 
 #[test]
-fn what_postgres_says_in_sqlites_words() {
+fn translates_catalog_queries() {
     for (postgres, sqlite) in [
         (
             "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c",
@@ -74,7 +74,7 @@ fn what_postgres_says_in_sqlites_words() {
 }
 
 #[test]
-fn depth_is_bounded() {
+fn nesting_is_bounded() {
     let deep = format!("SELECT {}1{}", "(".repeat(5000), ")".repeat(5000));
     assert_eq!(super::translate(&first_statement(&deep).0).unwrap_err().state(), "54000");
     let casts = format!("SELECT 1{}", "::int".repeat(5000));
@@ -84,7 +84,7 @@ fn depth_is_bounded() {
 }
 
 #[test]
-fn what_concerns_the_catalog() {
+fn detects_postgres_syntax_and_catalog_names() {
     let concerns = |sql: &str| super::concerns(first_statement(sql).0.into_iter());
     assert!(concerns("SELECT 1 FROM pg_class"));
     assert!(concerns("SELECT 1 FROM fulmar.limits"));
@@ -98,7 +98,7 @@ fn what_concerns_the_catalog() {
 }
 
 #[test]
-fn statements_of_users_keep_their_words() {
+fn translates_only_postgres_syntax_of_user_statements() {
     for (postgres, sqlite) in [
         (
             "SELECT a COLLATE NOCASE, format('%05d', b), CAST(c AS REAL) / d FROM t AS Ä WHERE id = ANY ($1) ORDER BY e ISNULL",
@@ -121,7 +121,7 @@ fn statements_of_users_keep_their_words() {
             "INSERT INTO t SELECT p0::VARCHAR FROM (VALUES ($1::VARCHAR, 0)) AS v(p0, n) ORDER BY n RETURNING t.id",
             "INSERT INTO t SELECT CAST(p0 AS TEXT) FROM (WITH v(p0,n) AS (VALUES ($1/*varchar*/, 0)) SELECT * FROM v) AS v ORDER BY n RETURNING t.id",
         ),
-        // SQLite says what it thinks of these.
+        // SQLite reports the errors of these.
         ("SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)", "SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)"),
         (
             "SELECT 1 WHERE a = ANY (ARRAY[1] || b)",
@@ -137,7 +137,7 @@ fn statements_of_users_keep_their_words() {
 }
 
 #[test]
-fn casts_tell_the_types_of_parameters() {
+fn casts_determine_parameter_types() {
     let sql =
         "UPDATE t SET a = $1::INTEGER, b = CAST($2 AS varchar(3)) WHERE c = $4::regclass AND id = any($3)";
     let translated = super::translate(&first_statement(sql).0).unwrap();
@@ -153,9 +153,10 @@ fn casts_tell_the_types_of_parameters() {
 }
 
 proptest::proptest! {
-    /// However little sense they make. (A collation of Postgres's is left out, with whatever names it.)
+    /// Holds for meaningless statements too. (PostgreSQL collations are left out with any name that
+    /// they contain.)
     #[test]
-    fn any_words_are_translated_without_repeating_a_parameter(words in proptest::collection::vec(
+    fn arbitrary_words_translate_without_repeating_a_parameter(words in proptest::collection::vec(
         proptest::sample::select(vec![
             "select", "from", "pg_class", "(", ")", "[", "]", "::", "regclass", ",", ".", "as", "a", "any", "array",
             "=", "~", "!", "cast", "operator", "union", "all", "with", "unnest", "collate", "'x'", "lateral", "join",

@@ -1,17 +1,17 @@
-//! What a tenant may take of a node: memory, processors, names, the size of what it sends.
+//! Limits on a tenant's use of a node: memory, CPU, names, message sizes.
 
 use bytes::Bytes;
 use futures::SinkExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{gets, log_in, node_with_roles};
+use super::{check_sqlstate, log_in, node_with_roles};
 use crate::common::{Node, ends, state, until};
 
-/// It runs until it is cancelled.
+/// Runs until it is cancelled.
 const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_much_is_refused() {
+async fn excessive_statements_are_rejected() {
     let (node, admin) = node_with_roles().await;
     admin.batch_execute("ALTER DATABASE shop SET transaction_memory = '8MB'").await.unwrap();
     let anna = log_in(&node, "shop", "anna").await.unwrap();
@@ -26,7 +26,7 @@ async fn what_is_too_much_is_refused() {
         ("SELECT printf('%.*c', 1000000000, 'x')".to_owned(), "54000"),
         ("SELECT replace(hex(zeroblob(1000000)), '0', hex(zeroblob(1000000)))".to_owned(), "54000"),
         ("CREATE TEMP TABLE big AS SELECT zeroblob(20000000)".to_owned(), "53400"),
-        // Depth and length.
+        // Nesting depth and length.
         (format!("SELECT {}", deep("(", "1", ")")), "54001"),
         (format!("SELECT {}", deep("abs(", "1", ")")), "54001"),
         (format!("SELECT {}1", "- ".repeat(50_000)), "54001"),
@@ -41,7 +41,8 @@ async fn what_is_too_much_is_refused() {
         (format!("SELECT 'x' GLOB '{}'", "*a".repeat(100_000)), "54000"),
         ("SELECT 1 FROM pg_class WHERE relname ~ '(((a{100}){100}){100}){100}'".to_owned(), "2201B"),
         ("SELECT 1 FROM pg_class WHERE relname ~ '('".to_owned(), "2201B"),
-        // Recursion: what it keeps of its rows is a temporary table. A view of itself, and common tables that double.
+        // Recursion, whose rows are in a temporary table. Views that refer to each other. Common
+        // table expressions that double.
         (
             "WITH RECURSIVE n(i, x) AS (SELECT 1, '' UNION SELECT i + 1, hex(zeroblob(2000)) FROM n) \
              SELECT count(*) FROM n"
@@ -53,9 +54,9 @@ async fn what_is_too_much_is_refused() {
                 .to_owned(),
             "42601",
         ),
-        (doubling(30), "54001"),
+        (doubling_tables(30), "54001"),
     ] {
-        gets(&anna, &statement, expected, "anna", &mut wrong).await;
+        check_sqlstate(&anna, &statement, expected, "anna", &mut wrong).await;
     }
     admin.batch_execute("ALTER DATABASE shop SET statement_timeout = '500ms'").await.unwrap();
     for (statement, expected) in [
@@ -69,13 +70,14 @@ async fn what_is_too_much_is_refused() {
         if expected == "57014" {
             admin.batch_execute("ALTER DATABASE shop SET statement_timeout = '500ms'").await.unwrap();
         }
-        gets(&anna, &statement, expected, "anna", &mut wrong).await;
+        check_sqlstate(&anna, &statement, expected, "anna", &mut wrong).await;
     }
-    // What SQLite holds beside pages: twenty values of a hundred megabytes.
+    // Memory that SQLite uses besides pages: twenty values of 100 MB.
     admin.batch_execute("ALTER DATABASE shop RESET statement_timeout").await.unwrap();
     let values: Vec<_> = (0..20).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
-    gets(&anna, &format!("SELECT length(max({}))", values.join(", ")), "53200", "anna", &mut wrong).await;
-    // Triggers that call each other do not go round.
+    check_sqlstate(&anna, &format!("SELECT length(max({}))", values.join(", ")), "53200", "anna", &mut wrong)
+        .await;
+    // Recursive triggers are disabled, so triggers that fire each other terminate.
     anna.batch_execute(
         "CREATE TABLE u (a); CREATE TRIGGER r AFTER INSERT ON u BEGIN INSERT INTO w VALUES (new.a); END; \
          CREATE TABLE w (a); CREATE TRIGGER s AFTER INSERT ON w BEGIN INSERT INTO u VALUES (new.a); END; \
@@ -88,24 +90,26 @@ async fn what_is_too_much_is_refused() {
         assert_eq!(row.get::<_, i64>(0), rows, "{table}");
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    // It is as well as before.
+    // The database is unaffected.
     let row = anna.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 1);
     drop((admin, anna));
     node.stop().await;
 }
 
-/// Common tables of which each has the one before twice: a thousand million copies of the first, if they were all made.
-fn doubling(depth: u32) -> String {
+/// Common table expressions that each join the previous one with itself: 2^30 rows for a depth of
+/// 30.
+fn doubling_tables(depth: u32) -> String {
     let tables: Vec<_> =
         (1..=depth).map(|n| format!("a{n} AS (SELECT p.x FROM a{0} p, a{0} q)", n - 1)).collect();
     format!("WITH a0 AS (SELECT 1 AS x), {} SELECT count(*) FROM a{depth}", tables.join(", "))
 }
 
-/// What one message can hold keeps its session at work for seconds, in statements that are each over in no time. All
-/// sessions are on one worker: others are answered meanwhile, and what runs can be cancelled, only if it gives way.
+/// The content of one message can keep its session busy for seconds, with statements that are each
+/// short. All sessions are on one worker. Other sessions are served and the session can be
+/// cancelled only if it yields.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_short_statements_leave_time_for_others() {
+async fn many_short_statements_do_not_block_other_sessions() {
     let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
     let (shop, other) = (node.database("shop").await, node.database("other").await);
     shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)").await.unwrap();
@@ -126,7 +130,7 @@ async fn many_short_statements_leave_time_for_others() {
             let now_ms: f64 = row.await.unwrap().get(0);
             seen_at_work += i32::from(now_ms > std::mem::replace(&mut busy_ms, now_ms));
         }
-        assert_eq!(seen_at_work, 50, "the others have waited until it was over");
+        assert_eq!(seen_at_work, 50, "other sessions waited until the busy one was finished");
         token.cancel_query(tokio_postgres::NoTls).await.unwrap();
         assert_eq!(state(busy.await.unwrap()), "57014");
     }
@@ -134,11 +138,12 @@ async fn many_short_statements_leave_time_for_others() {
     node.stop().await;
 }
 
-/// On one worker, a tenant with eight endless statements and one with a single one: each gets half of the time, not a share
-/// for each statement, and who asks for little is answered. With three times the weight of the other it gets three times as much,
-/// from the moment on when that is said.
+/// On one worker, one tenant runs eight endless statements and another tenant runs one. Each tenant
+/// check_sqlstate half of the CPU time, whatever its number of statements, and a tenant with few requests is
+/// served. With three times the weight, a tenant check_sqlstate three times as much. A change of the weight
+/// takes effect immediately.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_busy_tenant_leaves_time_for_others() {
+async fn cpu_time_is_shared_fairly_between_tenants() {
     let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
     let admin = node.client("fulmar").await;
     let mut busy = Vec::new();
@@ -181,9 +186,10 @@ async fn a_busy_tenant_leaves_time_for_others() {
     node.stop().await;
 }
 
-/// Nothing looks at the clock while SQLite compares two texts: that must not take their lengths' product.
+/// The timeout is not checked while SQLite compares two texts, so that must not take time
+/// proportional to the product of their lengths.
 #[tokio::test(flavor = "multi_thread")]
-async fn texts_are_compared_in_the_time_of_their_lengths() {
+async fn text_functions_take_linear_time() {
     let (node, admin) = node_with_roles().await;
     let anna = log_in(&node, "shop", "anna").await.unwrap();
     let (long, shorter) = ("hex(zeroblob(6000000))", "hex(zeroblob(3000000))");
@@ -201,7 +207,7 @@ async fn texts_are_compared_in_the_time_of_their_lengths() {
                 SELECT trim(hex(zeroblob(1000000)), group_concat(char(i), '') || '0') FROM n";
     assert_eq!(state(anna.batch_execute(many).await), "54000");
 
-    // They answer as SQLite's own do, and indexes may have them.
+    // The results are the same as those of SQLite's functions, and indexes can use them.
     for (expression, expected) in [
         (
             "instr(x'616263', 'c') || instr('abc', x'63') || instr(1234, '3') || instr('\u{e9}\u{20ac}x', 'x')",
@@ -235,10 +241,10 @@ async fn texts_are_compared_in_the_time_of_their_lengths() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_session_names_has_bounds() {
+async fn parameters_statements_and_portals_are_limited() {
     let (node, admin) = node_with_roles().await;
     let mut anna = log_in(&node, "shop", "anna").await.unwrap();
-    // Parameters: as many as SQLite knows.
+    // The number of parameters is SQLite's maximum.
     let list = |count: usize| {
         let names: Vec<_> = (1..=count).map(|number| format!("${number}")).collect();
         format!("SELECT 7 IN ({})", names.join(", "))
@@ -250,18 +256,20 @@ async fn what_a_session_names_has_bounds() {
     assert_eq!(state(anna.prepare(&list(values.len() + 1)).await), "54000");
 
     // Prepared statements and portals.
-    const MOST: usize = 10_000;
-    let prepared = futures::future::try_join_all((0..MOST).map(|_| anna.prepare("SELECT 1"))).await.unwrap();
+    const MAX_STATEMENTS: usize = 10_000;
+    let prepared =
+        futures::future::try_join_all((0..MAX_STATEMENTS).map(|_| anna.prepare("SELECT 1"))).await.unwrap();
     assert_eq!(state(anna.prepare("SELECT 1").await), "54000");
     let transaction = anna.transaction().await.unwrap();
-    let bound = (0..MOST).map(|_| transaction.bind(&prepared[0], &[]));
+    let bound = (0..MAX_STATEMENTS).map(|_| transaction.bind(&prepared[0], &[]));
     let portals = futures::future::try_join_all(bound).await.unwrap();
     assert_eq!(state(transaction.bind(&prepared[0], &[]).await.map(|_| ())), "54000");
     drop((portals, transaction));
     drop(prepared);
     anna.batch_execute("SELECT 1").await.unwrap();
 
-    // What portals hold together, 128 MiB for all sessions of a database on this node: their values ...
+    // Memory of portals: 128 MiB for all sessions of a database on this node. Their parameter
+    // values are in memory.
     let length = anna.prepare("SELECT length($1)").await.unwrap();
     let large = "x".repeat(20_000_000);
     for _ in 0..2 {
@@ -271,9 +279,9 @@ async fn what_a_session_names_has_bounds() {
             portals.push(transaction.bind(&length, &[&large]).await.unwrap());
         }
         assert_eq!(state(transaction.bind(&length, &[&large]).await.map(|_| ())), "54000");
-        drop((portals, transaction)); // and nothing of it is held any more
+        drop((portals, transaction)); // releases the memory
     }
-    // ... When they have been run, the rest of their results is in files once memory is short.
+    // Unread results of executed portals are moved to files when memory is short.
     let rows = anna
         .prepare(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 7) \
@@ -299,11 +307,11 @@ async fn what_a_session_names_has_bounds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_and_names_have_bounds() {
+async fn messages_and_names_are_limited() {
     let (node, admin) = node_with_roles().await;
     let anna = log_in(&node, "shop", "anna").await.unwrap();
     let long = "x".repeat(400_000);
-    // Names that others see keep the rule of names; names inside of a database are the database's own.
+    // Names of global objects are limited. Names inside a database are not.
     for statement in
         [format!("CREATE DATABASE {long}"), format!("CREATE USER {long}"), format!("CREATE TOKEN {long}")]
     {
@@ -321,13 +329,13 @@ async fn messages_and_names_have_bounds() {
     let value = anna.query_one("SELECT length($1)", &[&"x".repeat(50_000_000)]).await.unwrap();
     assert_eq!(value.get::<_, i64>(0), 50_000_000);
 
-    // A message that is longer than 64 MiB ends the connection when its head has come.
+    // A message longer than 64 MiB closes the connection as soon as its header has been received.
     let mut stream = tokio::net::TcpStream::connect(node.gateway.local_addr()).await.unwrap();
     let length = 10_001_u32;
     stream.write_all(&[&length.to_be_bytes()[..], &196_608_u32.to_be_bytes()].concat()).await.unwrap();
     let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer).await; // the end is what counts, not how it comes
-    assert!(answer.is_empty(), "a start-up packet of {length} bytes");
+    let _ = stream.read_to_end(&mut answer).await; // a reset closes the connection too
+    assert!(answer.is_empty(), "the server responded to a startup packet of {length} bytes");
     let too_long = anna.query_one("SELECT length($1)", &[&"x".repeat(70_000_000)]).await;
     assert!(too_long.is_err() && ends(&anna).await);
     log_in(&node, "shop", "anna").await.unwrap().batch_execute("SELECT 1").await.unwrap();
