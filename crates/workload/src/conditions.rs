@@ -1,13 +1,13 @@
-//! What the data must satisfy after a run: a server that loses an update, or half of a transaction, is fast, and is found
-//! here.
+//! Consistency conditions of the data, checked after a run: a server that loses updates, or half of
+//! a transaction, is fast and must not pass.
 
 use crate::client::Client;
 
-/// A condition on all of the data.
+/// A condition that must hold for all data of a database.
 pub(crate) struct Condition {
-    /// In messages: its number, and what it says.
+    /// Its number and statement, for messages.
     pub(crate) what: &'static str,
-    /// A query that answers a row for each place where it does not hold, a few of them.
+    /// A query that returns a few rows, one for each violation, or none if the condition holds.
     pub(crate) violations: &'static str,
 }
 

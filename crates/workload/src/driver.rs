@@ -1,8 +1,8 @@
-//! A thread of its own for the load: one event loop for all connections.
+//! Runs the load on a dedicated thread with one event loop for all connections.
 //!
-//! The caller's runtime may be busy with anything (a demo's display, other servers); load that shared it would measure
-//! that too. On a single-threaded loop no connection's wake-up crosses a core, and the thread's CPU time is exactly
-//! what the load cost.
+//! The caller's runtime may be busy with other work, such as the display of a demo or other
+//! servers, which would distort the measurement. On a single-threaded event loop no wake-up of a
+//! connection crosses CPUs, and the thread's CPU time is exactly the cost of the load.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-/// Runs `work` on a thread of its own. If the returned future is dropped, so is the work, connections and all.
+/// Runs `work` on a new thread. Dropping the returned future drops the work, including its
+/// connections.
 pub(crate) async fn on_own_thread<T, W, F>(work: W) -> anyhow::Result<T>
 where
     T: Send + 'static,
@@ -23,8 +24,8 @@ where
     std::thread::Builder::new()
         .name("fulmar-driver".to_owned())
         .spawn(move || drive(work, sender))
-        .context("cannot start the driver's thread")?;
-    receiver.await.context("the driver's thread ended without a result")?
+        .context("could not start driver thread")?;
+    receiver.await.context("driver thread ended without a result")?
 }
 
 fn drive<T, W, F>(work: W, mut result: oneshot::Sender<anyhow::Result<T>>)
@@ -34,7 +35,7 @@ where
 {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        // A receiver that is gone needs no answer, here and below.
+        // If the receiver is gone, the result is not needed. The same applies below.
         Err(error) => return drop(result.send(Err(error.into()))),
     };
     let outcome = LocalSet::new().block_on(&runtime, async {
@@ -48,20 +49,21 @@ where
     }
 }
 
-/// Lets all other threads of the machine go first: from now on the calling one gets hardly more than what nobody else wants. (One that is merely
-/// nice goes on to the end of its slice, some milliseconds, when another one wakes up.)
-#[expect(unsafe_code, reason = "no library that we have wraps it")]
+/// Sets the calling thread to `SCHED_IDLE`, so that it gets little more than the CPU time that no
+/// other thread wants. A niced thread would still finish its time slice of some milliseconds when
+/// another thread wakes up.
+#[expect(unsafe_code, reason = "no dependency wraps sched_setscheduler")]
 pub(crate) fn give_way() -> anyhow::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter is read, and what it changes is how the calling thread is scheduled.
+    // SAFETY: the call only reads the parameter, and changes only the scheduling of this thread.
     let outcome = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
     match outcome {
         0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()).context("cannot set the driver's priority"),
+        _ => Err(std::io::Error::last_os_error()).context("could not set driver thread to SCHED_IDLE"),
     }
 }
 
-/// CPU time, user and system, that the calling thread has used.
+/// The user and system CPU time of the calling thread.
 pub(crate) fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -73,7 +75,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[tokio::test]
-    async fn results_and_errors_come_back() {
+    async fn results_and_errors_are_returned() {
         assert_eq!(on_own_thread(|| async { Ok(7) }).await.unwrap(), 7);
         let failed: anyhow::Result<()> = on_own_thread(|| async { anyhow::bail!("no") }).await;
         assert_eq!(failed.unwrap_err().to_string(), "no");
@@ -89,9 +91,9 @@ mod tests {
             std::future::pending::<anyhow::Result<()>>().await
         });
         tokio::select! {
-            _ = work => unreachable!("the work never ends by itself"),
+            _ = work => unreachable!("the work never completes"),
             started = running => started.unwrap(),
         }
-        assert!(released.await.is_err(), "the work, and what it held, is gone");
+        assert!(released.await.is_err(), "the work must be dropped with its captures");
     }
 }

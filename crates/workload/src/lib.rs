@@ -1,24 +1,31 @@
-//! The load side: workloads, the driver that runs them, and the benches that start servers and compare them.
+//! Benchmark workloads, the load driver that runs them, and the benchmarks that start and compare
+//! servers.
 //!
 //! ```text
-//!  compare   cases against PostgreSQL, in turns           fulmar bench compare
-//!  figure    the experiments of papers' figures           fulmar bench figure elastras/4
-//!  ycsb      ElasTraS's YCSB, and E-Store's               fulmar bench run ycsb, fulmar demo
-//!  voter     a telephone vote                             fulmar bench run voter
-//!  tatp      a home location register                     fulmar bench run tatp
-//!  tpcc      TPC-C                                       fulmar bench run tpcc
-//!  tpcw      TPC-W's shopping path                       fulmar bench run tpcw
-//!  pgbench   PostgreSQL's own driver, as a load
+//!  compare     cases against PostgreSQL, in alternating rounds   fulmar bench compare
+//!  figure      the experiments behind figures of papers          fulmar bench figure elastras/4
+//!  ycsb        YCSB as in ElasTraS and E-Store                   fulmar bench run ycsb, demo
+//!  voter       a telephone vote                                  fulmar bench run voter
+//!  tatp        a home location register                          fulmar bench run tatp
+//!  tpcc        TPC-C                                             fulmar bench run tpcc
+//!  tpcw        the shopping path of TPC-W                        fulmar bench run tpcw
+//!  pgbench     PostgreSQL's pgbench as a load
 //!  ------------------------------------------------
-//!  workload  what a workload is (a trait)                 run       loads, connects, measures
-//!  arrival   when transactions start                      report    a run's JSON lines as HTML
-//!  server    starts, measures and ends servers            tenants   makes many databases
-//!  driver    a thread and event loop for the load         keys      uniform, Zipfian, hot spot
-//!  client    a lean Postgres client                       measure   histograms, windows, spreads
-//!  conditions   what must hold of the data after a run
+//!  workload    the trait of all workloads
+//!  run         loads a workload, connects and measures
+//!  arrival     arrival processes: when transactions start
+//!  keys        key distributions: uniform, Zipfian, hot spot
+//!  measure     histograms, time windows, spreads
+//!  conditions  consistency conditions, checked after a run
+//!  driver      the thread and event loop of the load
+//!  client      a PostgreSQL client with little overhead
+//!  server      starts, measures and stops servers
+//!  tenants     creates many databases
+//!  report      renders the JSON lines of a run as HTML
 //! ```
-//! Nothing here is linked into what serves clients, and nothing here knows more of a server than any client may: the
-//! Postgres protocol, `/metrics`, and what `/proc` says of its processes.
+//!
+//! No server code links this crate. The crate uses only what any client of a server can use: the
+//! PostgreSQL protocol, `/metrics`, and `/proc` for the processes of the server.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,8 @@
-//! PostgreSQL's own `pgbench`, unmodified, as the load: nobody can say that we tuned it.
+//! Runs PostgreSQL's `pgbench`, unmodified, as a load that is not tuned for Fulmar.
 //!
-//! Both servers get the same command line: `-M prepared`, `-n` (no VACUUM before the run: the bench has done it, where
-//! it means something, see [`Product::settle`](crate::server::Product::settle)), two threads unless one client.
+//! Both servers get the same command line: `-M prepared`, `-n` (no VACUUM before the run, see
+//! [`Product::settle`](crate::server::Product::settle)), and two threads, or one for a single
+//! client.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,19 +12,19 @@ use tokio::process::Command;
 
 use crate::Target;
 
-/// How long pgbench may take beyond the time that it was given, and for initialisation.
-const GRACE: Duration = Duration::from_secs(60);
+/// Timeouts of pgbench: beyond the length of a run, and for initialisation.
+const RUN_GRACE: Duration = Duration::from_secs(60);
 const INITIALISE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How much of its messages an error shows.
-const SHOWN_LINES: usize = 8;
+/// The number of lines of pgbench's messages that an error shows.
+const MAX_SHOWN_LINES: usize = 8;
 
-/// Its builtin scripts that are used.
+/// The builtin scripts that are used.
 #[derive(Clone, Copy, Debug)]
 pub enum Script {
     /// One SELECT by primary key.
     SelectOnly,
-    /// Three updates (two of them very hot), a select, an insert.
+    /// Three updates (two of them on hot rows), a select and an insert.
     TpcbLike,
 }
 
@@ -36,31 +37,31 @@ impl Script {
     }
 }
 
-/// What pgbench says at its end.
+/// The results that pgbench prints at its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Committed transactions.
     pub transactions: u64,
-    /// Committed transactions per second, without the time to connect.
+    /// Committed transactions per second, excluding the time to connect.
     pub throughput_tps: f64,
     /// Mean latency, in milliseconds.
     pub latency_ms: f64,
 }
 
-/// Makes pgbench's tables (`pgbench -i`) with `scale` times 100,000 accounts.
+/// Creates pgbench's tables (`pgbench -i`) with `scale` times 100,000 accounts.
 pub async fn initialise(target: &Target, scale: u32) -> anyhow::Result<()> {
     let mut command = pgbench(target);
     command.args(["-i", "-q", "-s"]).arg(scale.to_string()).arg(&target.database);
     output(command, INITIALISE_TIMEOUT).await.with_context(|| format!("pgbench -i on {target}")).map(drop)
 }
 
-/// Runs a script. Any failed transaction is an error.
+/// Runs a script. Failed transactions are an error.
 pub async fn run(target: &Target, script: Script, clients: u32, time: Duration) -> anyhow::Result<Outcome> {
     let mut command = pgbench(target);
     command.args(["-n", "-M", "prepared", "-b", script.name()]);
     command.arg("-c").arg(clients.to_string()).arg("-j").arg(clients.min(2).to_string());
     command.arg("-T").arg(time.as_secs().max(1).to_string()).arg(&target.database);
-    let text = output(command, time + GRACE).await;
+    let text = output(command, time + RUN_GRACE).await;
     let text = text.with_context(|| format!("pgbench -b {} -c {clients} on {target}", script.name()))?;
     parse(&text).with_context(|| format!("pgbench on {target}"))
 }
@@ -78,22 +79,22 @@ fn pgbench(target: &Target) -> Command {
 async fn output(mut command: Command, time: Duration) -> anyhow::Result<String> {
     let output = tokio::time::timeout(time, command.output())
         .await
-        .with_context(|| format!("not done after {time:?}"))?
-        .context("cannot run pgbench; install Debian's postgresql-contrib")?;
+        .with_context(|| format!("pgbench did not finish within {time:?}"))?
+        .context("could not run pgbench; install Debian's package postgresql-contrib")?;
     let messages = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "{}:\n{}", output.status, first_lines(&messages));
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn first_lines(text: &str) -> String {
-    text.lines().take(SHOWN_LINES).collect::<Vec<_>>().join("\n")
+    text.lines().take(MAX_SHOWN_LINES).collect::<Vec<_>>().join("\n")
 }
 
 fn parse(text: &str) -> anyhow::Result<Outcome> {
     let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let word = line.and_then(|line| line.split([' ', '/']).find(|word| !word.is_empty()));
-        word.with_context(|| format!("no line {name:?} in its output:\n{text}"))
+        word.with_context(|| format!("no line {name:?} in the output of pgbench:\n{text}"))
     };
     let failed: u64 = value("number of failed transactions:")?.parse()?;
     anyhow::ensure!(failed == 0, "{failed} transactions failed");
@@ -125,7 +126,7 @@ tps = 654.432100 (without initial connection time)
 ";
 
     #[test]
-    fn its_figures_are_read() {
+    fn output_is_parsed() {
         let outcome = Outcome { transactions: 6543, throughput_tps: 654.4321, latency_ms: 12.224 };
         assert_eq!(parse(OUTPUT).unwrap(), outcome);
     }

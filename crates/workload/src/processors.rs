@@ -1,57 +1,60 @@
-//! Processors of their own for a server and for the drivers that ask it, where it is to be seen what tenants do to each other, and not
-//! what drivers do to the server on the same machine, and it to them: a thread that wakes up may wait for the end of another one's time
-//! slice, some milliseconds.
+//! Assigns separate CPUs to a server and to the drivers that load it.
+//!
+//! Used by cases that measure the effect of tenants on each other: without it, server and drivers
+//! on the same machine would delay each other, because a thread that wakes up may wait some
+//! milliseconds for the end of another thread's time slice.
 
 use anyhow::Context;
 use rustix::process::getpid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A half of the processors that this process may use.
+/// One half of the CPUs that this process may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Half {
-    /// The lower ones.
+    /// The CPUs with the lower numbers.
     Server,
-    /// The others.
+    /// The other CPUs.
     Drivers,
 }
 
-/// From now on the calling thread, and what it starts, keep to a half. Where there is one processor only they share it.
+/// Restricts the calling thread, and the threads and processes that it starts, to one half. On a
+/// single CPU both halves are the same.
 pub(crate) fn keep_to(half: Half) -> anyhow::Result<()> {
-    // The main thread keeps to none.
-    let all = sched_getaffinity(Some(getpid())).context("cannot ask for the processors")?;
-    let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|processor| all.is_set(*processor)).collect();
+    // The affinity of the process is that of its main thread, which is never restricted.
+    let all = sched_getaffinity(Some(getpid())).context("could not get CPU affinity")?;
+    let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
     if usable.len() < 2 {
         return Ok(());
     }
     let (server, drivers) = usable.split_at(usable.len() / 2);
-    let mut kept = CpuSet::new();
-    for processor in if half == Half::Server { server } else { drivers } {
-        kept.set(*processor);
+    let mut set = CpuSet::new();
+    for cpu in if half == Half::Server { server } else { drivers } {
+        set.set(*cpu);
     }
-    sched_setaffinity(None, &kept).context("cannot choose processors")
+    sched_setaffinity(None, &set).context("could not set CPU affinity")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn kept(half: Half) -> Vec<usize> {
+    fn cpus_of(half: Half) -> Vec<usize> {
         let own = move || {
             keep_to(half).unwrap();
             let set = sched_getaffinity(None).unwrap();
-            (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect()
+            (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
         };
         std::thread::spawn(own).join().unwrap()
     }
 
     #[test]
-    fn the_halves_are_all_and_share_nothing() {
-        let (server, drivers) = (kept(Half::Server), kept(Half::Drivers));
+    fn halves_are_disjoint_and_cover_all_cpus() {
+        let (server, drivers) = (cpus_of(Half::Server), cpus_of(Half::Drivers));
         let usable = std::thread::available_parallelism().unwrap().get();
         match usable {
             1 => assert_eq!(server, drivers),
             _ => assert_eq!(server.len() + drivers.len(), usable),
         }
-        assert!(usable == 1 || server.iter().all(|processor| !drivers.contains(processor)));
+        assert!(usable == 1 || server.iter().all(|cpu| !drivers.contains(cpu)));
     }
 }

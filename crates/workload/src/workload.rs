@@ -1,20 +1,23 @@
-//! What a workload is to the driver, so that every workload gets every arrival, measure and report.
+//! The interface between a workload and the driver, so that every workload supports all arrival
+//! processes, measurements and reports.
 //!
 //! ```text
-//!  Workload   its options (clap), tables, data, kinds of transactions    one for a run, a copy for each tenant
+//!  Workload   options (clap), tables, data, kinds of transactions    per run, copied per tenant
 //!     |
 //!     v
-//!  Terminal   a stream of transactions: generators and plan              one for each connection
-//!     |          draw(kind)   decides everything that is random
-//!     |          attempt()    sends it; again, unchanged, if the server asks for a retry
+//!  Terminal   a stream of transactions: generators and plan          one per connection
+//!     |          draw(kind)   draws all random inputs
+//!     |          attempt()    sends the transaction; again, unchanged, for a retry
 //!     v
-//!  Statements what is prepared on a connection                           anew after a connection was lost
+//!  Statements the prepared statements of a connection                new after a lost connection
 //! ```
-//! A workload says what is sent and whether the answer is right. When, how often, over which connection, what an
-//! error means and what is counted is the driver's: see [`crate::run`].
 //!
-//! All of it runs on the driver's own thread, one event loop for thousands of terminals: futures need not be `Send`, and
-//! nothing is boxed or allocated for a statement.
+//! A workload defines what is sent and whether the answer is correct. The driver ([`crate::run`])
+//! defines when, how often and over which connection it is sent, what an error means, and what is
+//! counted.
+//!
+//! All terminals of a driver thread share one event loop, which may run thousands of them. Futures
+//! need not be `Send`, and nothing is boxed or allocated per statement.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,64 +28,66 @@ use serde::Serialize;
 
 use crate::client::{Client, Error};
 
-/// The generator of everything that is drawn. Equal seeds draw equally on every machine.
+/// The random generator of all workloads. Equal seeds yield equal values on every machine.
 pub type Random = Xoshiro256PlusPlus;
 
-/// A workload and its options: the fields are the arguments of the command line, and what the report says of the run.
-#[expect(async_fn_in_trait, reason = "runs on the driver's thread alone, which needs no Send")]
+/// A workload and its options. The fields are both the command-line arguments and the options in
+/// the report.
+#[expect(async_fn_in_trait, reason = "runs on one driver thread, so no Send is needed")]
 pub trait Workload: clap::Args + Clone + Serialize + Send + Sync + 'static {
-    /// In reports, and of databases that are made for many tenants.
+    /// The name in reports, and the prefix of the databases that are created for tenants.
     const NAME: &'static str;
 
-    /// What runs on a connection.
+    /// The terminal of a connection.
     type Terminal: Terminal;
 
-    /// Refuses options that do not go together.
+    /// Rejects invalid combinations of options.
     fn validate(&self) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// The kinds of transactions and their shares, at least one. A terminal is told a kind by its place in this list.
+    /// The kinds of transactions and their weights, at least one. A kind is identified by its index
+    /// in this list.
     fn kinds(&self) -> Vec<Kind>;
 
-    /// Rows that [`Workload::load`] leaves: the length of the progress bar.
+    /// Number of rows after [`Workload::load`], for the progress display.
     fn rows(&self) -> u64;
 
-    /// The same workload over about `factor` times the data: tenants may be of different sizes.
+    /// The same workload with about `factor` times the data, for tenants of different sizes.
     fn scaled(&self, factor: f64) -> Self;
 
-    /// Makes the tables and procedures of a database and loads what is missing, by COPY. Tables of another size are an
-    /// error.
+    /// Creates the tables and procedures of a database and loads missing rows with COPY. Fails if
+    /// existing tables have another size.
     async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()>;
 
-    /// A terminal, not connected yet.
+    /// Creates a terminal, which is not connected.
     fn terminal(self: &Rc<Self>, place: Place) -> Self::Terminal;
 
-    /// After the run, with nothing under way: is the data what the transactions must have left?
+    /// Checks the data after the run, when no transactions are in progress.
     async fn check(&self, _client: &mut Client) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// One stream of transactions, on one connection at a time.
-#[expect(async_fn_in_trait, reason = "runs on the driver's thread alone, which needs no Send")]
+/// A stream of transactions on one connection at a time.
+#[expect(async_fn_in_trait, reason = "runs on one driver thread, so no Send is needed")]
 pub trait Terminal: 'static {
-    /// What is prepared on a connection.
+    /// The prepared statements of a connection.
     type Statements: 'static;
 
-    /// Prepares a new connection.
+    /// Prepares the statements on a new connection.
     async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Self::Statements, Error>;
 
-    /// The kind of the next transaction: the one that was drawn from the mix, unless this workload's transactions follow
-    /// each other.
+    /// The kind of the next transaction: `drawn`, which comes from the mix, unless the workload
+    /// defines the order of its transactions.
     fn next_kind(&mut self, drawn: usize) -> usize {
         drawn
     }
 
-    /// Draws the next transaction, which is of this kind.
+    /// Draws the inputs of the next transaction, which is of this kind.
     fn draw(&mut self, kind: usize);
 
-    /// One try of the transaction that was drawn last. The driver rolls back what an error leaves open.
+    /// Runs one attempt of the transaction drawn last. If it fails, the driver rolls back.
     async fn attempt(&mut self, client: &mut Client, statements: &Self::Statements) -> Result<Done, Failure>;
 
     /// Closed loop: the pause between drawing a transaction and sending it (TPC-C's keying time).
@@ -90,7 +95,7 @@ pub trait Terminal: 'static {
         Duration::ZERO
     }
 
-    /// Closed loop: the pause after its answer (TPC-C's think time).
+    /// Closed loop: the pause after the answer (TPC-C's think time).
     fn thinking(&mut self) -> Duration {
         Duration::ZERO
     }
@@ -99,28 +104,29 @@ pub trait Terminal: 'static {
 /// A kind of transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kind {
-    /// In reports, in the words of the workload's own specification, `lower-case`.
+    /// The name in reports, as in the specification of the workload, in lower case with hyphens.
     pub name: &'static str,
-    /// Its share of the mix, in units that all kinds of the workload agree on.
+    /// Its share of the mix, relative to the weights of the other kinds.
     pub weight: f64,
 }
 
-/// How a transaction ended that ended as it should.
+/// The outcome of a transaction that ended as intended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// By a commit.
+    /// Committed.
     Committed,
-    /// Without effect, as the workload's specification foresees for some (TPC-C's orders of unknown items): the
-    /// terminal has rolled it back, or the server refused it and nothing is open.
+    /// Without effect, as the specification of the workload expects for some transactions (TPC-C's
+    /// orders with unknown items). The terminal has rolled it back, or the server rejected it and
+    /// no transaction is open.
     RolledBack,
 }
 
-/// Why a try came to nothing.
+/// Why an attempt failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The server refused, or is gone. Conflicts are tried again.
+    /// The server returned an error or is gone. Conflicts are retried.
     Client(Error),
-    /// The data is not what the workload has loaded: the run ends with this message.
+    /// The data differs from what the workload has loaded. Ends the run with this message.
     Data(String),
 }
 
@@ -130,29 +136,30 @@ impl From<Error> for Failure {
     }
 }
 
-/// Where a terminal stands among all of the run.
+/// Identifies a terminal of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The tenant's number.
+    /// The number of the tenant.
     pub tenant: usize,
-    /// The terminal's number within its tenant.
+    /// The number of the terminal within its tenant.
     pub number: usize,
-    /// Terminals of that tenant.
+    /// Number of terminals of the tenant.
     pub of: usize,
-    /// Of the run.
+    /// The seed of the run.
     pub seed: u64,
 }
 
 impl Place {
-    /// A generator of this terminal's own.
+    /// The random generator of this terminal.
     pub fn random(&self) -> Random {
         generator(self.seed, &[self.tenant as u64, self.number as u64])
     }
 }
 
-/// A generator of its own for each path below a seed: (seed, tenant, terminal), (seed, table, row) ...
+/// Returns a separate generator for each path below a seed, such as (seed, tenant, terminal) or
+/// (seed, table, row).
 pub fn generator(seed: u64, path: &[u64]) -> Random {
-    // The finaliser of MurmurHash3: neighbouring numbers give unrelated generators.
+    // The finaliser of MurmurHash3: similar paths yield unrelated generators.
     let mix = |mut bits: u64| {
         bits = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         bits = (bits ^ (bits >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -165,37 +172,38 @@ pub fn generator(seed: u64, path: &[u64]) -> Random {
     Random::seed_from_u64(state)
 }
 
-/// What a workload is given to load a database.
+/// The context for loading a database.
 pub struct Loading<'a> {
     /// A connection to the database.
     pub client: &'a mut Client,
-    /// What the server speaks.
+    /// The dialect of the server.
     pub dialect: Dialect,
-    /// Of the data: equal seeds load equal rows, also where a load goes on that was interrupted.
+    /// The seed of the data. Equal seeds load equal rows, also when an interrupted load continues.
     pub seed: u64,
-    /// Is told of every number of rows that is there.
+    /// Called with the number of rows of each step that are loaded or already exist.
     pub loaded: &'a dyn Fn(u64),
 }
 
-/// Whose SQL and procedures a server speaks.
+/// The dialect of SQL and procedures of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dialect {
-    /// SQLite's SQL, procedures in Lua, called by `CALL`.
+    /// SQLite's SQL, with procedures in Lua, called with `CALL`.
     Fulmar,
-    /// PostgreSQL's SQL, functions in PL/pgSQL, called by `SELECT`.
+    /// PostgreSQL's SQL, with functions in PL/pgSQL, called with `SELECT`.
     Postgres,
 }
 
 impl Dialect {
-    /// What the server says of itself.
+    /// Determines the dialect from the version string of the server.
     pub async fn of(client: &mut Client) -> Result<Dialect, Error> {
         let version = client.query("SELECT version()").await?;
         let fulmar = version.iter().flatten().flatten().any(|text| text.contains("Fulmar"));
         Ok(if fulmar { Dialect::Fulmar } else { Dialect::Postgres })
     }
 
-    /// The verb that calls a procedure (Fulmar) or a function (PostgreSQL): `verb name($1, $2)`.
+    /// The verb that calls a procedure (Fulmar) or a function (PostgreSQL), as in `verb name($1,
+    /// $2)`.
     pub fn call(self) -> &'static str {
         match self {
             Dialect::Fulmar => "CALL",
@@ -211,7 +219,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_path_has_a_generator_of_its_own() {
+    fn generators_of_all_paths_differ() {
         let mut seen = HashSet::new();
         for seed in 0..20 {
             for tenant in 0..20 {

@@ -1,15 +1,18 @@
-//! When transactions are to start.
+//! Arrival processes: when the transactions of a run start.
 //!
-//! - **Closed loop**: a terminal has one transaction under way, always. What the server can do is measured, and a
-//!   stall of the server stops the load along with it.
-//! - **Poisson**: transactions fall due at random moments, whatever the server does. A terminal that is late runs
-//!   what is overdue at once; latency counts from the moment that a transaction was due, so that a stall cannot hide.
-//! - **Schedule** (Karyakin's thesis, 4.2.3): as Poisson, but the pauses between two transactions of one kind are at
-//!   most ten means long, and a transaction that could not be started within a tolerance is cancelled and
-//!   counted. The tolerance is 1 s for what is bound by the processor, 5 s for what is bound by a disk.
+//! - **Closed loop**: each terminal always has exactly one transaction in progress. This measures
+//!   the capacity of the server. A stall of the server also stops the load.
+//! - **Poisson** (open loop): transactions are due at random times, independent of the server. A
+//!   terminal that is behind schedule runs overdue transactions immediately. Latency is measured
+//!   from the time at which a transaction was due, so a stall of the server shows in it.
+//! - **Schedule** (Karyakin's thesis, 4.2.3; open loop): like Poisson, except that the interval
+//!   between two transactions of one kind is at most ten times the mean, and a transaction that
+//!   could not start within a tolerance is cancelled and counted. The tolerance is 1 s for
+//!   CPU-bound loads and 5 s for disk-bound loads.
 //!
-//! In both open loops each terminal has a schedule for each kind of transaction, in absolute times, and runs what is due
-//! first (the thesis's figure 9): all terminals and kinds together come to the rate. Timers are good to a millisecond.
+//! In both open loops each terminal keeps one schedule of absolute times per kind of transaction
+//! and runs the transaction that is due first (the thesis's figure 9). The rates of all terminals
+//! and kinds add up to the requested rate. Timers are accurate to 1 ms.
 
 mod trace;
 
@@ -23,27 +26,28 @@ pub(crate) use self::trace::Trace;
 pub use self::trace::{Shape, ShapeError};
 use crate::workload::{Kind, Random};
 
-/// The longest pause of the thesis's schedule, in means.
-const LONGEST_PAUSE: f64 = 10.0;
+/// The longest interval of the thesis's schedule, as a multiple of the mean interval.
+const MAX_INTERVAL_MEANS: f64 = 10.0;
 
-/// When transactions start.
+/// The arrival process of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrival {
-    /// One after the other.
+    /// Each terminal starts its next transaction when the previous one has finished.
     Closed,
-    /// At random moments.
+    /// Transactions are due at random times.
     Open {
-        /// Transactions per second over all tenants, where the trace's factor is 1.
+        /// Transactions per second over all tenants while the trace's factor is 1.
         rate_tps: f64,
-        /// The rate over time, warm-up included.
+        /// The rate over time, including the warm-up.
         shape: Shape,
-        /// The thesis's schedule: how late a transaction may start. `None`: Poisson, and none is ever cancelled.
+        /// The thesis's schedule: how late a transaction may start. `None` is Poisson, which never
+        /// cancels a transaction.
         tolerance: Option<Duration>,
     },
 }
 
 impl Arrival {
-    /// A steady Poisson stream.
+    /// A Poisson process with a constant rate.
     pub fn poisson(rate_tps: f64) -> Arrival {
         Arrival::Open { rate_tps, shape: Shape::constant(), tolerance: None }
     }
@@ -61,7 +65,7 @@ impl fmt::Display for Arrival {
     }
 }
 
-/// What an open loop offers, to all terminals of a run.
+/// The parameters of an open loop, shared by all terminals of a run.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) starts: Instant,
@@ -69,46 +73,53 @@ pub(crate) struct Offer {
     pub(crate) tolerance: Option<Duration>,
 }
 
-/// The schedules of one terminal: one for each kind of transaction.
+/// The schedules of one terminal, one per kind of transaction.
 pub(crate) struct Schedule {
     offer: Rc<Offer>,
     random: Random,
-    kinds: Vec<Line>,
+    kinds: Vec<KindSchedule>,
 }
 
-/// When the transactions of a kind are due.
-struct Line {
-    /// Per second, where the trace's factor is 1.
+/// The schedule of one kind of transaction.
+struct KindSchedule {
+    /// Transactions per second while the trace's factor is 1.
     rate: f64,
-    /// The next one, in seconds since the start; infinite if there is none.
+    /// When the next transaction is due, in seconds since the start. Infinite if there is none.
     next_s: f64,
-    /// Where in the trace that is.
+    /// The piece of the trace that contains `next_s`.
     piece: usize,
 }
 
 impl Schedule {
-    /// For a terminal that is to get `rate` transactions a second of all these kinds.
+    /// Creates the schedules of a terminal that runs `rate` transactions per second over all
+    /// `kinds`.
     pub(crate) fn new(offer: Rc<Offer>, rate: f64, kinds: &[Kind], random: Random) -> Schedule {
         let total: f64 = kinds.iter().map(|kind| kind.weight).sum();
-        let line = |kind: &Kind| Line { rate: rate * kind.weight / total, next_s: 0.0, piece: 0 };
+        let line = |kind: &Kind| KindSchedule { rate: rate * kind.weight / total, next_s: 0.0, piece: 0 };
         let mut schedule = Schedule { offer, random, kinds: kinds.iter().map(line).collect() };
         (0..kinds.len()).for_each(|kind| schedule.advance(kind));
         schedule
     }
 
-    /// The kind of the next transaction, and when it is due; `None` if no more will be.
+    /// Returns the kind of the next transaction and the time at which it is due, or `None` if the
+    /// trace has no more transactions.
     pub(crate) fn next(&mut self) -> Option<(usize, Instant)> {
-        let earliest = |(_, a): &(usize, &Line), (_, b): &(usize, &Line)| a.next_s.total_cmp(&b.next_s);
+        let earliest =
+            |(_, a): &(usize, &KindSchedule), (_, b): &(usize, &KindSchedule)| a.next_s.total_cmp(&b.next_s);
         let (kind, line) = self.kinds.iter().enumerate().min_by(earliest)?;
         let due = self.offer.starts.checked_add(Duration::try_from_secs_f64(line.next_s).ok()?)?;
         self.advance(kind);
         Some((kind, due))
     }
 
-    /// Only absolute times are used, so that no schedule drifts with what the server or the driver takes.
+    /// Advances the schedule of `kind` to its next transaction. All times are absolute, so delays
+    /// in the server or the driver do not make the schedule drift.
     fn advance(&mut self, kind: usize) {
         let pause = -(1.0 - self.random.random::<f64>()).ln();
-        let pause = if self.offer.tolerance.is_some() { pause.min(LONGEST_PAUSE) } else { pause };
+        let pause = match self.offer.tolerance {
+            Some(_) => pause.min(MAX_INTERVAL_MEANS),
+            None => pause,
+        };
         let line = &mut self.kinds[kind];
         let next = self.offer.trace.advance(line.next_s, pause / line.rate, &mut line.piece);
         line.next_s = next.unwrap_or(f64::INFINITY);
@@ -139,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn all_kinds_together_come_to_the_rate_in_order() {
+    fn rates_of_all_kinds_add_up_and_dues_are_ordered() {
         let dues = schedule("constant", None, 1000.0);
         // Standard deviation 316.
         assert!((98_500..101_500).contains(&dues.len()), "{}", dues.len());
@@ -149,11 +160,11 @@ mod tests {
     }
 
     #[test]
-    fn pauses_have_the_shape_of_the_theory() {
+    fn intervals_are_exponentially_distributed() {
         let dues = schedule("constant", None, 10_000.0);
         let seldom: Vec<f64> = dues.iter().filter(|(kind, _)| *kind == 1).map(|(_, at)| *at).collect();
         let pauses: Vec<f64> = seldom.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        // The mean is 0.1 s. Of exponential pauses exp(-x) are longer than x means.
+        // The mean interval is 0.1 s. A share of exp(-x) of exponential intervals exceeds x means.
         for means in [0.5_f64, 1.0, 2.0, 4.0] {
             let longer = pauses.iter().filter(|pause| **pause > means * 0.1).count() as f64;
             let share = longer / pauses.len() as f64;
@@ -162,15 +173,16 @@ mod tests {
     }
 
     #[test]
-    fn the_thesis_schedule_pauses_for_ten_means_at_most() {
+    fn thesis_schedule_caps_intervals_at_ten_means() {
         let dues = schedule("constant", Some(Duration::from_secs(1)), 20_000.0);
         let seldom: Vec<f64> = dues.iter().filter(|(kind, _)| *kind == 1).map(|(_, at)| *at).collect();
         let longest = seldom.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
-        assert!((0.999..=1.0 + 1e-9).contains(&longest), "of 200,000, about nine reach the cap: {longest}");
+        // Of 200,000 intervals, about nine reach the cap.
+        assert!((0.999..=1.0 + 1e-9).contains(&longest), "the longest interval must be ten means: {longest}");
     }
 
     #[test]
-    fn a_trace_moves_the_load() {
+    fn rate_follows_the_trace() {
         let dues = schedule("steps:1,0,3", None, 300.0);
         let within = |from: f64, to: f64| dues.iter().filter(|(_, at)| (from..to).contains(at)).count();
         assert!((9_500..10_500).contains(&within(0.0, 100.0)));

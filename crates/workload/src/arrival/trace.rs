@@ -1,28 +1,30 @@
-//! How a rate goes up and down with time, as a factor of the rate that was asked for.
+//! Load traces: the rate over time as a factor of the requested rate.
 //!
 //! ```text
-//! constant                     1 throughout
-//! steps:1,2,0.5                equal parts of the run
-//! sine:PERIOD[:LOW]            from LOW (0) to 1 and back within PERIOD seconds
-//! hockey-stick:AT:HIGH         1, then from AT seconds on rising steadily to HIGH at the end
-//! spike:AT:FOR:HIGH            1, but HIGH for FOR seconds from AT on
-//! world-cup[:HIGH]             a match day: quiet, rising to the match, HIGH (4) at its peak, falling back
-//! FILE.csv                     lines `seconds,factor`; each holds until the next
+//! constant                 factor 1 throughout
+//! steps:1,2,0.5            the run in equal parts, one factor each
+//! sine:PERIOD[:LOW]        from LOW (default 0) to 1 and back, once per PERIOD seconds
+//! hockey-stick:AT:HIGH     1 until AT seconds, then a linear rise to HIGH at the end
+//! spike:AT:FOR:HIGH        1, except HIGH for FOR seconds from AT
+//! world-cup[:HIGH]         a match day: a plateau, a rise to a peak of HIGH (default 4), a fall
+//! FILE.csv                 lines of `seconds,factor`; each factor holds until the next line
 //! ```
-//! A trace is a list of pieces of equal rate, so that a schedule can be stretched through it exactly: the n-th
-//! transaction falls due when the area under the trace has grown to its place ([`Trace::advance`]).
+//!
+//! A trace is a list of pieces of constant rate. [`Trace::advance`] can therefore stretch a
+//! schedule through it exactly: the n-th transaction is due when the area under the trace has
+//! reached its position.
 
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Pieces that a curve is cut into.
+/// Number of pieces that approximate a curve.
 const PIECES: u32 = 600;
 
-/// The most lines that are read of a file.
+/// The maximum number of lines that are read from a file.
 const MAX_LINES: usize = 1_000_000;
 
-/// What a trace looks like, before it is known how long the run is.
+/// The shape of a trace, independent of the length of the run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     text: String,
@@ -41,16 +43,16 @@ enum Form {
 }
 
 impl Shape {
-    /// One rate throughout.
+    /// Factor 1 throughout.
     pub fn constant() -> Shape {
         Shape { text: "constant".to_owned(), form: Form::Constant }
     }
 
-    /// The trace of a run of this length.
+    /// Returns the trace of a run of `seconds`.
     pub(crate) fn over(&self, seconds: f64) -> Trace {
         let curve = |factor: &dyn Fn(f64) -> f64| {
             let width = seconds / f64::from(PIECES);
-            // The middle of a piece stands for it.
+            // Each piece has the factor at its middle.
             (0..PIECES)
                 .map(|piece| f64::from(piece) * width)
                 .map(|begin| (begin, factor(begin + width / 2.0)))
@@ -77,9 +79,9 @@ impl Shape {
     }
 }
 
-/// The shape of requests over a match day (Arlitt and Jin's World Cup trace, as ShuttleDB 6.4 uses it), from 0 to 1: a low
-/// plateau, a rise of a sixth of the time, a dip at half-time, a second, higher peak, and a fall that takes longer
-/// than the rise.
+/// The shape of the request rate over a match day (Arlitt and Jin's World Cup trace, as used in
+/// ShuttleDB 6.4), scaled to 0 to 1: a low plateau, a rise over a sixth of the time, a dip at
+/// half-time, a second and higher peak, and a fall that takes longer than the rise.
 fn match_day(part: f64) -> f64 {
     const POINTS: [(f64, f64); 8] =
         [(0.0, 0.0), (0.3, 0.0), (0.45, 0.7), (0.5, 0.85), (0.53, 0.7), (0.6, 1.0), (0.65, 0.9), (0.9, 0.0)];
@@ -89,23 +91,25 @@ fn match_day(part: f64) -> f64 {
     low + (high - low) * (part - from) / (to - from)
 }
 
-/// A factor for every moment of a run.
+/// The factor at every time of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trace {
-    /// From when, in seconds since the start, and how much. The first begins at zero, the last holds for ever.
+    /// Pairs of start time, in seconds since the start of the run, and factor. The first piece
+    /// starts at zero and the last one never ends.
     pieces: Vec<(f64, f64)>,
 }
 
 impl Trace {
-    /// When the area under the trace has grown by `area` since `from`, where `piece` is where it was found last. `None`:
-    /// never.
+    /// Returns the time at which the area under the trace since `from` reaches `area`, or `None` if
+    /// it never does. `piece` is the index of the piece at which the previous call stopped; the
+    /// call updates it.
     pub(crate) fn advance(&self, from: f64, area: f64, piece: &mut usize) -> Option<f64> {
         let (mut at, mut missing) = (from, area);
         loop {
             let (_, factor) = *self.pieces.get(*piece)?;
             let next = self.pieces.get(*piece + 1).map_or(f64::INFINITY, |(begin, _)| *begin);
             let here = (next - at).max(0.0) * factor;
-            // Infinite time at factor zero is no area at all, and not a number.
+            // At factor zero the area is zero. An infinite duration times zero would be NaN.
             if factor > 0.0 && here >= missing {
                 return Some(at + missing / factor);
             }
@@ -117,7 +121,7 @@ impl Trace {
         }
     }
 
-    /// The mean factor between two moments.
+    /// The mean factor between `from` and `to`, in seconds since the start.
     pub(crate) fn mean(&self, from: f64, to: f64) -> f64 {
         let ends = self.pieces.iter().skip(1).map(|(begin, _)| *begin).chain([f64::INFINITY]);
         let area = self
@@ -129,26 +133,28 @@ impl Trace {
     }
 }
 
-/// A trace that could not be understood.
+/// Why a trace could not be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {
-    /// No such form.
+    /// The text names no known form.
     #[error(
-        "{0:?} is no trace; write constant, steps:1,2,.., sine:PERIOD[:LOW], hockey-stick:AT:HIGH, spike:AT:FOR:HIGH, \
-         world-cup[:HIGH] or a file that ends in .csv, with times in seconds and factors from 0 to 1000"
+        "invalid trace {0:?}; use constant, steps:1,2,.., sine:PERIOD[:LOW], hockey-stick:AT:HIGH, \
+         spike:AT:FOR:HIGH, world-cup[:HIGH] or the name of a .csv file; times are in seconds and \
+         factors between 0 and 1000"
     )]
     Form(String),
-    /// A file that cannot be read.
-    #[error("cannot read the trace {0}: {1}")]
+    /// The file cannot be read.
+    #[error("could not read trace file {0}: {1}")]
     File(String, std::io::Error),
-    /// A line that is none.
+    /// A line of the file is invalid.
     #[error(
-        "line {line} of the trace {file} is not `seconds,factor`, with times that rise from 0 and factors from 0 to 1000"
+        "{file}, line {line}: expected `seconds,factor`; seconds must start at 0 and increase, \
+         and factors must be between 0 and 1000"
     )]
     Line {
         /// The file.
         file: String,
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
     },
 }
@@ -190,7 +196,7 @@ fn factor(text: &str) -> Option<f64> {
     text.trim().parse().ok().filter(|factor| (0.0..=1000.0).contains(factor))
 }
 
-/// The points of a file; a first line without digits is its heading.
+/// Reads the points of a file. A first line without digits is a header and is skipped.
 fn read(file: &str) -> Result<Vec<(f64, f64)>, ShapeError> {
     let text =
         std::fs::read_to_string(Path::new(file)).map_err(|error| ShapeError::File(file.to_owned(), error))?;
@@ -203,8 +209,8 @@ fn read(file: &str) -> Result<Vec<(f64, f64)>, ShapeError> {
         let bad = || ShapeError::Line { file: file.to_owned(), line: number + 1 };
         let (at, height) = line.split_once(',').ok_or_else(bad)?;
         let at: f64 = at.trim().parse().map_err(|_| bad())?;
-        let least = points.last().map_or(0.0, |(before, _)| *before);
-        let in_order = if points.is_empty() { at == 0.0 } else { at > least && at.is_finite() };
+        let previous_s = points.last().map_or(0.0, |(before, _)| *before);
+        let in_order = if points.is_empty() { at == 0.0 } else { at > previous_s && at.is_finite() };
         if !in_order || points.len() >= MAX_LINES {
             return Err(bad());
         }
@@ -231,22 +237,22 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_stretched_by_the_area() {
+    fn advance_stretches_a_schedule_by_the_area() {
         let steps = trace("steps:1,0,2", 30.0);
         let mut piece = 0;
         assert_eq!(steps.advance(0.0, 5.0, &mut piece), Some(5.0));
         assert_eq!(
             steps.advance(5.0, 9.0, &mut piece),
             Some(22.0),
-            "5 at once, nothing for 10 s, 4 at twice the rate"
+            "area 5 in the first piece, 10 s at factor 0, then area 4 at factor 2"
         );
         assert_eq!(steps.advance(22.0, 1.0, &mut piece), Some(22.5));
-        assert_eq!(steps.advance(22.5, 1000.0, &mut piece), Some(522.5), "the last piece holds");
+        assert_eq!(steps.advance(22.5, 1000.0, &mut piece), Some(522.5), "the last factor holds forever");
         assert_eq!(trace("steps:1,0", 10.0).advance(0.0, 6.0, &mut 0), None);
     }
 
     #[test]
-    fn means_are_areas() {
+    fn mean_is_area_over_time() {
         assert_eq!(trace("spike:10:5:3", 30.0).mean(0.0, 30.0), 40.0 / 30.0);
         assert_eq!(trace("constant", 30.0).mean(7.0, 9.0), 1.0);
         assert!((trace("sine:30", 30.0).mean(0.0, 30.0) - 0.5).abs() < 1e-3);
@@ -256,15 +262,15 @@ mod tests {
     }
 
     #[test]
-    fn a_match_day_begins_and_ends_quietly() {
+    fn match_day_starts_and_ends_at_the_base_rate() {
         let day = trace("world-cup:5", 1000.0);
         assert!((day.mean(0.0, 300.0) - 1.0).abs() < 1e-9 && (day.mean(900.0, 1000.0) - 1.0).abs() < 1e-9);
         assert!(day.mean(595.0, 605.0) > 4.8);
-        assert!(day.mean(525.0, 535.0) < day.mean(495.0, 505.0), "half-time");
+        assert!(day.mean(525.0, 535.0) < day.mean(495.0, 505.0), "the rate must dip at half-time");
     }
 
     #[test]
-    fn files_are_read_and_bad_lines_named() {
+    fn errors_in_files_name_the_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("day.csv");
         let parse = |text: &str| {
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_traces_are_rejected() {
         for text in
             ["", "steps:", "steps:1,-1", "sine:0", "sine:9:2", "spike:1:1", "world-cup:x", "steps:nan"]
         {

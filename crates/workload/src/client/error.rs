@@ -1,34 +1,35 @@
-//! What can go wrong between the driver and a server.
+//! Errors of the benchmark client.
 
 use std::io;
 use std::time::Duration;
 
-/// Why a request to a server failed.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The server answered with an error.
-    #[error("the server answered {sqlstate}: {message}")]
+    #[error("server error {sqlstate}: {message}")]
     Server {
-        /// The five characters of the SQLSTATE.
+        /// The five-character SQLSTATE.
         sqlstate: String,
-        /// The server's primary message, with the detail and the hint if it gives them.
+        /// The server's primary message, followed by its detail and hint if it sent them.
         message: String,
     },
-    /// The network, or the server's end of it, failed.
-    #[error("the connection failed: {0}")]
+    /// The connection failed with an I/O error.
+    #[error("connection failed: {0}")]
     Io(io::Error),
-    /// The server did not answer in time.
-    #[error("the server has not answered for {0:?}")]
+    /// The server did not respond in time.
+    #[error("no response from the server within {0:?}")]
     Silent(Duration),
     /// The server closed the connection.
-    #[error("the server closed the connection")]
+    #[error("server closed the connection unexpectedly")]
     Closed,
-    /// The server sent what the protocol does not allow here, or what this client does not speak.
-    #[error("protocol: {0}")]
+    /// The server violated the protocol, or used a part of it that this client does not support.
+    #[error("protocol error: {0}")]
     Protocol(&'static str),
 }
 
-/// The cause stands in the message, since errors are shown by that alone too; so it is no source, to be shown again.
+/// The cause is part of the message, because errors are also shown without their sources. It is
+/// therefore not a source, or it would be shown twice.
 impl From<io::Error> for Error {
     fn from(cause: io::Error) -> Error {
         Error::Io(cause)
@@ -44,12 +45,14 @@ impl Error {
         }
     }
 
-    /// The transaction may succeed if it is run again: a serialization failure or a deadlock.
+    /// Returns true for serialization failures and deadlocks: a retry of the transaction may
+    /// succeed.
     pub fn is_retryable(&self) -> bool {
         matches!(self.sqlstate(), Some("40001" | "40P01"))
     }
 
-    /// The session is gone (or could not be had yet): only another connection can go on.
+    /// Returns true if the session is lost or could not be established, so that only a new
+    /// connection can continue.
     pub fn ends_session(&self) -> bool {
         match self {
             Error::Io(_) | Error::Silent(_) | Error::Closed | Error::Protocol(_) => true,
@@ -63,9 +66,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn cause_is_shown_once() {
         let error = Error::from(io::Error::from(io::ErrorKind::ConnectionRefused));
-        let told = format!("{:#}", anyhow::Error::new(error).context("cannot use it"));
-        assert_eq!(told, "cannot use it: the connection failed: connection refused");
+        let shown = format!("{:#}", anyhow::Error::new(error).context("could not connect"));
+        assert_eq!(shown, "could not connect: connection failed: connection refused");
     }
 }

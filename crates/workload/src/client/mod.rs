@@ -1,19 +1,23 @@
-//! A small Postgres client that costs its machine little.
+//! A PostgreSQL client with little CPU overhead, for benchmarks.
 //!
-//! The driver shares the machine with the server it measures: what the driver burns, the server cannot have. So this
-//! client does one thing well, the closed loop of a prepared statement:
+//! The driver and the measured server share a machine, so CPU time that the driver uses is missing
+//! at the server. This client is therefore optimised for one case, a closed loop of prepared
+//! statements:
 //!
 //! ```text
 //!   Bind Execute Sync  --one write-->   server
 //!   client             <--one read---   BindComplete DataRow.. CommandComplete ReadyForQuery
 //! ```
-//! Messages are built into a buffer that is kept, and answers are looked at where they were read: no allocation, no
-//! task, no channel per statement. A connection is driven by the task that owns it; hundreds of them share a thread
-//! and its event loop. Rows are counted, or read in place by who needs their columns ([`Client::fetch`]);
-//! [`Client::query`] decodes all, for set-up and checks.
 //!
-//! It speaks protocol 3.0 over TCP, trust, clear-text, MD5 and SCRAM-SHA-256 authentication. It has no TLS: a
-//! benchmark of a server elsewhere that demands it needs a tunnel.
+//! - Messages are built in a reused buffer, and responses are decoded in the input buffer. A
+//!   statement needs no allocation, task or channel.
+//! - The task that owns a connection drives it. Hundreds of connections share one thread and its
+//!   event loop.
+//! - [`Client::execute`] only counts rows. [`Client::fetch`] decodes columns in place.
+//!   [`Client::query`] decodes all rows, for setup and checks.
+//!
+//! It supports protocol 3.0 over TCP with trust, clear-text, MD5 and SCRAM-SHA-256 authentication.
+//! It does not support TLS: to benchmark a remote server that requires TLS, use a tunnel.
 
 mod authentication;
 mod error;
@@ -33,16 +37,17 @@ use self::frames::Frame;
 pub use self::row::Row;
 use crate::Target;
 
-/// How long a connection attempt may take, authentication included.
+/// Timeout of a connection attempt, including authentication.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a server may think about a statement that is not part of a measurement.
+/// Timeout of a statement outside the measurement.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Room for the largest common answer (a row of a kilobyte), small enough for thousands of connections.
+/// Initial buffer capacity: enough for the largest common response (a row of 1 KB), and small
+/// enough for thousands of connections.
 const BUFFER_BYTES: usize = 4 << 10;
 
-/// The types of parameters that the workloads use, by name of their Postgres type.
+/// The parameter types that the workloads use, named after the PostgreSQL types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// `int4`
@@ -63,7 +68,7 @@ impl Type {
     }
 }
 
-/// A parameter's value, sent in binary format.
+/// The value of a parameter, sent in binary format.
 #[derive(Clone, Copy, Debug)]
 pub enum Parameter<'a> {
     /// For [`Type::Int4`].
@@ -80,7 +85,7 @@ pub struct Statement {
     name: String,
 }
 
-/// One connection.
+/// A connection.
 pub struct Client {
     stream: TcpStream,
     input: BytesMut,
@@ -111,7 +116,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Prepares `sql`, whose parameters `$1`, `$2` ... have these types.
+    /// Prepares `sql`. `types` are the types of its parameters `$1`, `$2` and so on.
     pub async fn prepare(&mut self, sql: &str, types: &[Type]) -> Result<Statement, Error> {
         let name = format!("s{}", self.statements);
         self.statements += 1;
@@ -125,8 +130,9 @@ impl Client {
         Ok(Statement { name })
     }
 
-    /// Runs a prepared statement: one write, one read. Answers how many rows it returned or changed. Waits as long as
-    /// the server takes (a timer for each statement would cost the driver): who measures sets bounds from outside.
+    /// Executes a prepared statement with one write and, usually, one read. Returns the number of
+    /// rows that it returned or changed. There is no timeout, because a timer per statement would
+    /// cost the driver CPU time: the caller bounds the run instead.
     pub async fn execute(
         &mut self,
         statement: &Statement,
@@ -136,19 +142,19 @@ impl Client {
         self.row_count().await
     }
 
-    /// As [`Client::execute`], showing each row to `look` where it was read. An error of `look` is the answer once the
-    /// server has answered.
+    /// Like [`Client::execute`], and passes each row to `visit`. If `visit` fails, its error is
+    /// returned once the server has completed the response.
     pub async fn fetch(
         &mut self,
         statement: &Statement,
         parameters: &[Parameter<'_>],
-        mut look: impl FnMut(&mut Row<'_>) -> Result<(), Error>,
+        mut visit: impl FnMut(&mut Row<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.begin_execution(statement, parameters).await?;
         let mut failure = None;
         self.answer(|frame| {
             if frame.tag == b'D' && failure.is_none() {
-                failure = Row::new(frame.body).and_then(|mut row| look(&mut row)).err();
+                failure = Row::new(frame.body).and_then(|mut row| visit(&mut row)).err();
             }
             Ok(())
         })
@@ -163,14 +169,15 @@ impl Client {
     ) -> Result<(), Error> {
         let parameters = parameters.iter();
         frontend::bind("", &statement.name, [1], parameters, write_parameter, [], &mut self.output)
-            .map_err(|_| Error::Protocol("a parameter is too long"))?;
+            .map_err(|_| Error::Protocol("parameter value is too long"))?;
         frontend::execute("", 0, &mut self.output)?;
         frontend::sync(&mut self.output);
         self.executed += 1;
         self.send().await
     }
 
-    /// Runs statements by the simple protocol; answers the rows of all of them as text. Two minutes at most.
+    /// Runs statements with the simple query protocol and returns the rows of all of them as text.
+    /// Times out after [`ANSWER_TIMEOUT`].
     pub async fn query(&mut self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         frontend::query(sql, &mut self.output)?;
         let mut rows = Vec::new();
@@ -188,8 +195,9 @@ impl Client {
         Ok(rows)
     }
 
-    /// Runs a `COPY ... FROM STDIN`. `write` puts the next lines into an empty buffer, and answers `false` when there are
-    /// no more. Answers how many rows the server has taken. Waits as long as the server takes.
+    /// Runs a `COPY ... FROM STDIN` and returns the number of rows that the server copied. `write`
+    /// appends the next lines to an empty buffer and returns `false` if there are none left. There
+    /// is no timeout.
     pub async fn copy_in(
         &mut self,
         sql: &str,
@@ -198,7 +206,7 @@ impl Client {
         frontend::query(sql, &mut self.output)?;
         self.send().await?;
         let mut piece = Vec::new();
-        if self.invited().await? {
+        if self.copy_accepted().await? {
             while write(&mut piece) {
                 frontend::CopyData::new(&piece[..])?.write(&mut self.output);
                 self.send().await?;
@@ -210,8 +218,9 @@ impl Client {
         self.row_count().await
     }
 
-    /// Waits until the server asks for rows; `false` if it has something else to say.
-    async fn invited(&mut self) -> Result<bool, Error> {
+    /// Waits for the server's response to a COPY command. Returns true for CopyInResponse, and
+    /// false for any other response, which stays in the input buffer.
+    async fn copy_accepted(&mut self) -> Result<bool, Error> {
         loop {
             if let Some((frame, length)) = Frame::first(&self.input)? {
                 let (asks, notice) = (frame.tag == b'G', matches!(frame.tag, b'N' | b'S'));
@@ -227,17 +236,17 @@ impl Client {
         }
     }
 
-    /// How many prepared statements this connection has executed.
+    /// The number of executions of prepared statements on this connection.
     pub fn executed(&self) -> u64 {
         self.executed
     }
 
-    /// The session is inside a transaction block (a failed one too).
+    /// Returns true if the session is inside a transaction block, including a failed one.
     pub fn in_transaction(&self) -> bool {
         self.in_transaction
     }
 
-    /// Says good-bye, so that the server need not log a broken connection.
+    /// Sends Terminate before closing, so that the server does not log a broken connection.
     pub async fn close(mut self) -> Result<(), Error> {
         frontend::terminate(&mut self.output);
         self.send().await?;
@@ -251,8 +260,8 @@ impl Client {
         Ok(result?)
     }
 
-    /// Reads messages up to ReadyForQuery; answers how many rows were returned, or how many the last command says that it
-    /// changed. (A CALL does not say how many it returned.)
+    /// Reads messages up to ReadyForQuery. Returns the row count of the last command, or the number
+    /// of rows received if that is larger: the tag of CALL has no row count.
     async fn row_count(&mut self) -> Result<u64, Error> {
         let (mut returned, mut rows) = (0, 0);
         self.answer(|frame| {
@@ -267,9 +276,9 @@ impl Client {
         Ok(rows)
     }
 
-    /// Reads messages up to ReadyForQuery, showing each to `look`. The first error of the server is the answer, once
-    /// the server is ready again or has hung up.
-    async fn answer(&mut self, mut look: impl FnMut(&Frame<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    /// Reads messages up to ReadyForQuery and passes each to `visit`. Returns the server's first
+    /// error once the server is ready again or has closed the connection.
+    async fn answer(&mut self, mut visit: impl FnMut(&Frame<'_>) -> Result<(), Error>) -> Result<(), Error> {
         let mut failure = None;
         loop {
             while let Some((frame, length)) = Frame::first(&self.input)? {
@@ -280,8 +289,8 @@ impl Client {
                         return failure.map_or(Ok(()), Err);
                     }
                     b'E' if failure.is_none() => failure = Some(frame.server_error()),
-                    b'G' | b'W' => return Err(Error::Protocol("COPY is not spoken by this client")),
-                    _ => look(&frame)?,
+                    b'G' | b'W' => return Err(Error::Protocol("unexpected COPY response")),
+                    _ => visit(&frame)?,
                 }
                 self.input.advance(length);
             }
@@ -293,7 +302,7 @@ impl Client {
     }
 
     async fn receive(&mut self) -> Result<(), Error> {
-        // An emptied buffer is rewound to its start instead of growing.
+        // BytesMut::reserve moves an empty buffer back to its start instead of growing it.
         self.input.reserve(BUFFER_BYTES / 2);
         match self.stream.read_buf(&mut self.input).await? {
             0 => Err(Error::Closed),
@@ -302,7 +311,8 @@ impl Client {
     }
 }
 
-/// A connection that ran out of time is of no more use: its answer may still come.
+/// Limits `work` to `time`. After a timeout the connection must not be used again, because the late
+/// response may still arrive.
 pub(crate) async fn within<T>(
     time: Duration,
     work: impl Future<Output = Result<T, Error>>,
@@ -329,13 +339,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_silent_server_is_given_up() {
-        // Accepts connections (the kernel does), never answers.
+    async fn unresponsive_server_times_out() {
+        // The kernel accepts the connection, and nothing ever responds to it.
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let target: Target = format!("postgres://nobody@127.0.0.1:{port}/none").parse().unwrap();
         let time = Duration::from_millis(5);
-        let error = within(time, Client::open(&target)).await.err().expect("no answer comes");
+        let error = within(time, Client::open(&target)).await.err();
+        let error = error.expect("the connection attempt must time out");
         assert!(matches!(error, Error::Silent(_)) && error.ends_session(), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A row of an answer, read column by column where it was received.
+//! Decodes the columns of a DataRow in place.
 
 use super::error::Error;
 
@@ -8,37 +8,36 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Of a DataRow's body.
+    /// Starts at the first column of a DataRow's body.
     pub(super) fn new(body: &'a [u8]) -> Result<Row<'a>, Error> {
-        let (_, rest) = body.split_first_chunk::<2>().ok_or(SHORT)?;
+        let (_, rest) = body.split_first_chunk::<2>().ok_or(TRUNCATED)?;
         Ok(Row { rest })
     }
 
-    /// The next column, which is not NULL.
+    /// Returns the next column. NULL is an error.
     pub fn text(&mut self) -> Result<&'a [u8], Error> {
-        let (length, rest) = self.rest.split_first_chunk::<4>().ok_or(SHORT)?;
+        let (length, rest) = self.rest.split_first_chunk::<4>().ok_or(TRUNCATED)?;
         let length = i32::from_be_bytes(*length);
-        let length =
-            usize::try_from(length).map_err(|_| Error::Protocol("NULL where a value was expected"))?;
-        let (value, rest) = rest.split_at_checked(length).ok_or(SHORT)?;
+        let length = usize::try_from(length).map_err(|_| Error::Protocol("unexpected NULL value"))?;
+        let (value, rest) = rest.split_at_checked(length).ok_or(TRUNCATED)?;
         self.rest = rest;
         Ok(value)
     }
 
-    /// The next column as a whole number.
+    /// Returns the next column as a 64-bit integer.
     pub fn long(&mut self) -> Result<i64, Error> {
-        let text = std::str::from_utf8(self.text()?).map_err(|_| NO_NUMBER)?;
-        text.parse().map_err(|_| NO_NUMBER)
+        let text = std::str::from_utf8(self.text()?).map_err(|_| NOT_AN_INTEGER)?;
+        text.parse().map_err(|_| NOT_AN_INTEGER)
     }
 
-    /// The next column as a whole number of 32 bits.
+    /// Returns the next column as a 32-bit integer.
     pub fn integer(&mut self) -> Result<i32, Error> {
-        i32::try_from(self.long()?).map_err(|_| NO_NUMBER)
+        i32::try_from(self.long()?).map_err(|_| NOT_AN_INTEGER)
     }
 }
 
-const SHORT: Error = Error::Protocol("a data row shorter than it says");
-const NO_NUMBER: Error = Error::Protocol("no whole number where one was expected");
+const TRUNCATED: Error = Error::Protocol("truncated data row");
+const NOT_AN_INTEGER: Error = Error::Protocol("invalid integer value");
 
 #[cfg(test)]
 mod tests {
@@ -51,11 +50,11 @@ mod tests {
         assert_eq!(row.text().unwrap(), b"hi");
         assert_eq!(row.integer().unwrap(), -12);
         assert_eq!(row.long().unwrap(), 12_345_678_901);
-        assert!(row.text().is_err(), "NULL");
+        assert!(row.text().is_err(), "NULL must be an error");
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn malformed_rows_and_values_are_errors() {
         assert!(Row::new(b"\0").is_err());
         assert!(Row::new(b"\0\x01\0\0\0\x09hi").unwrap().text().is_err());
         assert!(Row::new(b"\0\x01\0\0\0\x02hi").unwrap().long().is_err());

@@ -1,4 +1,5 @@
-//! Thousands of connections that have asked something and now say nothing: what one costs in memory.
+//! `idle-connection-kib`: the memory of an idle connection, with thousands of connections that have
+//! run a query.
 
 use std::time::Duration;
 
@@ -7,12 +8,12 @@ use super::result::CaseResult;
 use super::turns::Bench;
 use crate::client::Client;
 
-/// Connections that are made before: the first ones make what all share.
-const EARLIER: u32 = 50;
-/// How long the server is given to come to rest.
-const REST: Duration = Duration::from_secs(3);
+/// Connections opened before the measurement, because the first ones allocate shared memory.
+const BASELINE_CONNECTIONS: u32 = 50;
+/// Wait before a memory measurement, so that background work of the server can finish.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-const QUESTION: &str = "SELECT 1";
+const QUERY: &str = "SELECT 1";
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let mut results = Vec::new();
@@ -27,22 +28,22 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(results)
 }
 
-/// KiB that the server has grown by with each connection.
+/// The growth of the server's memory per connection, in KiB.
 async fn one_round(bench: &Bench) -> anyhow::Result<f64> {
     let count = bench.sizes.idle_connections;
-    let server = bench.fulmar(EARLIER + count).await?;
+    let server = bench.fulmar(BASELINE_CONNECTIONS + count).await?;
     let mut connections = Vec::new();
     let mut before = 0;
-    for number in 0..EARLIER + count {
-        if number == EARLIER {
-            tokio::time::sleep(REST).await;
+    for number in 0..BASELINE_CONNECTIONS + count {
+        if number == BASELINE_CONNECTIONS {
+            tokio::time::sleep(SETTLE_TIME).await;
             before = server.processes()?.pss_bytes()?;
         }
         let mut client = Client::connect(&server.target()).await?;
-        client.query(QUESTION).await?;
+        client.query(QUERY).await?;
         connections.push(client);
     }
-    tokio::time::sleep(REST).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     let after = server.processes()?.pss_bytes()?;
     Ok(after.saturating_sub(before) as f64 / 1024.0 / f64::from(count))
 }

@@ -1,8 +1,10 @@
-//! Many tenants on one node: does a loud one disturb the others (ElasTraS's figure 12), and what do a hundred small ones
-//! cost in throughput (its figure 11)?
+//! Consolidation of many tenants on one node.
 //!
-//! Fulmar only. All tenants have YCSB's tables and transactions, 50 MB of data each, and all of it in memory: tenants are
-//! compared here, not the store.
+//! - `noisy-neighbour`: whether an overloading tenant slows down the others (ElasTraS, figure 12).
+//! - `hundred-tenants`: what 100 small tenants cost in throughput (ElasTraS, figure 11).
+//!
+//! Only Fulmar is measured. All tenants have the tables and transactions of YCSB and 50 MB of data
+//! each, all of it in memory: the cases compare tenants, not the store.
 
 use std::time::Duration;
 
@@ -18,51 +20,53 @@ use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
 
-/// Tenants of `noisy-neighbour`, the loud one among them, and the connections of each.
+/// Number of tenants in `noisy-neighbour`, including the noisy one, and connections per tenant.
 const NEIGHBOURS: u32 = 10;
 const CONNECTIONS: usize = 8;
-const LOUD_CONNECTIONS: usize = 32;
+const NOISY_CONNECTIONS: usize = 32;
 
-/// The part of the node's capacity that all ask for in calm times.
-const CALM: f64 = 0.5;
+/// The share of the node's capacity that all tenants together request in the calm run.
+const CALM_LOAD: f64 = 0.5;
 
-/// The loud tenant's part of the calm load, and how often it asks for that in the end. With a tenth, as the others, ten times
-/// its load would come to 95 % of the capacity; so it is 125 %.
-const LOUD_SHARE: f64 = 1.0 / 6.0;
-const LOUD_FACTOR: f64 = 10.0;
+/// The noisy tenant's share of the calm load, and the factor by which it increases its load. With
+/// the same tenth as the other tenants, ten times its load would bring the total to 95 % of the
+/// capacity. With a sixth it is 125 %.
+const NOISY_SHARE: f64 = 1.0 / 6.0;
+const NOISY_FACTOR: f64 = 10.0;
 
-/// Tenants whose data is read at a time.
-const CONCURRENT: usize = 4;
+/// Number of tenants whose data is read concurrently.
+const CONCURRENT_READERS: usize = 4;
 
 pub(super) async fn measure_noisy(
     bench: &Bench,
     wanted: &[&'static Case],
 ) -> anyhow::Result<Vec<CaseResult>> {
     let databases = tenants::names("tenant_", NEIGHBOURS);
-    let connections = CONNECTIONS * databases.len() + LOUD_CONNECTIONS;
+    let connections = CONNECTIONS * databases.len() + NOISY_CONNECTIONS;
     let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
     let server = bench.fulmar_apart(data_bytes, connections as u32).await?;
     load(bench, &server, "noisy-neighbour", &databases).await?;
     let (mut ratios, mut notes) = (Vec::new(), Vec::new());
     for round in 1..=bench.rounds {
         bench.begin_round("noisy-neighbour", round, "");
-        // As many driver threads as there will be. The capacity is of this hour, as what is compared is.
+        // As many driver threads as the later runs have. The capacity is measured in every round,
+        // because it varies over time, as the latencies do.
         let closed = RunOptions { threads: 2, ..apart(bench, &server, &databases, CONNECTIONS) };
         let capacity_tps = run(workload(bench), closed).await?.complete()?.throughput_tps;
         let neighbours = Neighbours { bench, server: &server, databases: &databases, capacity_tps };
         let (calm, _) = neighbours.load(1.0).await?;
-        let (disturbed, loud) = neighbours.load(LOUD_FACTOR).await?;
+        let (disturbed, noisy) = neighbours.load(NOISY_FACTOR).await?;
         ratios.push(disturbed.latency.mean_ms / calm.latency.mean_ms);
         notes.push(format!(
-            "round {round}: mean {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms at {:.0} transactions/s; the loud one asked for \
-             {:.0} and got {:.0}; capacity {capacity_tps:.0}",
+            "round {round}: mean {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms at {:.0} transactions/s; \
+             the noisy tenant requested {:.0} and got {:.0}; capacity {capacity_tps:.0}",
             calm.latency.mean_ms,
             disturbed.latency.mean_ms,
             calm.latency.p99_ms,
             disturbed.latency.p99_ms,
             disturbed.throughput_tps,
-            loud.offered_tps.unwrap_or(0.0),
-            loud.throughput_tps,
+            noisy.offered_tps.unwrap_or(0.0),
+            noisy.throughput_tps,
         ));
     }
     let result = |case: &&'static Case| {
@@ -72,7 +76,7 @@ pub(super) async fn measure_noisy(
     Ok(wanted.iter().map(result).collect())
 }
 
-/// Tenants that ask for a part of what their node can do.
+/// Tenants that together request a share of the node's capacity.
 struct Neighbours<'a> {
     bench: &'a Bench,
     server: &'a Server,
@@ -81,33 +85,35 @@ struct Neighbours<'a> {
 }
 
 impl Neighbours<'_> {
-    /// The others at their calm load, beside the first one at so many times its own. Within a round equal moments are drawn for
-    /// the others.
+    /// Runs the other tenants at their calm load, and concurrently the first tenant at `factor`
+    /// times its calm load. Within a round the other tenants draw the same start times in each run.
     async fn load(&self, factor: f64) -> anyhow::Result<(Report, Report)> {
-        let (loud, others) = self.databases.split_at(1);
-        let calm_tps = self.capacity_tps * CALM;
+        let (noisy, others) = self.databases.split_at(1);
+        let calm_tps = self.capacity_tps * CALM_LOAD;
         let others = RunOptions {
-            arrival: Arrival::poisson(calm_tps * (1.0 - LOUD_SHARE)),
+            arrival: Arrival::poisson(calm_tps * (1.0 - NOISY_SHARE)),
             ..apart(self.bench, self.server, others, CONNECTIONS)
         };
-        let loud = RunOptions {
-            arrival: Arrival::poisson(calm_tps * LOUD_SHARE * factor),
-            ..apart(self.bench, self.server, loud, LOUD_CONNECTIONS)
+        let noisy = RunOptions {
+            arrival: Arrival::poisson(calm_tps * NOISY_SHARE * factor),
+            ..apart(self.bench, self.server, noisy, NOISY_CONNECTIONS)
         };
-        let (others, loud) = run_beside((workload(self.bench), others), (workload(self.bench), loud)).await?;
-        let (others, loud) = (others.complete()?, loud.complete()?);
-        // Else nobody was disturbed.
-        let asked_tps = calm_tps * LOUD_SHARE * factor;
+        let (others, noisy) =
+            run_beside((workload(self.bench), others), (workload(self.bench), noisy)).await?;
+        let (others, noisy) = (others.complete()?, noisy.complete()?);
+        // If the noisy tenant is starved, the other tenants are not disturbed.
+        let requested_tps = calm_tps * NOISY_SHARE * factor;
         anyhow::ensure!(
-            loud.throughput_tps >= asked_tps * self.bench.sizes.big_keeps,
-            "the loud tenant has asked for {asked_tps:.0} transactions a second and got {:.0}",
-            loud.throughput_tps
+            noisy.throughput_tps >= requested_tps * self.bench.sizes.big_keeps,
+            "the noisy tenant requested {requested_tps:.0} transactions/s and got only {:.0}",
+            noisy.throughput_tps
         );
-        Ok((others, loud))
+        Ok((others, noisy))
     }
 }
 
-/// As many connections, and so transactions at once, with one tenant as with all.
+/// Measures with one tenant and with all. The total number of connections, and so the concurrency,
+/// is the same.
 pub(super) async fn measure_hundred(
     bench: &Bench,
     wanted: &[&'static Case],
@@ -122,7 +128,8 @@ pub(super) async fn measure_hundred(
         let one = throughput(bench, &server, &databases[..1], databases.len()).await?;
         let all = throughput(bench, &server, &databases, 1).await?;
         ratios.push(all / one);
-        note = format!("last round: {one:.0} transactions/s with one, {all:.0} with {}", databases.len());
+        note =
+            format!("last round: {one:.0} transactions/s with one tenant, {all:.0} with {}", databases.len());
     }
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
 }
@@ -133,14 +140,14 @@ async fn throughput(
     databases: &[String],
     connections: usize,
 ) -> anyhow::Result<f64> {
-    // A tenant that nobody has used for a while has left memory.
+    // The data of an idle tenant may have been evicted from memory.
     read_all(server, databases).await?;
     let report = run(workload(bench), options(bench, server, databases, connections)).await?.complete()?;
     anyhow::ensure!(report.transactions > 0, "no transaction committed");
     Ok(report.throughput_tps)
 }
 
-/// Makes these tenants, and brings all their data into memory.
+/// Creates the tenants, loads them, and reads all their data into memory.
 async fn load(bench: &Bench, server: &Server, case: &str, databases: &[String]) -> anyhow::Result<()> {
     let megabytes = workload(bench).data_bytes() * databases.len() as u64 / 1_000_000;
     bench.step(&format!("{case}: loading {} tenants, {megabytes} MB", databases.len()));
@@ -168,7 +175,7 @@ async fn read_all(server: &Server, databases: &[String]) -> anyhow::Result<()> {
                 anyhow::Ok(client.close().await?)
             }
         })
-        .buffer_unordered(CONCURRENT)
+        .buffer_unordered(CONCURRENT_READERS)
         .try_collect()
         .await
 }
@@ -188,7 +195,7 @@ fn options(bench: &Bench, server: &Server, databases: &[String], connections: us
     }
 }
 
-/// For drivers with processors of their own.
+/// Like [`options`], with drivers that use only the CPUs reserved for them.
 fn apart(bench: &Bench, server: &Server, databases: &[String], connections: usize) -> RunOptions {
     RunOptions { apart: true, ..options(bench, server, databases, connections) }
 }

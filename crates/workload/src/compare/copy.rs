@@ -1,4 +1,4 @@
-//! A million rows of a kilobyte through COPY, from the command to its answer.
+//! `copy-in`: one million rows of 1 KB through COPY, from the command to its response.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use crate::server::Server;
 use crate::tenants;
 
 const DATABASE: &str = "copies";
-/// Bytes of a row's text, about.
+/// Approximate length of a row's text.
 const ROW_BYTES: usize = 1000;
-/// Bytes that are sent at once, about.
-const PIECE_BYTES: usize = 64 << 10;
+/// Approximate length of a CopyData message.
+const MESSAGE_BYTES: usize = 64 << 10;
 
 const CREATE: &str =
     "CREATE TABLE rows (id INTEGER PRIMARY KEY, number INTEGER, short VARCHAR(100), long VARCHAR(1000))";
@@ -28,43 +28,45 @@ pub(super) async fn measure(bench: &Bench) -> anyhow::Result<Vec<CaseResult>> {
     Ok(measured.await.into())
 }
 
-/// Fills an empty table; answers how many seconds it took.
+/// Fills an empty table and returns the seconds that it took.
 async fn load(server: &Server, rows: u32) -> anyhow::Result<f64> {
     let mut client = Client::connect(&server.target().with_database(DATABASE)).await?;
     client.query("DROP TABLE IF EXISTS rows").await?;
     client.query(CREATE).await?;
     let mut lines = Lines { next: 0, end: rows };
     let began = Instant::now();
-    let copied = client.copy_in("COPY rows FROM STDIN", |piece| lines.write(piece)).await?;
+    let copied = client.copy_in("COPY rows FROM STDIN", |message| lines.write(message)).await?;
     let took = began.elapsed().as_secs_f64();
-    anyhow::ensure!(copied == u64::from(rows), "{copied} rows were copied instead of {rows}");
+    anyhow::ensure!(copied == u64::from(rows), "{copied} rows were copied, expected {rows}");
     client.close().await?;
     Ok(took)
 }
 
-/// The rows as text: no two alike, no byte that COPY escapes.
+/// Generates the rows in COPY's text format. All rows differ, and none contains a byte that COPY
+/// escapes.
 struct Lines {
     next: u32,
     end: u32,
 }
 
 impl Lines {
-    /// Writes the next ones. `false`: there are no more.
-    fn write(&mut self, piece: &mut Vec<u8>) -> bool {
+    /// Appends the next rows. Returns false if there are none left.
+    fn write(&mut self, message: &mut Vec<u8>) -> bool {
         use std::io::Write;
-        while self.next < self.end && piece.len() < PIECE_BYTES {
-            let (id, start) = (self.next, piece.len());
+        while self.next < self.end && message.len() < MESSAGE_BYTES {
+            let (id, start) = (self.next, message.len());
             // Writing to memory cannot fail.
-            let _ = write!(piece, "{id}\t{}\tshort text number {id}\t", id.wrapping_mul(2_654_435_761) >> 1);
+            let number = id.wrapping_mul(2_654_435_761) >> 1;
+            let _ = write!(message, "{id}\t{number}\tshort text number {id}\t");
             let mut state = u64::from(id) + 1;
-            while piece.len() < start + ROW_BYTES {
-                // Letters that repeat within a row no more than prose does.
+            while message.len() < start + ROW_BYTES {
+                // Within a row, letters repeat no more often than in prose.
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                piece.extend(state.to_le_bytes().map(|byte| b'a' + byte % 26));
+                message.extend(state.to_le_bytes().map(|byte| b'a' + byte % 26));
             }
-            piece.push(b'\n');
+            message.push(b'\n');
             self.next += 1;
         }
-        !piece.is_empty()
+        !message.is_empty()
     }
 }

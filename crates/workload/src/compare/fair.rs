@@ -1,11 +1,16 @@
-//! A small tenant beside one at full load: does it notice?
+//! `fair-share`: the latency of a small tenant while another tenant of the node is at full load.
 //!
-//! Fulmar only. Both tenants have YCSB's tables and transactions; the small one has a few that arrive at random, the big
-//! one as many as 32 connections can. Server and drivers have processors of their own: tenants are looked at, and not what the
-//! drivers do to the server on the same machine. The figure is the small one's p99 with the big one over that without, one after
-//! the other in each round. Who starves the big one gains nothing: it must keep half of the rate that it has alone in the same
-//! round, as a median, or the case fails. A p99 is made by the slowest hundredth, so the small one is measured longer than others: of ten seconds' five hundred
-//! transactions it would be the fifth slowest, which is chance.
+//! Only Fulmar is measured. Both tenants have the tables and transactions of YCSB. The small tenant
+//! runs few transactions, at random times. The big tenant runs as many as 32 connections can.
+//!
+//! - Server and drivers use separate CPUs, so that the case measures the tenants' effect on each
+//!   other and not that of the drivers on the server.
+//! - The result is the small tenant's p99 with the big tenant active, over its p99 without,
+//!   measured one after the other in each round.
+//! - Starving the big tenant does not help: the case fails unless the big tenant keeps half of the
+//!   rate that it has alone in the same round (median over the rounds).
+//! - The small tenant is measured for four times as long as others. A p99 is determined by the
+//!   slowest 1 %: of the 500 transactions of 10 s it would be the fifth slowest, which is chance.
 
 use super::cases::Case;
 use super::result::CaseResult;
@@ -24,8 +29,8 @@ const SMALL_CONNECTIONS: usize = 4;
 const SMALL_TPS: f64 = 50.0;
 const BIG_CONNECTIONS: usize = 32;
 
-/// How often the time of other measurements.
-const SMALL_TIMES: u32 = 4;
+/// The small tenant's measuring time, as a multiple of the usual one.
+const SMALL_TIME_FACTOR: u32 = 4;
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let server = bench.fulmar_apart(0, (SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
@@ -36,30 +41,31 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             RunOptions { connections: 1, measure: bench.sizes.warm_up, ..options(bench, &server, database) };
         run(workload(bench), brief).await?;
     }
-    let (mut ratios, mut kept, mut note) = (Vec::new(), Vec::new(), String::new());
+    let (mut ratios, mut big_shares, mut note) = (Vec::new(), Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.begin_round("fair-share", round, "");
         let alone = run(workload(bench), small(bench, &server)).await?.complete()?;
         let big_alone_tps = run(workload(bench), big(bench, &server)).await?.complete()?.throughput_tps;
         let (small, big) = (small(bench, &server), big(bench, &server));
-        let (beside, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
-        let (beside, big) = (beside.complete()?, big.complete()?);
-        kept.push(big.throughput_tps / big_alone_tps);
-        ratios.push(beside.latency.p99_ms / alone.latency.p99_ms);
+        let (contended, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
+        let (contended, big) = (contended.complete()?, big.complete()?);
+        big_shares.push(big.throughput_tps / big_alone_tps);
+        ratios.push(contended.latency.p99_ms / alone.latency.p99_ms);
         note = format!(
-            "last round: p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, beside {:.0} transactions/s of {big_alone_tps:.0} \
-             alone; both p99s have the driver's timers in them, up to 1 ms, which pulls the ratio towards 1",
+            "last round: p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms; the big tenant ran {:.0} \
+             transactions/s instead of {big_alone_tps:.0}; both p99s include up to 1 ms of the \
+             driver's timer inaccuracy, which pulls the ratio towards 1",
             alone.latency.p50_ms,
-            beside.latency.p50_ms,
+            contended.latency.p50_ms,
             alone.latency.p99_ms,
-            beside.latency.p99_ms,
+            contended.latency.p99_ms,
             big.throughput_tps
         );
     }
-    let kept = Spread::of(kept).map_or(0.0, |kept| kept.median);
+    let big_share = Spread::of(big_shares).map_or(0.0, |shares| shares.median);
     anyhow::ensure!(
-        kept >= bench.sizes.big_keeps,
-        "the big tenant had {kept:.2} of the transactions that it has alone (median)"
+        big_share >= bench.sizes.big_keeps,
+        "the big tenant kept only {big_share:.2} of the rate that it has alone (median)"
     );
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
 }
@@ -68,12 +74,13 @@ fn small(bench: &Bench, server: &Server) -> RunOptions {
     RunOptions {
         connections: SMALL_CONNECTIONS,
         arrival: Arrival::poisson(SMALL_TPS),
-        measure: bench.time * SMALL_TIMES,
+        measure: bench.time * SMALL_TIME_FACTOR,
         ..options(bench, server, SMALL)
     }
 }
 
-/// Its driver gives way alone as beside the small one's.
+/// Options of the big tenant. Its driver has low priority also when it runs alone, as it does
+/// concurrently with the small tenant's driver.
 fn big(bench: &Bench, server: &Server) -> RunOptions {
     RunOptions { connections: BIG_CONNECTIONS, gives_way: true, ..options(bench, server, BIG) }
 }

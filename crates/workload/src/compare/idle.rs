@@ -1,4 +1,5 @@
-//! Ten thousand tenants that do nothing: what one costs in memory, and how long the node takes to come back with them.
+//! `idle-tenant-kib` and `restart-ms`: memory per tenant with 10,000 idle tenants, and the time in
+//! which a node restarts with them.
 
 use std::time::{Duration, Instant};
 
@@ -12,30 +13,31 @@ use crate::client::{Client, Error};
 use crate::server::Server;
 use crate::{Target, tenants};
 
-/// Tenants that are filled or written to at a time.
+/// Number of tenants that are filled or written concurrently.
 const CONCURRENT: usize = 16;
 
-/// Tenants that write something before the node goes down, so that there is a log to recover.
+/// Number of tenants that write before the node goes down, so that there is a log to recover.
 const WRITERS: u32 = 100;
 
-/// The longest wait for memory to stand still, how often it is looked at, and what counts as still.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
-const LOOK: Duration = Duration::from_millis(500);
-const STILL_WITHIN: f64 = 0.01;
+/// Limits of the wait for memory to settle: its timeout, the polling interval, and the relative
+/// change below which memory counts as settled.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(600);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const SETTLED_CHANGE: f64 = 0.01;
 
 const FIRST_QUERY: &str = "SELECT count(*) FROM notes";
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let mut server = bench.fulmar(CONCURRENT as u32).await?;
     let databases = tenants::names("tenant_", bench.sizes.idle_tenants);
-    let empty = still_memory(bench, &server).await?;
+    let empty = settled_memory(bench, &server).await?;
     fill(bench, &server, &databases).await?;
     let mut results = Vec::new();
     for case in wanted {
         results.push(match case.name {
             "idle-tenant-kib" => {
-                bench.step("idle-tenant-kib: waiting for the server to come to rest");
-                let full = still_memory(bench, &server).await?;
+                bench.step("idle-tenant-kib: waiting for the server's memory to settle");
+                let full = settled_memory(bench, &server).await?;
                 let each = (full as f64 - empty as f64) / 1024.0 / databases.len() as f64;
                 let mib = |bytes: u64| bytes >> 20;
                 let note =
@@ -48,12 +50,12 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(results)
 }
 
-/// Makes the tenants, each with a table of a few rows.
+/// Creates the tenants, each with a table of three rows.
 async fn fill(bench: &Bench, server: &Server, databases: &[String]) -> anyhow::Result<()> {
-    bench.step(&format!("making {} tenants", databases.len()));
-    tenants::create(&server.target(), databases, |made| {
-        if made % 500 == 0 {
-            bench.step(&format!("{made} of {} tenants made", databases.len()));
+    bench.step(&format!("creating {} tenants", databases.len()));
+    tenants::create(&server.target(), databases, |created| {
+        if created % 500 == 0 {
+            bench.step(&format!("created {created} of {} tenants", databases.len()));
         }
     })
     .await?;
@@ -65,7 +67,7 @@ async fn fill(bench: &Bench, server: &Server, databases: &[String]) -> anyhow::R
     .await
 }
 
-/// Does something in each database, on a connection of its own.
+/// Runs `work` in each database, on a separate connection.
 async fn each(
     server: &Server,
     databases: &[String],
@@ -81,32 +83,37 @@ async fn each(
         .map(|database| {
             let target = target.with_database(database);
             let done = one(target.clone());
-            async move { done.await.with_context(|| format!("on {target}")) }
+            async move { done.await.with_context(|| format!("in {target}")) }
         })
         .buffer_unordered(CONCURRENT)
         .try_collect()
         .await
 }
 
-/// The server's memory once it has stood still for a while: tenants that are not used have been closed.
-async fn still_memory(bench: &Bench, server: &Server) -> anyhow::Result<u64> {
+/// The server's memory once it has been stable for `sizes.still`: by then unused tenants have been
+/// closed.
+async fn settled_memory(bench: &Bench, server: &Server) -> anyhow::Result<u64> {
     let processes = server.processes()?;
     let begin = Instant::now();
     let (mut reference, mut since) = (processes.pss_bytes()?, begin);
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let now = processes.pss_bytes()?;
-        if (now as f64 - reference as f64).abs() > reference as f64 * STILL_WITHIN {
+        if (now as f64 - reference as f64).abs() > reference as f64 * SETTLED_CHANGE {
             (reference, since) = (now, Instant::now());
         }
         if since.elapsed() >= bench.sizes.still {
             return Ok(now);
         }
-        anyhow::ensure!(begin.elapsed() < LONGEST_WAIT, "memory still moves after {LONGEST_WAIT:?}");
+        anyhow::ensure!(
+            begin.elapsed() < SETTLE_TIMEOUT,
+            "memory usage did not settle within {SETTLE_TIMEOUT:?}"
+        );
     }
 }
 
-/// From exec to the first answer out of a tenant, after a crash and after a clean end; a round counts the slower one.
+/// The time from exec to the first response of a tenant, after a crash and after a clean stop. A
+/// round counts the slower of the two.
 async fn restarts(
     bench: &Bench,
     case: &Case,
@@ -124,7 +131,7 @@ async fn restarts(
         clean.push(start(server, &databases[round as usize % databases.len()]).await?);
     }
     let slower = crashed.iter().zip(&clean).map(|(crashed, clean)| crashed.max(*clean)).collect();
-    let note = format!("after kill -9: {crashed:.0?} ms; after a clean stop: {clean:.0?} ms");
+    let note = format!("after SIGKILL: {crashed:.0?} ms; after a clean stop: {clean:.0?} ms");
     Ok(CaseResult::value(case, slower).with_note(note))
 }
 

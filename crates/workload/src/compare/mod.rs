@@ -1,16 +1,22 @@
-//! `bench compare`: a Fulmar node beside a PostgreSQL, or beside one of another build, case by case.
+//! `bench compare`: measures a Fulmar node against PostgreSQL, or against another build of Fulmar.
 //!
 //! ```text
 //!            +--------------+   the same load    +---------------------+
-//!   fulmar   | pgbench,     |  ------ A ------>  | fulmar, PostgreSQL  |   A, B, A, B ...: rounds in turns,
-//!   bench    | YCSB driver  |  ------ B ------>  | (own temp dirs)     |   medians compared
-//!            +--------------+    loopback TCP    +---------------------+
+//!   fulmar   | pgbench,     |  ------ A ------>  | fulmar, PostgreSQL  |   A, B, A, B ...: rounds
+//!   bench    | YCSB driver  |  ------ B ------>  | (own temp dirs)     |   alternate, medians
+//!            +--------------+    loopback TCP    +---------------------+   are compared
 //! ```
-//! Both servers are started for a group of cases, with the same memory and default durability, on the same disk. Only
-//! the one whose turn it is runs: the other's processes are stopped (SIGSTOP), so that neither pays for the other's
-//! background work, and each pays for its own in its own time. A case that fails (a server gives a client an error, a
-//! rate is not kept) is reported as failed and the others go on. Where a case measures one server, another build is
-//! measured after this one. `docs/benchmarks.md` says how each case is made.
+//!
+//! - Both servers are started for a group of cases, on the same disk, with the same memory and
+//!   their default durability.
+//! - Only the server that is being measured runs. The processes of the other one are stopped with
+//!   SIGSTOP, so neither pays for the background work of the other, and each pays for its own
+//!   during its own rounds.
+//! - If a case fails (a server returned an error to a client, or a rate was not kept), it is
+//!   reported as failed and the other cases still run.
+//! - If a case measures one server only, the other build is measured after this one.
+//!
+//! `docs/benchmarks.md` describes each case.
 
 mod cases;
 mod connections;
@@ -48,31 +54,31 @@ pub use self::store::{StoreArgs, store};
 use self::turns::{Bench, MakeProduct};
 use crate::server::{Fulmar, Postgres};
 
-/// `fulmar bench compare`: its arguments.
+/// Arguments of `fulmar bench compare`.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// Only these cases; may be repeated
+    /// Run only this case (repeatable)
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
-    /// Seconds of each measurement
+    /// Length of each measurement in seconds
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Measurements of each server, in turns
+    /// Measurements of each server, alternating
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// MiB of memory of each server: Fulmar's --memory, PostgreSQL's shared_buffers
+    /// Memory of each server in MiB: --memory of Fulmar, shared_buffers of PostgreSQL
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
-    /// Instead of with PostgreSQL, compare with this fulmar command, such as the one before an update
+    /// Compare with this fulmar executable instead of PostgreSQL, such as the previous release
     #[arg(long, value_name = "COMMAND")]
     pub before: Option<PathBuf>,
-    /// Results as JSON
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 impl CompareArgs {
-    /// The options of the comparison of this binary.
+    /// Returns the options for a comparison of `fulmar_binary`.
     pub fn into_options(self, suite: Suite, fulmar_binary: PathBuf) -> CompareOptions {
         let CompareArgs { case, seconds, rounds, memory_mib, before, json } = self;
         CompareOptions {
@@ -88,35 +94,35 @@ impl CompareArgs {
     }
 }
 
-/// What to compare, and how long.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct CompareOptions {
-    /// What to compare.
+    /// The suite to run.
     pub suite: Suite,
-    /// Cases of it by name; all if empty.
+    /// The cases of the suite to run, by name. Empty for all.
     pub case: Vec<String>,
-    /// Seconds of each measurement.
+    /// Length of each measurement in seconds.
     pub seconds: u64,
     /// Measurements of each server.
     pub rounds: u32,
-    /// Memory of each server.
+    /// Memory of each server in bytes.
     pub memory_bytes: u64,
-    /// Print JSON instead of the table and the lines.
+    /// Print JSON instead of the table and the result lines.
     pub json: bool,
-    /// The `fulmar` command to start.
+    /// The `fulmar` executable to measure.
     pub fulmar_binary: PathBuf,
-    /// The `fulmar` command to compare it with, instead of PostgreSQL.
+    /// The `fulmar` executable to compare it with, instead of PostgreSQL.
     pub before: Option<PathBuf>,
 }
 
-/// How big things are; smaller only in tests.
+/// The sizes of data and load. They are smaller only in tests.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// Of pgbench's accounts in the read cases, in units of 100,000.
+    /// pgbench accounts in the read cases, in units of 100,000.
     read_scale: u32,
-    /// Keys of the YCSB cases: three rows of a kilobyte for each.
+    /// Keys of the YCSB cases. Each key has three rows of 1 KB.
     ycsb_records: u32,
-    /// Tenants of the `tenants` cases, and the keys of each.
+    /// Tenants of the `tenants` cases, and keys per tenant.
     tenants: u32,
     tenant_records: u32,
     /// Tenants of the `idle` and `restart` cases.
@@ -125,18 +131,19 @@ struct Sizes {
     copy_rows: u32,
     /// Connections of the `idle-connection` case.
     idle_connections: u32,
-    /// Tenants of `hundred-tenants`, and the keys of each there and in `noisy-neighbour`.
+    /// Tenants of `hundred-tenants`, and keys per tenant in it and in `noisy-neighbour`.
     small_tenants: u32,
     small_tenant_records: u32,
-    /// Warehouses, items and customers of a district of TPC-C.
+    /// TPC-C's warehouses, items and customers per district.
     tpcc: (u32, u32, u32),
-    /// What a server of the `tenants` cases must serve of the rate, else it has not done the work.
+    /// The share of the rate that a server must serve in the `tenants` cases. Otherwise they fail.
     tenants_keep: f64,
-    /// What the big tenant of the `fair-share` case must keep of the rate that it has alone.
+    /// The share of its rate that the big tenant of `fair-share`, or the noisy one of
+    /// `noisy-neighbour`, must get. Otherwise the case fails.
     big_keeps: f64,
-    /// Before each measurement.
+    /// Warm-up before each measurement.
     warm_up: Duration,
-    /// How long idle tenants' memory must have stood still before it is measured.
+    /// How long the memory of idle tenants must be stable before it is measured.
     still: Duration,
 }
 
@@ -157,13 +164,15 @@ const FULL_SIZE: Sizes = Sizes {
     still: Duration::from_secs(30),
 };
 
-/// Compares, prints the results on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
+/// Runs the comparison, prints the results to stdout and returns them. Ctrl-C and SIGTERM stop it
+/// and its servers.
 pub async fn run(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
     let json = options.json;
     print_results(compare(options), json).await
 }
 
-/// Waits for results, prints them on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
+/// Waits for the results, prints them to stdout and returns them. Ctrl-C and SIGTERM stop the
+/// measurement and its servers.
 async fn print_results(
     measured: impl Future<Output = anyhow::Result<Vec<CaseResult>>>,
     json: bool,
@@ -171,8 +180,8 @@ async fn print_results(
     let mut terminate = signal(SignalKind::terminate())?;
     let results = tokio::select! {
         results = measured => results?,
-        _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted; the servers have been ended"),
-        _ = terminate.recv() => anyhow::bail!("told to end; the servers have been ended"),
+        _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted; all servers were stopped"),
+        _ = terminate.recv() => anyhow::bail!("terminated; all servers were stopped"),
     };
     if json {
         println!("{}", serde_json::to_string_pretty(&results)?);
@@ -199,15 +208,15 @@ fn compare(options: CompareOptions) -> LocalBoxFuture<'static, anyhow::Result<Ve
     .boxed_local()
 }
 
-/// The file of the command to compare with.
+/// Resolves the file of the executable to compare with.
 fn other_command(path: &Path) -> anyhow::Result<PathBuf> {
-    let remedy = "name the file of another fulmar command, as in: --before ./fulmar-0.1";
-    let file = path.canonicalize().with_context(|| format!("cannot find {}; {remedy}", path.display()))?;
+    let remedy = "--before requires the file of another fulmar executable, such as ./fulmar-0.1";
+    let file = path.canonicalize().with_context(|| format!("could not find {}; {remedy}", path.display()))?;
     anyhow::ensure!(file.is_file(), "{} is not a file; {remedy}", path.display());
     Ok(file)
 }
 
-/// The names of the cases of a suite, and what they measure.
+/// The names and descriptions of the cases of a suite.
 pub fn cases(suite: Suite) -> impl Iterator<Item = (&'static str, &'static str)> {
     of_suite(suite).map(|case| (case.name, case.what))
 }
@@ -224,12 +233,12 @@ fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>>
     let names = || cases.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
     let find = |name: &String| {
         let found = cases.iter().copied().find(|case| case.name == *name);
-        found.ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))
+        found.ok_or_else(|| anyhow::anyhow!("unknown case \"{name}\"; the cases are {}", names()))
     };
     wanted.iter().map(find).collect()
 }
 
-/// Measures the wanted cases; the results come in the order of the table.
+/// Measures the wanted cases and returns their results in the order of the table.
 async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
     let mut results = Vec::new();
     for group in Group::ALL {
@@ -243,7 +252,7 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             measured = measured.into_iter().zip(before).map(|(now, before)| now.over(before)).collect();
         }
         if group.has_seeds() {
-            let seeds = format!("seeds 1 to {}, one for each round", bench.rounds);
+            let seeds = format!("seeds 1 to {}, one per round", bench.rounds);
             measured = measured.into_iter().map(|result| result.with_note(&seeds)).collect();
         }
         results.extend(measured);
@@ -252,7 +261,7 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
     results
 }
 
-/// Measures cases of one group; they come to results of the same order, whatever fails.
+/// Measures the cases of one group. Every case gets a result, also if it fails.
 async fn measure_group(bench: &Bench, group: Group, cases: &[&'static Case]) -> Vec<CaseResult> {
     let measured = match group {
         Group::Reads => reads::measure(bench, cases).await,

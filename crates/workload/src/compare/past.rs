@@ -1,4 +1,5 @@
-//! `branch-ms` and `restore-ms`: a large tenant's past, as a database of its own and as its present.
+//! `branch-ms` and `restore-ms`: branching a large tenant at an earlier version, and restoring it
+//! to one.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -9,13 +10,14 @@ use super::turns::Progress;
 use crate::client::Client;
 use crate::server::{Fulmar, Server};
 
-/// Rows of the tenant, a kilobyte each.
+/// Rows of the tenant, 1 KB each.
 pub(super) const ROWS: u32 = 1_000_000;
 
 const TENANT: &str = "big";
 
-/// Each round a row is changed and flushed, and then a branch of the version before is made, or the tenant is restored to it:
-/// from the statement to the first answer of what it made.
+/// In each round a row is updated and flushed. Then the version before the update is branched, or
+/// the tenant is restored to it. Measures the time from that statement to the first response of the
+/// branched or restored database, in milliseconds.
 pub(super) async fn measure(
     arguments: &StoreArgs,
     binary: PathBuf,
@@ -27,7 +29,7 @@ pub(super) async fn measure(
     let server = Server::start(Box::new(Fulmar::at(binary)), arguments.memory_mib << 20, 4).await?;
     store::load(&server, TENANT, rows).await?;
     let mut system = Client::connect(&server.target()).await?;
-    // A branch flushes what it is made of.
+    // CREATE DATABASE ... BRANCH OF flushes the source.
     system.query(&format!("CREATE DATABASE loaded BRANCH OF {TENANT}")).await?;
     let mut times = Vec::new();
     for round in 1..=arguments.rounds {
@@ -35,21 +37,22 @@ pub(super) async fn measure(
         let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
         let newest = "SELECT time FROM fulmar.history ORDER BY version DESC LIMIT 1";
         let time = client.query(newest).await?.into_iter().flatten().flatten().next();
-        let time = time.ok_or_else(|| anyhow::anyhow!("the tenant has no restore point"))?;
+        let time = time.ok_or_else(|| anyhow::anyhow!("tenant has no restore point"))?;
         client.query(&format!("UPDATE t SET v = randomblob(1000) WHERE id = {round}")).await?;
         client.close().await?;
         system.query(&format!("CREATE DATABASE flushed_{round} BRANCH OF {TENANT}")).await?;
-        let (made, statement) = match case.name {
+        let (database, statement) = match case.name {
             "branch-ms" => {
-                let made = format!("branch_{round}");
-                let statement = format!("CREATE DATABASE {made} BRANCH OF {TENANT} AT TIMESTAMP '{time}'");
-                (made, statement)
+                let database = format!("branch_{round}");
+                let statement =
+                    format!("CREATE DATABASE {database} BRANCH OF {TENANT} AT TIMESTAMP '{time}'");
+                (database, statement)
             }
             _ => (TENANT.to_owned(), format!("ALTER DATABASE {TENANT} RESTORE TO TIMESTAMP '{time}'")),
         };
         let began = Instant::now();
         system.query(&statement).await?;
-        let mut client = Client::connect(&server.target().with_database(&made)).await?;
+        let mut client = Client::connect(&server.target().with_database(&database)).await?;
         client.query(&format!("SELECT length(v) FROM t WHERE id = {}", rows / 2)).await?;
         times.push(began.elapsed().as_secs_f64() * 1e3);
         client.close().await?;

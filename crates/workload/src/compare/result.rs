@@ -1,4 +1,4 @@
-//! What a case came to, as a table, as lines and as JSON.
+//! The results of cases, and their output as a table, as lines and as JSON.
 
 use std::fmt::Write;
 
@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::cases::{Case, case};
 use crate::measure::Spread;
 
-/// What a case must come to (the issue that ordered Fulmar says so).
+/// The required result of a case (set by the issue that introduced the case).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// The ratio or value must be this or more.
+    /// The ratio or value must be at least this.
     AtLeast(f64),
-    /// The ratio or value must be this or less.
+    /// The ratio or value must be at most this.
     AtMost(f64),
 }
 
@@ -29,8 +29,8 @@ impl Bound {
 
     fn text(self) -> String {
         match self {
-            Bound::AtLeast(least) => format!(">= {}", plain(least)),
-            Bound::AtMost(most) => format!("<= {}", plain(most)),
+            Bound::AtLeast(least) => format!(">= {}", decimal(least)),
+            Bound::AtMost(most) => format!("<= {}", decimal(most)),
         }
     }
 }
@@ -41,15 +41,16 @@ impl Bound {
 pub enum Peer {
     /// PostgreSQL.
     Postgres,
-    /// Another build of Fulmar, usually one from before a change.
+    /// Another build of Fulmar, usually an earlier one.
     Before,
 }
 
-/// As much as another build did, or for as little; a twentieth is left to chance.
-const AS_BEFORE: f64 = 0.95;
+/// The ratio to another build must be at least this, or at most its inverse if less is better. The
+/// remaining 5 % allow for noise.
+const MIN_RATIO_TO_BASELINE: f64 = 0.95;
 
 impl Peer {
-    /// In tables and messages.
+    /// The name in tables and messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Peer::Postgres => "postgres",
@@ -57,59 +58,59 @@ impl Peer {
         }
     }
 
-    /// What the ratio of a case must come to.
+    /// The bound for the ratio of a case.
     fn bound(self, case: &Case) -> Bound {
         match (self, case.must_be) {
             (Peer::Postgres, bound) => bound,
-            (Peer::Before, Bound::AtLeast(_)) => Bound::AtLeast(AS_BEFORE),
-            (Peer::Before, Bound::AtMost(_)) => Bound::AtMost(1.0 / AS_BEFORE),
+            (Peer::Before, Bound::AtLeast(_)) => Bound::AtLeast(MIN_RATIO_TO_BASELINE),
+            (Peer::Before, Bound::AtMost(_)) => Bound::AtMost(1.0 / MIN_RATIO_TO_BASELINE),
         }
     }
 }
 
-/// What came of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Both servers were measured.
     Ratio {
-        /// Fulmar's rounds.
+        /// Fulmar's measurements.
         fulmar: Spread,
-        /// What it is compared with.
+        /// The peer.
         peer: Peer,
-        /// The peer's rounds.
+        /// The peer's measurements.
         of_peer: Spread,
-        /// Fulmar's median over the peer's.
+        /// Fulmar's median divided by the peer's.
         ratio: f64,
     },
     /// Only Fulmar was measured.
     Value {
-        /// Its rounds.
+        /// Fulmar's measurements.
         value: Spread,
     },
-    /// It could not be measured, or a server gave a client an error.
+    /// The case could not be measured, or a server returned an error to a client.
     Failed {
-        /// Why.
+        /// The error.
         reason: String,
     },
 }
 
-/// A case and what it came to.
+/// A case and its result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CaseResult {
-    /// Its name in the issue's table.
+    /// The name of the case.
     pub name: &'static str,
     /// What is measured.
     pub what: &'static str,
-    /// The unit of the measurements (a ratio has none).
+    /// The unit of the measurements. A ratio has none.
     pub unit: &'static str,
-    /// What it must come to.
+    /// The required result.
     pub must_be: Bound,
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Whether that is what it must be.
+    /// True if the outcome is within the bound.
     pub holds: bool,
-    /// What else was seen.
+    /// Additional observations.
     pub notes: Vec<String>,
 }
 
@@ -117,20 +118,20 @@ impl CaseResult {
     pub(super) fn ratio(case: &Case, fulmar: Vec<f64>, peer: Peer, of_peer: Vec<f64>) -> CaseResult {
         match (Spread::of(fulmar), Spread::of(of_peer)) {
             (Some(fulmar), Some(of_peer)) => CaseResult::of_both(case, fulmar, peer, of_peer),
-            _ => CaseResult::failed(case, "nothing was measured"),
+            _ => CaseResult::failed(case, "no measurements"),
         }
     }
 
     fn of_both(case: &Case, fulmar: Spread, peer: Peer, of_peer: Spread) -> CaseResult {
         if of_peer.median <= 0.0 {
-            return CaseResult::failed(case, format!("{} was measured as zero", peer.name()));
+            return CaseResult::failed(case, format!("the measurement of {} is zero", peer.name()));
         }
         let (ratio, must_be) = (fulmar.median / of_peer.median, peer.bound(case));
         let outcome = Outcome::Ratio { fulmar, peer, of_peer, ratio };
         CaseResult { must_be, ..CaseResult::new(case, outcome, must_be.holds(ratio)) }
     }
 
-    /// What has a value for each build, as a ratio of them.
+    /// Combines the values of this build and of another one into a ratio.
     pub(super) fn over(self, before: CaseResult) -> CaseResult {
         let case = case(self.name);
         match (self.outcome, before.outcome) {
@@ -148,7 +149,9 @@ impl CaseResult {
     }
 
     pub(super) fn value(case: &Case, rounds: Vec<f64>) -> CaseResult {
-        let Some(value) = Spread::of(rounds) else { return CaseResult::failed(case, "nothing was measured") };
+        let Some(value) = Spread::of(rounds) else {
+            return CaseResult::failed(case, "no measurements");
+        };
         let holds = case.must_be.holds(value.median);
         CaseResult::new(case, Outcome::Value { value }, holds)
     }
@@ -167,26 +170,27 @@ impl CaseResult {
         self
     }
 
-    /// The case could not be measured.
+    /// Returns true if the case could not be measured.
     pub fn is_failed(&self) -> bool {
         matches!(self.outcome, Outcome::Failed { .. })
     }
 
-    /// The line that scripts look for.
+    /// The result as one line, for scripts.
     pub fn line(&self) -> String {
         let name = self.name;
         match &self.outcome {
             Outcome::Ratio { fulmar, peer, of_peer, ratio } => {
-                let (fulmar, peer, of_peer) = (plain(fulmar.median), peer.name(), plain(of_peer.median));
+                let (fulmar, of_peer) = (decimal(fulmar.median), decimal(of_peer.median));
+                let peer = peer.name();
                 format!("case {name} fulmar {fulmar} {peer} {of_peer} ratio {ratio:.3}")
             }
-            Outcome::Value { value } => format!("case {name} value {}", plain(value.median)),
+            Outcome::Value { value } => format!("case {name} value {}", decimal(value.median)),
             Outcome::Failed { reason } => format!("case {name} failed {}", reason.replace('\n', " | ")),
         }
     }
 }
 
-/// The table, the notes, and a line for each case.
+/// The results as a table, followed by the notes and one line per case.
 pub fn text(results: &[CaseResult]) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
@@ -230,11 +234,11 @@ pub fn text(results: &[CaseResult]) -> String {
 }
 
 fn range(spread: &Spread) -> String {
-    format!("{} ({}-{})", plain(spread.median), plain(spread.min), plain(spread.max))
+    format!("{} ({}-{})", decimal(spread.median), decimal(spread.min), decimal(spread.max))
 }
 
-/// A number with as many decimals as tell something.
-fn plain(value: f64) -> String {
+/// Formats a number with two decimals, or more for small and none for large values.
+fn decimal(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 100.0 => 0,
         size if size >= 1.0 => 2,
@@ -253,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_is_of_medians() {
+    fn ratio_uses_medians() {
         let result = CaseResult::ratio(
             case("read-8"),
             vec![90.0, 120.0, 400.0],
@@ -261,14 +265,14 @@ mod tests {
             vec![100.0, 1.0, 101.0],
         );
         assert_eq!(result.line(), "case read-8 fulmar 120 postgres 100 ratio 1.200");
-        assert!(result.holds, "1.2 is at least 1.1");
+        assert!(result.holds, "1.2 satisfies the bound of at least 1.1");
         let json = serde_json::to_value(&result).unwrap();
         assert_eq!(json["outcome"]["ratio"]["fulmar"]["max"], 400.0);
         assert_eq!(json["must_be"]["at_least"], 1.1);
     }
 
     #[test]
-    fn costs_must_be_small() {
+    fn upper_bounds_are_checked() {
         let result = |fulmar| CaseResult::ratio(case("cpu-read-8"), vec![fulmar], Peer::Postgres, vec![10.0]);
         assert!(result(6.0).holds && !result(6.1).holds);
         let value = CaseResult::value(case("restart-ms"), vec![1500.0, 2500.0, 1700.4]);
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_has_failed() {
+    fn unmeasurable_cases_fail() {
         for result in [
             CaseResult::ratio(case("read-1"), vec![1.0], Peer::Postgres, vec![0.0]),
             CaseResult::ratio(case("read-1"), vec![], Peer::Postgres, vec![1.0]),
@@ -291,11 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn another_build_is_to_be_as_good() {
+    fn build_comparison_tolerates_five_percent() {
         let holds =
             |name, fulmar| CaseResult::ratio(case(name), vec![fulmar], Peer::Before, vec![100.0]).holds;
-        assert!(holds("read-8", 95.0) && !holds("read-8", 94.0), "of what is done there may be more");
-        assert!(holds("cpu-read-8", 105.0) && !holds("cpu-read-8", 106.0), "it may cost less");
+        assert!(holds("read-8", 95.0) && !holds("read-8", 94.0), "the ratio must be at least 0.95");
+        assert!(
+            holds("cpu-read-8", 105.0) && !holds("cpu-read-8", 106.0),
+            "the ratio must be at most 1 / 0.95"
+        );
 
         let value = |value, note| CaseResult::value(case("restart-ms"), vec![value]).with_note(note);
         let result = value(1800.0, "now").over(value(2000.0, "then"));
@@ -309,9 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_are_formatted_briefly() {
         let numbers = [12_345.6, 100.0, 40.0, 1.5, 0.25, 1.0 / 3.0, 0.0, 1200.0];
-        let texts = numbers.map(plain);
+        let texts = numbers.map(decimal);
         assert_eq!(texts, ["12346", "100", "40", "1.5", "0.25", "0.3333", "0", "1200"]);
     }
 }

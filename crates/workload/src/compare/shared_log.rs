@@ -1,6 +1,8 @@
-//! Durable YCSB with the log in an S3 server on loopback, over the same with the log on the node's disk.
+//! `shared-log`: throughput of durable YCSB with the log in an S3 server on loopback, over
+//! throughput with the log on the node's disk.
 //!
-//! Both tenants are on one node and measured in turns, so that all else is alike.
+//! Both tenants are on the same node and are measured alternately, so that everything else is
+//! equal.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,10 +18,10 @@ use crate::ycsb::Ycsb;
 const CONNECTIONS: u32 = 32;
 const WARM_UP: Duration = Duration::from_secs(1);
 const MEASURE: Duration = Duration::from_secs(5);
-/// As `ALTER DATABASE ... SET durability` calls them; the tenants have these names too.
+/// Values of `ALTER DATABASE ... SET durability`. The tenants have the same names.
 const DURABILITIES: [&str; 2] = ["local", "shared"];
 
-/// Answers the ratio of each round.
+/// Returns the ratio of each round.
 pub(super) async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
     let s3 = s3_server(arguments)?;
@@ -43,7 +45,7 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -
     Ok(ratios)
 }
 
-/// Transactions a second.
+/// Returns transactions per second.
 async fn transactions(server: &Server, database: &str, measure: Duration) -> anyhow::Result<f64> {
     let options = RunOptions {
         connections: CONNECTIONS as usize,

@@ -1,4 +1,4 @@
-//! `space`: what the store takes of a tenant that has been overwritten.
+//! `space`: the size of an overwritten tenant in the store.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,12 +10,14 @@ use crate::server::{Fulmar, Server};
 
 const TENANT: &str = "rewritten";
 /// How often every row is overwritten.
-const TIMES: u32 = 10;
-/// A node collects a minute after its start, and then what it finds; so long nothing must change any more.
+const OVERWRITES: u32 = 10;
+/// Wait after the restart. A node starts its first garbage collection 60 s after its start, and the
+/// data must not change until then.
 const FIRST_COLLECTION: Duration = Duration::from_secs(75);
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Bytes in the store over bytes of the database, after it has been overwritten and what is dead was collected.
+/// Bytes in the store over bytes of the database, after every row has been overwritten and the
+/// garbage has been collected.
 pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
     progress.step("space: loading");
@@ -28,8 +30,8 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -
     system.query(&format!("ALTER DATABASE {TENANT} SET retention = 0")).await?;
     system.close().await?;
     let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
-    for time in 1..=TIMES {
-        progress.step(&format!("space: overwriting, {time} of {TIMES}"));
+    for pass in 1..=OVERWRITES {
+        progress.step(&format!("space: overwriting, {pass} of {OVERWRITES}"));
         for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
             let last = rows.min(first + ROWS_AT_ONCE - 1);
             client
@@ -39,23 +41,24 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -
     }
     let sql = format!("SELECT size_bytes FROM fulmar.tenant_stats WHERE tenant = '{TENANT}'");
     let size = client.query(&sql).await?;
-    let alive = size.into_iter().flatten().flatten().next().and_then(|bytes| bytes.parse::<f64>().ok());
-    let alive = alive.ok_or_else(|| anyhow::anyhow!("the node does not say how large the database is"))?;
+    let live_bytes = size.into_iter().flatten().flatten().next().and_then(|bytes| bytes.parse::<f64>().ok());
+    let live_bytes =
+        live_bytes.ok_or_else(|| anyhow::anyhow!("node did not report the size of the database"))?;
     client.close().await?;
     server.stop().await?;
     server.start_again().await?;
-    // Opens it: the node may have ended before what was overwritten last was merged.
+    // Opens the database: the node may have stopped before it had merged the last overwrites.
     let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
     client.query("SELECT length(v) FROM t WHERE id = 1").await?;
     client.close().await?;
-    progress.step("space: waiting for the collection");
+    progress.step("space: waiting for garbage collection");
     let began = Instant::now();
     while began.elapsed() < FIRST_COLLECTION {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let stored = bytes_below(directory.path())?;
     server.stop().await?;
-    Ok(vec![stored as f64 / alive])
+    Ok(vec![stored as f64 / live_bytes])
 }
 
 fn bytes_below(directory: &Path) -> std::io::Result<u64> {

@@ -1,4 +1,4 @@
-//! `flush-stall`: commits while flushes and compactions run, beside the same without.
+//! `flush-stall`: commit latency while flushes and compactions run, over the latency without them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,14 +11,15 @@ use crate::server::{Fulmar, Server};
 
 const BULK: &str = "bulk";
 const SMALL: &str = "small";
-/// Rows of the tenant that is flushed, a kilobyte each, and of how many each of its transactions changes all.
+/// Rows of the flushed tenant, 1 KB each, and rows changed by each of its transactions.
 const ROWS: u32 = 50_000;
 const CHANGED_ROWS: u32 = 500;
-/// How long commits are measured at a time.
+/// Length of a measurement of commits.
 const PHASE: Duration = Duration::from_secs(8);
 
-/// The 99.9th percentile of the commits of one tenant while another is written and flushed all the time (and so compacted),
-/// over the same while it is written only. Phases of both take turns.
+/// Returns, for each round, the p99.9 of one tenant's commits while another tenant is written,
+/// flushed and so compacted continuously, over the p99.9 while the other tenant is only written.
+/// The two phases alternate.
 pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
     progress.step("flush-stall: loading");
@@ -38,7 +39,7 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf) -> anyhow::R
             let until = Instant::now() + PHASE;
             let flush = async {
                 while flushing && Instant::now() < until {
-                    // A branch flushes what it is made of.
+                    // CREATE DATABASE ... BRANCH OF flushes the source.
                     system.query(&format!("CREATE DATABASE flushed BRANCH OF {BULK}")).await?;
                     system.query("DROP DATABASE flushed").await?;
                 }

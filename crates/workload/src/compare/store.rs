@@ -1,6 +1,7 @@
-//! `bench store`: what the store costs and gives. A Fulmar node alone, but for [`beyond`]; no other database has one.
+//! `bench store`: the cost and performance of the object store.
 //!
-//! `docs/benchmarks.md` says how each case is made.
+//! The cases measure only a Fulmar node, since PostgreSQL has no such store. The exception is
+//! [`beyond`], which compares with PostgreSQL. `docs/benchmarks.md` describes each case.
 
 mod beyond;
 mod resident;
@@ -21,23 +22,25 @@ use super::{past, print_results, shared_log, space, stall};
 use crate::client::Client;
 use crate::server::{Fulmar, S3Server, Server};
 
-/// `fulmar bench store`: its arguments.
+/// Arguments of `fulmar bench store`.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall, beyond-memory, resident,
-    /// shared-log, restart-after-kills-ms, restart-after-stop-ms); may be repeated
+    /// Run only this case (repeatable): cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space,
+    /// flush-stall, beyond-memory, resident, shared-log, restart-after-kills-ms,
+    /// restart-after-stop-ms
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// MiB of memory of the node: its --memory; beyond-memory has a quarter of it, resident twice as much
+    /// Memory of the node (--memory) in MiB; beyond-memory uses a quarter of it, resident twice as
+    /// much
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
-    /// The S3 server: a versitygw [default: what `make tools` has built]
+    /// The S3 server, a versitygw executable [default: the one built by `make tools`]
     #[arg(long, value_name = "FILE")]
     pub s3_server: Option<PathBuf>,
-    /// Results as JSON
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -48,20 +51,20 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
 
 #[rustfmt::skip]
 static CASES: [Case; 11] = [
-    row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", "ms", 20.0),
-    row(COLD_S3, "first answer of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
-    row("branch-ms", "a branch of a 1 GB tenant as it was, with its first answer", "ms", 1000.0),
-    row("restore-ms", "a 1 GB tenant made what it was, with its first answer", "ms", 1000.0),
-    row("space", "bytes in the store over live data, of a 100 MB tenant overwritten ten times", "ratio", 2.0),
+    row("cold-local-ms", "first response of a cold 100 MB tenant, local store", "ms", 20.0),
+    row(COLD_S3, "first response of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
+    row("branch-ms", "branch of a 1 GB tenant at an earlier time, including its first response", "ms", 1000.0),
+    row("restore-ms", "restore of a 1 GB tenant to an earlier time, including its first response", "ms", 1000.0),
+    row("space", "bytes in the store over live data, for a 100 MB tenant overwritten ten times", "ratio", 2.0),
     row("flush-stall", "p99.9 of commits while flushes and compactions run, over p99.9 without", "ratio", 2.0),
     Case {
         must_be: Bound::AtLeast(1.0),
-        ..row(BEYOND, "YCSB, uniform, data of four times the memory, transactions a second", "tps", 0.0)
+        ..row(BEYOND, "YCSB, uniform, data of four times the memory", "tps", 0.0)
     },
-    row("resident", "memory (PSS) over the budget, 1,000 tenants of 50 MB in use", "", 1.1),
+    row("resident", "memory (PSS) over the budget, 1,000 active tenants of 50 MB", "", 1.1),
     Case {
         must_be: Bound::AtLeast(0.5),
-        ..row("shared-log", "durable YCSB, 32 connections, log in S3 on loopback over log on the disk", "ratio", 0.0)
+        ..row("shared-log", "durable YCSB, 32 connections, log in S3 on loopback over log on disk", "ratio", 0.0)
     },
     row(AFTER_KILLS, "start after kills under load every 15 s, shared tenant, S3 on loopback", "ms", 3000.0),
     row(AFTER_STOP, "start after a clean stop under load, shared tenant, S3 on loopback", "ms", 1000.0),
@@ -71,20 +74,21 @@ const BEYOND: &str = "beyond-memory";
 const AFTER_KILLS: &str = "restart-after-kills-ms";
 const AFTER_STOP: &str = "restart-after-stop-ms";
 
-/// Rows of the cold tenant, a kilobyte each, and how many are written at once.
+/// Rows of the cold tenant, 1 KB each, and rows written per statement.
 pub(super) const ROWS: u32 = 100_000;
 pub(super) const ROWS_AT_ONCE: u32 = 10_000;
 
 const TENANT: &str = "cold";
 
-/// Measures, prints the results on stdout and answers them. `binary` is the `fulmar` command to start.
+/// Runs the cases, prints the results to stdout and returns them. `binary` is the `fulmar`
+/// executable to start.
 pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted =
         |case: &&Case| arguments.case.is_empty() || arguments.case.iter().any(|name| name == case.name);
     let cases: Vec<&'static Case> = CASES.iter().filter(wanted).collect();
     anyhow::ensure!(
         cases.len() == arguments.case.len() || arguments.case.is_empty(),
-        "there are the cases {}, once each",
+        "unknown or repeated case; the cases are {}",
         CASES.each_ref().map(|case| case.name).join(", ")
     );
     let measuring = async {
@@ -98,7 +102,8 @@ pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec
     print_results(measuring, arguments.json).await
 }
 
-/// Boxed by a plain function: a future is compiled where it is polled, and these are most of the crate.
+/// A plain function that boxes the future: a future is compiled where it is polled, and these
+/// futures are most of the crate.
 fn measure<'a>(
     arguments: &'a StoreArgs,
     binary: &'a Path,
@@ -126,8 +131,8 @@ async fn rounds(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Re
     }
 }
 
-/// Each round the node starts anew, and a client asks a tenant that it has not opened for one row: from the attempt to
-/// connect to the answer.
+/// Each round restarts the node, and reads one row of a tenant that the node has not opened.
+/// Measures the time from the connection attempt to the response, in milliseconds.
 async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
     let s3 = (case.name == COLD_S3).then(|| s3_server(arguments)).transpose()?;
@@ -162,7 +167,7 @@ pub(super) fn s3_server(arguments: &StoreArgs) -> anyhow::Result<S3Server> {
     }
 }
 
-/// Makes a tenant with so many rows of a kilobyte.
+/// Creates a tenant with `rows` rows of 1 KB.
 pub(super) async fn load(server: &Server, tenant: &str, rows: u32) -> anyhow::Result<()> {
     let mut system = Client::connect(&server.target()).await?;
     system.query(&format!("CREATE DATABASE {tenant}")).await?;
@@ -172,7 +177,8 @@ pub(super) async fn load(server: &Server, tenant: &str, rows: u32) -> anyhow::Re
     for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
         let last = rows.min(first + ROWS_AT_ONCE - 1);
         let sql = format!(
-            "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
+            "INSERT INTO t WITH RECURSIVE n(i) AS \
+             (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
              SELECT i, randomblob(1000) FROM n"
         );
         client.query(&sql).await?;

@@ -1,8 +1,10 @@
-//! Many tenants, each with one connection and little to do: what they cost the server in CPU and memory.
+//! `tenants-500-cpu` and `tenants-500-memory`: what many tenants with one connection and little
+//! load each cost the server.
 //!
-//! A transaction is one prepared statement by primary key, nine of ten a read. First the peer is asked for all that
-//! it can do with all connections busy; then both serve half of that, at random moments, and their CPU time in the
-//! window and their memory at its end are taken.
+//! A transaction is one prepared statement by primary key, and 90 % of them are reads. First, the
+//! capacity of the peer is measured with all connections busy. Then both servers serve half of that
+//! rate, at random times. The results are the CPU time in the measured window and the memory at its
+//! end.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,9 +25,9 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let databases = tenants::names("tenant_", bench.sizes.tenants);
     let mut pair = bench.pair(bench.sizes.tenants).await?;
     pair.each(async |server| {
-        bench.step(&format!("making {} databases in {}", databases.len(), server.name()));
+        bench.step(&format!("creating {} databases in {}", databases.len(), server.name()));
         tenants::create(&server.target(), &databases, |_| ()).await?;
-        bench.step(&format!("loading them in {}", server.name()));
+        bench.step(&format!("loading {} databases in {}", databases.len(), server.name()));
         let brief = RunOptions { measure: bench.sizes.warm_up, ..options(bench, server, &databases) };
         run(workload(bench), brief).await?;
         bench.step(&format!("settling {}", server.name()));
@@ -62,7 +64,7 @@ fn options(bench: &Bench, server: &Server, databases: &[String]) -> RunOptions {
     }
 }
 
-/// Transactions per second of the peer with every connection busy.
+/// The peer's transactions per second with all connections busy.
 async fn capacity(bench: &Bench, pair: &mut Pair, databases: &[String]) -> anyhow::Result<f64> {
     bench.step(&format!("measuring the capacity of {}", bench.peer.name()));
     pair.alone(Side::Peer, &mut async |server: &Server| {
@@ -71,7 +73,8 @@ async fn capacity(bench: &Bench, pair: &mut Pair, databases: &[String]) -> anyho
     .await
 }
 
-/// Microseconds of server CPU per transaction, and MiB of server memory; of a server that keeps such a part of the rate.
+/// Returns the microseconds of server CPU time per transaction, and the server's memory in MiB.
+/// Fails if the server does not serve a share of `keep` of the offered rate.
 async fn cost(
     workload: Ycsb,
     mut options: RunOptions,
@@ -90,15 +93,15 @@ async fn cost(
     anyhow::ensure!(report.failed == 0, "{} transactions failed: {:?}", report.failed, report.first_error);
     anyhow::ensure!(
         report.throughput_tps >= offered * keep,
-        "served {:.0} of {offered:.0} transactions/s",
+        "only {:.0} of {offered:.0} transactions/s were served",
         report.throughput_tps
     );
-    let samples = samples.lock().map_err(|_| anyhow::anyhow!("the sampler panicked"))?;
-    let (cpu, pss_bytes) = samples.cost().context("the server's processes could not be measured")?;
+    let samples = samples.lock().map_err(|_| anyhow::anyhow!("sampler panicked"))?;
+    let (cpu, pss_bytes) = samples.cost().context("could not measure the server's processes")?;
     Ok([cpu.as_secs_f64() * 1e6 / report.transactions.max(1) as f64, pss_bytes as f64 / f64::from(1 << 20)])
 }
 
-/// What is taken from `/proc` as the window opens and closes.
+/// Values read from `/proc` when the measured window opens and closes.
 #[derive(Default)]
 struct Samples {
     opened: Option<Duration>,

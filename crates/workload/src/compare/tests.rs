@@ -1,4 +1,5 @@
-//! The comparison itself, at toy size, with a PostgreSQL on either side: its cases need no Fulmar to be right.
+//! Tests of the comparison at small sizes, with PostgreSQL on both sides, so that they do not need
+//! Fulmar.
 
 use super::*;
 
@@ -28,7 +29,7 @@ fn bench_against(peer: Peer, rounds: u32) -> Bench {
         small_tenants: 4,
         small_tenant_records: 50,
         tpcc: (2, 100, 30),
-        // So short a time on a busy machine says nothing.
+        // A run this short on a busy machine may not reach any rate.
         tenants_keep: 0.0,
         big_keeps: 0.0,
         warm_up: Duration::from_millis(200),
@@ -38,9 +39,9 @@ fn bench_against(peer: Peer, rounds: u32) -> Bench {
     Bench::new(&options, sizes, postgres.clone(), peer, postgres)
 }
 
-/// Every case comes to a ratio of what was measured in as many rounds of either side.
+/// Every case yields a ratio, with the same number of rounds on both sides.
 #[tokio::test]
-async fn both_servers_are_measured_in_turns() {
+async fn both_servers_are_measured_in_every_round() {
     let names = [
         "cpu-read-8",
         "ycsb-8",
@@ -65,7 +66,7 @@ async fn both_servers_are_measured_in_turns() {
 }
 
 #[tokio::test]
-async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
+async fn failing_case_does_not_affect_other_cases() {
     let wanted =
         ["log-bytes-ratio", "restart-ms", "idle-tenant-kib", "driver-us", "fair-share"].map(cases::case);
     let results = measure(&bench(1), &wanted).await;
@@ -77,9 +78,9 @@ async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
     assert!(matches!(&log.outcome, Outcome::Failed { reason } if reason.contains("/metrics")), "{log:?}");
 }
 
-/// What has one value for a server is measured of this build and of the other one.
+/// A case that measures one server is measured with both builds.
 #[tokio::test]
-async fn another_build_is_measured_like_this_one() {
+async fn single_server_cases_are_measured_for_both_builds() {
     let wanted = ["ycsb-8", "restart-ms", "log-bytes-ratio"].map(cases::case);
     let results = measure(&bench_against(Peer::Before, 1), &wanted).await;
     let [ycsb, restart, log] = &results[..] else { panic!("{results:?}") };
@@ -90,16 +91,17 @@ async fn another_build_is_measured_like_this_one() {
         assert!(fulmar.min > 0.0 && of_peer.min > 0.0, "{}", result.line());
         fulmar != of_peer
     };
-    // Counts of transactions may be equal by chance; a time to restart as well would be one measurement used twice.
+    // Transaction counts can be equal by chance. Equal restart times as well would mean that one
+    // measurement was used twice.
     assert!(differs(ycsb) | differs(restart), "{} {}", ycsb.line(), restart.line());
-    assert!(log.is_failed(), "PostgreSQL has none of these measures: {}", log.line());
+    assert!(log.is_failed(), "PostgreSQL has no such metric: {}", log.line());
 }
 
 #[tokio::test]
-async fn tenants_are_measured_alone_together_and_beside_a_loud_one() {
+async fn consolidation_cases_report_every_round() {
     let wanted = ["noisy-neighbour", "hundred-tenants"].map(cases::case);
     let results = measure(&bench(2), &wanted).await;
-    for (result, noted) in results.iter().zip(["the loud one asked for", "with one,"]) {
+    for (result, noted) in results.iter().zip(["the noisy tenant requested", "with one tenant,"]) {
         let Outcome::Value { value } = &result.outcome else { panic!("{}", result.line()) };
         assert!(value.rounds.len() == 2 && value.min > 0.0, "{}", result.line());
         assert!(result.notes[0].contains(noted), "{:?}", result.notes);
@@ -107,7 +109,7 @@ async fn tenants_are_measured_alone_together_and_beside_a_loud_one() {
 }
 
 #[tokio::test]
-async fn an_unknown_case_is_named_with_those_that_are_known() {
+async fn unknown_case_error_lists_the_cases_of_the_suite() {
     let error = wanted(Suite::Node, &["read-8".to_owned(), "read-9".to_owned()]).unwrap_err().to_string();
     assert!(
         error.contains("read-9") && error.contains("read-8") && error.contains("log-bytes-ratio"),

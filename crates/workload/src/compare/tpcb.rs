@@ -1,4 +1,5 @@
-//! pgbench's TPC-B-like script at scale 1: every transaction updates the one branch, and one of its ten tellers.
+//! pgbench's TPC-B-like script at scale 1: every transaction updates the only branch and one of its
+//! ten tellers.
 
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use crate::tenants;
 
 const DATABASE: &str = "tpcb";
 const SCALE: u32 = 1;
-const MOST_CLIENTS: u32 = 32;
+const MAX_CLIENTS: u32 = 32;
 
-/// Before a round: the server has just come back from standing still.
+/// Before each round, because the server has just resumed after SIGSTOP.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
-    let mut pair = bench.pair(MOST_CLIENTS).await?;
+    let mut pair = bench.pair(MAX_CLIENTS).await?;
     pair.each(async |server| {
         bench.step(&format!("loading {} with pgbench -i", server.name()));
         tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
@@ -26,7 +27,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     })
     .await?;
     let mut results = Vec::new();
-    for (clients, name) in [(8, "tpcb-8"), (MOST_CLIENTS, "tpcb-32")] {
+    for (clients, name) in [(8, "tpcb-8"), (MAX_CLIENTS, "tpcb-32")] {
         if wanted.iter().any(|case| case.name == name) {
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
                 let target = server.target().with_database(DATABASE);
@@ -42,7 +43,8 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(results)
 }
 
-/// A server that loses updates is fast: the balances of branches, tellers and accounts, and the history, must agree.
+/// Fails if the sums of the balances of branches, tellers, accounts and the history differ: a
+/// server that loses updates is fast and must not pass.
 async fn check_balances(server: &Server) -> anyhow::Result<()> {
     let mut client = Client::connect(&server.target().with_database(DATABASE)).await?;
     let mut sums = Vec::new();
@@ -56,6 +58,7 @@ async fn check_balances(server: &Server) -> anyhow::Result<()> {
         sums.push(rows.into_iter().flatten().next().flatten());
     }
     client.close().await?;
-    anyhow::ensure!(sums.iter().all(|sum| sum.is_some() && *sum == sums[0]), "updates were lost: {sums:?}");
+    let equal = sums.iter().all(|sum| sum.is_some() && *sum == sums[0]);
+    anyhow::ensure!(equal, "updates were lost: {sums:?}");
     Ok(())
 }

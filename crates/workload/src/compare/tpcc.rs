@@ -1,6 +1,7 @@
-//! TPC-C with ten warehouses and sixteen terminals that do not think, statement by statement and as procedures.
+//! TPC-C with 10 warehouses and 16 terminals without think time, statement by statement and as
+//! procedures.
 //!
-//! The consistency conditions are checked after every round, by the run itself: a server that fails them fails the case.
+//! Every run checks the consistency conditions at its end. A violation fails the case.
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
@@ -57,8 +58,8 @@ async fn load(bench: &Bench, server: &Server) -> anyhow::Result<()> {
     read_all(server).await
 }
 
-/// Reads every row and every entry of the indexes once, so that all data is in memory at both: a run alone takes minutes
-/// to touch it.
+/// Reads every row and every index entry once, so that all data is in memory at both servers. The
+/// transactions alone would take minutes to touch all of it.
 async fn read_all(server: &Server) -> anyhow::Result<()> {
     let mut client = Client::connect(&server.target().with_database(DATABASE)).await?;
     for (table, columns) in [
@@ -69,7 +70,7 @@ async fn read_all(server: &Server) -> anyhow::Result<()> {
         ("orders", "sum(o_ol_cnt)"),
         ("order_line", "sum(ol_amount)"),
         ("stock", "sum(s_quantity), max(length(s_data))"),
-        // What an index has is read from it.
+        // These queries can be answered from an index.
         ("customer", "sum(c_id)"),
         ("customer", "max(length(c_last))"),
         ("orders", "sum(o_c_id)"),
@@ -88,7 +89,7 @@ async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow
 
 fn note(server: &Server, report: &Report) -> String {
     format!(
-        "{}: {:.0} transactions/s, {} tries run again, {} transactions more than once",
+        "{}: {:.0} transactions/s, {} retries, {} transactions retried more than once",
         server.name(),
         report.throughput_tps,
         report.retries(),

@@ -1,4 +1,4 @@
-//! Rounds in turns: A B A B.
+//! Runs the rounds of two servers alternately.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::server::{Product, Server};
 
 pub(super) type MakeProduct = Arc<dyn Fn() -> anyhow::Result<Box<dyn Product>> + Send + Sync>;
 
-/// What all cases need to know.
+/// The state shared by all cases of a comparison.
 pub(super) struct Bench {
     pub(super) sizes: Sizes,
     pub(super) time: Duration,
     pub(super) rounds: u32,
-    /// The one that is measured; 0 before the first.
+    /// The number of the current round, 0 before the first one.
     round: AtomicU32,
     memory_bytes: u64,
     fulmar: MakeProduct,
@@ -49,7 +49,7 @@ impl Bench {
         }
     }
 
-    /// The same with the peer in the place of Fulmar, for cases that measure one server.
+    /// The same bench with the peer in place of Fulmar, for cases that measure one server.
     pub(super) fn of_peer(&self) -> Bench {
         Bench {
             round: AtomicU32::new(0),
@@ -60,38 +60,39 @@ impl Bench {
         }
     }
 
-    /// Says on stderr what goes on.
+    /// Reports progress on stderr.
     pub(super) fn step(&self, text: &str) {
         self.progress.step(text);
     }
 
-    /// Says on stderr that a round of some cases begins; `of` is the server that is measured, where there are two.
+    /// Starts a round and reports it on stderr. `of` names the measured server if there are two.
     pub(super) fn begin_round(&self, names: &str, round: u32, of: &str) {
         self.round.store(round, Ordering::Relaxed);
         self.step(&format!("{names}: round {round} of {}{of}", self.rounds));
     }
 
-    /// Of what is drawn now: each round draws anew, and both servers get the same.
+    /// The seed of the current round. Every round draws a different load, and both servers get the
+    /// same.
     pub(super) fn seed(&self) -> u64 {
         u64::from(self.round.load(Ordering::Relaxed))
     }
 
-    /// Starts an empty Fulmar; what is loaded now belongs to no round.
+    /// Starts an empty Fulmar and resets the round, since loading belongs to none.
     pub(super) async fn fulmar(&self, connections: u32) -> anyhow::Result<Server> {
         self.fulmar_with(self.memory_bytes, connections).await
     }
 
-    /// Starts an empty Fulmar whose memory is enough for so much data, whatever has been asked for.
+    /// Starts an empty Fulmar with enough memory for `data_bytes`, also if less was requested.
     pub(super) async fn fulmar_holding(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        self.fulmar_with(self.holding(data_bytes), connections).await
+        self.fulmar_with(self.memory_for(data_bytes), connections).await
     }
 
-    /// The same with half of the processors; the drivers are to have the others.
+    /// The same with half of the CPUs, leaving the other half to the drivers.
     pub(super) async fn fulmar_apart(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        Server::start_apart(self.new_fulmar()?, self.holding(data_bytes), connections).await
+        Server::start_apart(self.new_fulmar()?, self.memory_for(data_bytes), connections).await
     }
 
-    fn holding(&self, data_bytes: u64) -> u64 {
+    fn memory_for(&self, data_bytes: u64) -> u64 {
         self.memory_bytes.max(data_bytes * 3 / 2)
     }
 
@@ -114,7 +115,8 @@ impl Bench {
         Ok(Pair::of(fulmar, peer))
     }
 
-    /// Measures both servers in turns. A measurement yields a number for each of `cases`; what fails fails them all.
+    /// Measures both servers in alternating rounds. A measurement yields a number for each of
+    /// `cases`. If one fails, all of them fail.
     pub(super) async fn in_turns<const N: usize>(
         &self,
         pair: &mut Pair,
@@ -139,14 +141,14 @@ impl Bench {
     }
 }
 
-/// One of the two that are compared.
+/// A side of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Side {
     Fulmar,
     Peer,
 }
 
-/// The two that are compared.
+/// The two servers of a comparison.
 pub(super) struct Pair {
     fulmar: Server,
     peer: Server,
@@ -164,7 +166,7 @@ impl Pair {
         }
     }
 
-    /// Does the same to both, one after the other.
+    /// Runs `work` on one server and then on the other.
     pub(super) async fn each(
         &mut self,
         mut work: impl AsyncFnMut(&Server) -> anyhow::Result<()>,
@@ -173,7 +175,7 @@ impl Pair {
         self.alone(Side::Peer, &mut work).await
     }
 
-    /// Runs `work` on one server while the other one stands still.
+    /// Runs `work` on one server while the other one is frozen.
     pub(super) async fn alone<T>(
         &mut self,
         side: Side,
@@ -190,7 +192,7 @@ impl Pair {
     }
 }
 
-/// A line that changes in place on a terminal; a line for each step elsewhere.
+/// Reports progress on stderr: one updated line on a terminal, one line per step otherwise.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
 }

@@ -1,4 +1,5 @@
-//! YCSB transactions, durable, statement by statement and as one call; and how many bytes of log one takes.
+//! Durable YCSB transactions, statement by statement and as one procedure call; the log bytes per
+//! transaction; and the driver's own CPU time.
 
 use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,23 +14,23 @@ use crate::tenants;
 use crate::ycsb::Ycsb;
 
 const DATABASE: &str = "ycsb";
-const MOST_CLIENTS: u32 = 32;
+const MAX_CLIENTS: u32 = 32;
 
-/// A full image of a page in the log: 4096 bytes and a header.
+/// The size of a full page image in the log: 4096 bytes and a header.
 const PAGE_IMAGE_BYTES: f64 = 4134.0;
 
-/// The most that is read of a server's metrics.
+/// The maximum size of a server's metrics.
 const MAX_METRICS_BYTES: u64 = 16 << 20;
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
-    let mut pair = bench.pair(MOST_CLIENTS).await?;
+    let mut pair = bench.pair(MAX_CLIENTS).await?;
     pair.each(async |server| load(bench, server).await).await?;
     let mut results = Vec::new();
     let runs = [
         (8, false, "ycsb-8"),
-        (MOST_CLIENTS, false, "ycsb-32"),
+        (MAX_CLIENTS, false, "ycsb-32"),
         (8, true, "proc-8"),
-        (MOST_CLIENTS, true, "proc-32"),
+        (MAX_CLIENTS, true, "proc-32"),
     ];
     for (connections, procedure, name) in runs {
         if wanted.iter().any(|case| case.name == name) {
@@ -41,7 +42,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             });
             let mut results_of_case = rounds.await;
             for (server, retries) in notes.split_off(notes.len().saturating_sub(2)) {
-                let note = format!("last round of {server}: {retries} run again");
+                let note = format!("last round of {server}: {retries} retries");
                 results_of_case = results_of_case.map(|result| result.with_note(&note));
             }
             results.extend(results_of_case);
@@ -51,7 +52,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
 }
 
 pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
-    let server = bench.fulmar(MOST_CLIENTS).await?;
+    let server = bench.fulmar(MAX_CLIENTS).await?;
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
@@ -64,18 +65,18 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
 }
 
-/// What the driver itself costs: a closed loop of single point reads.
+/// Measures the driver's CPU time per statement in a closed loop of single point reads.
 pub(super) async fn measure_driver(
     bench: &Bench,
     wanted: &[&'static Case],
 ) -> anyhow::Result<Vec<CaseResult>> {
-    let server = bench.fulmar(MOST_CLIENTS).await?;
+    let server = bench.fulmar(MAX_CLIENTS).await?;
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
         bench.begin_round("driver-us", round, "");
         let reads = Ycsb { operations: 1, reads: 100.0, ..workload(bench, false) };
-        let report = run(reads, options(bench, &server, MOST_CLIENTS)).await?;
+        let report = run(reads, options(bench, &server, MAX_CLIENTS)).await?;
         rounds.push(report.driver.cpu_us_per_statement);
     }
     Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
@@ -114,17 +115,18 @@ async fn transactions(
     Ok(report)
 }
 
-/// What a node has written to its log since it started.
+/// The amount of log that a node has written since its start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct LogCounters {
     bytes: f64,
-    /// Changed pages that commit records hold.
+    /// Changed pages in commit records.
     pages: f64,
 }
 
 impl LogCounters {
     async fn of(server: &Server) -> anyhow::Result<LogCounters> {
-        let metrics = http_get(server.http_port(), "/metrics").await.context("cannot read /metrics")?;
+        let metrics = http_get(server.http_port(), "/metrics").await;
+        let metrics = metrics.context("could not read /metrics")?;
         LogCounters::parse(&metrics)
     }
 
@@ -141,7 +143,7 @@ impl LogCounters {
     }
 }
 
-/// The value of a line `name{labels} value` of the Prometheus text format.
+/// Parses a line `name{labels} value` of the Prometheus text format.
 fn sample(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?;
     let rest = match rest.strip_prefix('{') {
@@ -154,11 +156,11 @@ fn sample(line: &str, name: &str) -> Option<f64> {
 async fn http_get(port: u16, path: &str) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let mut response = String::new();
+    stream.take(MAX_METRICS_BYTES).read_to_string(&mut response).await?;
+    let (head, body) = response.split_once("\r\n\r\n").context("invalid HTTP response")?;
     let status = head.lines().next().unwrap_or_default();
-    anyhow::ensure!(status.split(' ').nth(1) == Some("200"), "answered {status}");
+    anyhow::ensure!(status.split(' ').nth(1) == Some("200"), "HTTP status {status}");
     Ok(body.to_owned())
 }
 
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_read_with_and_without_labels() {
+    fn counters_are_parsed_with_and_without_labels() {
         let metrics = "# TYPE fulmar_log_bytes_total counter\n\
             fulmar_log_bytes_total 1200\nfulmar_log_bytes_total_other 5\n\
             fulmar_log_pages_total{log=\"a\"} 3\nfulmar_log_pages_total{log=\"b\"} 4 1700000000\n";

@@ -1,10 +1,11 @@
 //! The figures of ElasTraS.
 //!
-//! - 4 to 8 (7.3.1): a single tenant, transactional YCSB, one parameter after the other with the rest as in table III: ten
-//!   operations, nine of which read, 4 GB, 200 transactions a second, Hot90-20, a cache of 1 GB. The table of 7.3.2: the peaks of
+//! - 4 to 8 (7.3.1): a single tenant with transactional YCSB. One parameter varies and the others
+//!   are those of table III: 10 operations per transaction, 9 of them reads, 4 GB of data, 200
+//!   transactions/s, Hot90-20, and a cache of 1 GB. The table of 7.3.2 has the peak throughput of
 //!   other servers under the same load.
-//! - 9 (7.3.3): TPC-C as procedures, ten warehouses, 2.5 GB, a cache of 1 GB.
-//! - 10 to 12 (7.4): many tenants at one node, and one that is loud.
+//! - 9 (7.3.3): TPC-C as procedures with 10 warehouses, 2.5 GB of data and a cache of 1 GB.
+//! - 10 to 12 (7.4): many tenants on one node, and one noisy tenant.
 
 use super::point::{Load, Point, ServerName};
 use super::{Figure, Scaled};
@@ -15,22 +16,23 @@ use crate::ycsb::Ycsb;
 const GB: f64 = 1e9;
 const MB: f64 = 1e6;
 
-/// Connections of a tenant alone: enough for the paper's rates at some ten milliseconds a transaction.
+/// Connections of a single tenant: enough for the paper's rates at about 10 ms per transaction.
 const CONNECTIONS: usize = 32;
 
-/// Of one tenant of ten, or of a hundred.
+/// Connections of each tenant if there are about ten, or a hundred.
 const CONNECTIONS_OF_TEN: usize = 8;
 const CONNECTIONS_OF_MANY: usize = 2;
 
-/// Figure 10's, and 12's, which does not say: data of a tenant, and the cache (7.4).
+/// Data per tenant, and cache (7.4), of figure 10. The text does not state them for figure 12,
+/// which uses the same.
 const TENANT_BYTES: f64 = 500.0 * MB;
 const SHARED_CACHE_BYTES: f64 = 2.4 * GB;
 
-/// Figure 11's: 50 to 100 MB each.
+/// Figure 11: 50 to 100 MB per tenant.
 const SMALL_TENANTS: u32 = 100;
 const SMALL_TENANT_BYTES: f64 = 75.0 * MB;
 
-/// Figure 12's.
+/// Figure 12.
 const NEIGHBOURS: u32 = 10;
 const NEIGHBOUR_TPS: f64 = 25.0;
 
@@ -53,7 +55,7 @@ pub(super) const FIGURES: [Figure; 10] = [
     Figure {
         name: "elastras/5",
         title: "Transaction size (ElasTraS, figure 5)",
-        x: "operations of a transaction",
+        x: "operations per transaction",
         points: |scaled| {
             let sizes = [5.0, 10.0, 15.0, 20.0, 25.0, 30.0];
             sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.operations = x)
@@ -63,7 +65,7 @@ pub(super) const FIGURES: [Figure; 10] = [
     Figure {
         name: "elastras/6",
         title: "Share of updates (ElasTraS, figure 6)",
-        x: "% of the operations that read",
+        x: "reads, % of the operations",
         points: |scaled| {
             let reads = [50.0, 60.0, 70.0, 80.0, 90.0];
             sweep(scaled, &reads, REPRESENTATIVE, |parameters, x| parameters.read_percent = x)
@@ -99,7 +101,7 @@ pub(super) const FIGURES: [Figure; 10] = [
     },
     Figure {
         name: "elastras/9",
-        title: "TPC-C of one tenant (ElasTraS, figure 9)",
+        title: "TPC-C with one tenant (ElasTraS, figure 9)",
         x: "offered transactions/s",
         points: tpcc,
         kinds: &["new-order", "payment"],
@@ -107,7 +109,7 @@ pub(super) const FIGURES: [Figure; 10] = [
     },
     Figure {
         name: "elastras/10",
-        title: "Tenants of 500 MB at one node (ElasTraS, figure 10)",
+        title: "Tenants of 500 MB on one node (ElasTraS, figure 10)",
         x: "tenants, 100 transactions/s each",
         points: |scaled| {
             let tenants = [1, 2, 4, 6, 8, 10, 12, 14].into_iter();
@@ -127,8 +129,8 @@ pub(super) const FIGURES: [Figure; 10] = [
     },
     Figure {
         name: "elastras/11",
-        title: "A hundred small tenants at one node (ElasTraS, figure 11)",
-        x: "offered transactions/s, of all tenants",
+        title: "100 small tenants on one node (ElasTraS, figure 11)",
+        x: "offered transactions/s, all tenants",
         points: |scaled| {
             let loads = [100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0].into_iter();
             let both = |load| {
@@ -147,17 +149,17 @@ pub(super) const FIGURES: [Figure; 10] = [
     },
     Figure {
         name: "elastras/12",
-        title: "Nine tenants beside a loud one (ElasTraS, figure 12)",
-        x: "times 25 transactions/s that the loud one has",
+        title: "Nine tenants with a noisy neighbour (ElasTraS, figure 12)",
+        x: "load of the noisy tenant, times 25 transactions/s",
         points: |scaled| {
-            let louder = |factor: f64| Point {
+            let noisier = |factor: f64| Point {
                 tenants: NEIGHBOURS,
                 connections: CONNECTIONS_OF_TEN,
                 rate_tps: Some(f64::from(NEIGHBOURS - 1) * NEIGHBOUR_TPS),
                 loud_tps: Some(factor * NEIGHBOUR_TPS),
                 ..many(scaled, Distribution::HOT_90_20, factor, TENANT_BYTES)
             };
-            [1.0, 5.0, 10.0].map(louder).into_iter().collect()
+            [1.0, 5.0, 10.0].map(noisier).into_iter().collect()
         },
         by_tenant: true,
         over_first: true,
@@ -165,7 +167,7 @@ pub(super) const FIGURES: [Figure; 10] = [
     },
 ];
 
-/// Table III and the cache, in the paper's units.
+/// The parameters of table III and the cache size, in the paper's units.
 struct Parameters {
     operations: f64,
     read_percent: f64,
@@ -182,7 +184,8 @@ const TABLE_III: Parameters = Parameters {
     cache_bytes: GB,
 };
 
-/// One parameter is varied. Points with the same data and memory stand together.
+/// The points of a figure that varies one parameter. Points with the same data and memory are
+/// adjacent.
 fn sweep(
     scaled: &Scaled,
     values: &[f64],
@@ -207,14 +210,15 @@ fn single(scaled: &Scaled, parameters: &Parameters, distribution: Distribution, 
     Point { rate_tps: Some(rate_tps), ..Point::alone(&line, x, memory_bytes, load, CONNECTIONS) }
 }
 
-/// Tenants of so much data each; how many, and how much they do, is for the figure to say.
+/// A point with tenants of `tenant_bytes` each. The figure sets their number and their rate.
 fn many(scaled: &Scaled, distribution: Distribution, x: f64, tenant_bytes: f64) -> Point {
     let parameters =
         Parameters { database_bytes: tenant_bytes, cache_bytes: SHARED_CACHE_BYTES, ..TABLE_III };
     single(scaled, &parameters, distribution, x)
 }
 
-/// As much as goes: MySQL and H2 had the same cache there, as PostgreSQL has here.
+/// Peak throughput in a closed loop. In the paper, MySQL and H2 had the same cache size as
+/// ElasTraS, and so has PostgreSQL here.
 fn peaks(scaled: &Scaled) -> Vec<Point> {
     let servers = [(ServerName::Fulmar, "fulmar"), (ServerName::Postgres, "postgres")];
     let peak = |(server, line): (ServerName, &str)| Point {
@@ -229,7 +233,7 @@ fn peaks(scaled: &Scaled) -> Vec<Point> {
 fn tpcc(scaled: &Scaled) -> Vec<Point> {
     const WAREHOUSES: f64 = 10.0;
     let part = WAREHOUSES * scaled.scale;
-    // Below one warehouse its tables become smaller.
+    // Below one warehouse, its tables become smaller instead.
     let rows = |count: f64| (count * part.min(1.0)).max(100.0) as u32;
     let workload = Tpcc {
         warehouses: part.round().max(1.0) as u32,
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_parameter_is_varied_and_the_rest_is_table_iii() {
+    fn one_parameter_varies_and_the_others_are_table_iii() {
         let load = points("elastras/4");
         assert_eq!(load.len(), 9 * 4);
         assert!(load.iter().all(|point| ycsb(point).operations == 10 && ycsb(point).reads == 90.0));
@@ -275,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_share_the_paper_s_load() {
+    fn tenants_have_the_rates_of_the_paper() {
         let ten = points("elastras/10");
         assert!(ten.iter().all(|point| point.rate_tps == Some(f64::from(point.tenants) * 100.0)));
         let loud: Vec<_> = points("elastras/12").iter().map(|point| point.loud_tps).collect();
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_ten_warehouses_is_one_and_a_part_of_one_is_smaller() {
+    fn scale_reduces_warehouses_and_then_their_size() {
         let of = |scale| match tpcc(&Scaled { scale, memory_bytes: None }).remove(0).load {
             Load::Tpcc(tpcc) => (tpcc.warehouses, tpcc.items, tpcc.customers),
             _ => panic!("not TPC-C"),

@@ -1,13 +1,16 @@
-//! The figure of E-Store's section 2.2: what skew costs. Its five nodes with thirty partitions lose a factor of four in throughput, and
-//! answer ten times as late, since one partition has most of the work. Here it is one node with a fifth of the data, on
-//! which keys have no home: what is left of the loss is what equal keys cost each other.
+//! The figure of E-Store's section 2.2: the cost of skew.
+//!
+//! In the paper, five nodes with 30 partitions lose a factor of 4 in throughput and respond 10
+//! times as slowly, because one partition has most of the work. Here a single node has a fifth of
+//! the data, and keys are not assigned to partitions: the remaining loss is the contention on equal
+//! keys.
 
 use super::point::{Load, Point};
 use super::{Figure, Scaled};
 use crate::keys::Distribution;
 use crate::ycsb::Ycsb;
 
-/// Of a node: sixty million rows of a kilobyte over five.
+/// Data per node: 60 million rows of 1 KB on 5 nodes.
 const NODE_BYTES: f64 = 12e9;
 
 const CONNECTIONS: usize = 64;
@@ -29,7 +32,7 @@ fn points(scaled: &Scaled) -> Vec<Point> {
     ];
     let point = |(x, distribution): (i32, Distribution)| {
         let ycsb = Ycsb { tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
-        // H-Store keeps all in memory.
+        // H-Store keeps all data in memory.
         let memory_bytes = scaled.memory_bytes(NODE_BYTES * 1.5);
         let load = Load::Ycsb(ycsb.of_bytes(scaled.bytes(NODE_BYTES)));
         Point::alone("YCSB, 85 % reads", f64::from(x), memory_bytes, load, CONNECTIONS)

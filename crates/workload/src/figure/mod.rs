@@ -1,14 +1,16 @@
-//! `bench figure`: the experiment of a paper's figure, with its parameters, against a server of its own.
+//! `bench figure`: repeats the experiment behind a figure of a paper, with the paper's parameters,
+//! against a server that it starts.
 //!
 //! ```text
 //!  elastras/12 --scale--> points (line, x, server, memory, load)    elastras, estore, cloudtps
-//!                             |  a server for each size of data and memory
+//!                             |  one server per size of data and memory
 //!                             v
-//!                          rows --> CSV, page: charts and a table beside the paper's numbers (papers.csv)
+//!                          rows --> CSV, HTML page: charts and tables with the paper's numbers
 //! ```
-//! `--scale` shrinks the data and the memory, and leaves the load as it is: a machine of today is compared with the
-//! paper's by what it does with the paper's load. Of what stood in a paper's plot alone there are no numbers: `papers.csv` has
-//! those of its text.
+//!
+//! `--scale` shrinks the data and the memory but not the load, so that today's machine is
+//! compared with the paper's under the same load. `papers.csv` has the numbers that the text of a
+//! paper states. Values that a paper only plots are not available.
 
 mod cloudtps;
 mod elastras;
@@ -29,44 +31,46 @@ use self::point::{Node, Point, ServerName};
 use crate::server::{Fulmar, Postgres, Product, Server};
 use crate::tenants;
 
-/// A node cannot do with less.
-const LEAST_MEMORY_BYTES: u64 = 64 << 20;
+/// The minimum memory of a node.
+const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Before the first point on a server, beside each point's own; short points have no longer one.
-const LONGEST_WARM_UP: Duration = Duration::from_secs(3);
+/// The maximum warm-up of a new server before its first point, in addition to the warm-up of each
+/// point. If a point is shorter, the warm-up is as long as the point.
+const MAX_WARM_UP: Duration = Duration::from_secs(3);
 
-/// Seconds of a point, if nothing is said; less where the data is small too.
-const SECONDS: f64 = 10.0;
+/// The default seconds per point, and the scale below which they decrease.
+const DEFAULT_SECONDS: f64 = 10.0;
 const FULL_TIME_SCALE: f64 = 0.1;
 
-/// `fulmar bench figure`: its arguments.
+/// Arguments of `fulmar bench figure`.
 #[derive(Args, Clone, Debug)]
 pub struct FigureArgs {
-    /// Which: elastras/4 (load), elastras/5 (transaction size), elastras/6 (reads), elastras/7 (database size),
-    /// elastras/8 (cache), elastras/7.3.2 (peaks), elastras/9 (TPC-C), elastras/10 and elastras/11 (tenants),
-    /// elastras/12 (a loud tenant), estore/3 (skew), cloudtps/13 (memory)
+    /// The figure: elastras/4 (load), elastras/5 (transaction size), elastras/6 (reads), elastras/7
+    /// (database size), elastras/8 (cache), elastras/7.3.2 (peaks), elastras/9 (TPC-C), elastras/10
+    /// and elastras/11 (tenants), elastras/12 (a noisy tenant), estore/3 (skew), cloudtps/13
+    /// (memory)
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The part of the paper's data and memory that is used
+    /// Size of the data and memory, as a fraction of the paper's
     #[arg(long, default_value_t = 0.1, value_name = "PART")]
     pub scale: f64,
-    /// Only this line of the figure: uniform, hotspot:90:20, fulmar, postgres ...
+    /// Only this line of the figure, such as uniform, hotspot:90:20, fulmar or postgres
     #[arg(long, value_name = "NAME")]
     pub line: Option<String>,
-    /// MiB of memory of the server, instead of the paper's
+    /// Memory of the server in MiB, instead of the paper's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: Option<u64>,
-    /// Seconds of each point [default: 10; below a scale of 0.1 less, down to one]
+    /// Seconds per point [default: 10; less for a scale below 0.1, at least 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: Option<u64>,
-    /// Where the page with the charts goes
+    /// Write an HTML page with charts to this file
     #[arg(long, short, value_name = "FILE.html")]
     pub output: Option<PathBuf>,
 }
 
 impl FigureArgs {
     fn time(&self) -> Duration {
-        let seconds = (SECONDS * self.scale / FULL_TIME_SCALE).clamp(1.0, SECONDS);
+        let seconds = (DEFAULT_SECONDS * self.scale / FULL_TIME_SCALE).clamp(1.0, DEFAULT_SECONDS);
         self.seconds.map_or(Duration::from_secs_f64(seconds), Duration::from_secs)
     }
 
@@ -75,10 +79,10 @@ impl FigureArgs {
     }
 }
 
-/// How much of the paper's data and memory there is.
+/// The size of data and memory in relation to the paper's.
 struct Scaled {
     scale: f64,
-    /// Of the server, whatever the paper's has.
+    /// The server's memory, if it is not derived from the paper's.
     memory_bytes: Option<u64>,
 }
 
@@ -88,7 +92,7 @@ impl Scaled {
     }
 
     fn memory_bytes(&self, papers: f64) -> u64 {
-        self.memory_bytes.unwrap_or(self.bytes(papers).max(LEAST_MEMORY_BYTES))
+        self.memory_bytes.unwrap_or(self.bytes(papers).max(MIN_MEMORY_BYTES))
     }
 }
 
@@ -96,22 +100,22 @@ impl Scaled {
 struct Figure {
     name: &'static str,
     title: &'static str,
-    /// What the x axis shows.
+    /// The label of the x axis.
     x: &'static str,
-    /// Those with the same server, memory and data stand together.
+    /// Returns the points. Points with the same server, memory and data are adjacent.
     points: fn(&Scaled) -> Vec<Point>,
-    /// Kinds of transactions that have a line each; none: all together are one.
+    /// Kinds of transactions that have a line each. Empty: one line for all kinds.
     kinds: &'static [&'static str],
-    /// The tenants' means are shown too.
+    /// Also shows the lowest and the highest mean latency of a tenant.
     by_tenant: bool,
-    /// What the values are over those at the first x is shown too.
+    /// Also shows the values relative to those at the first x.
     over_first: bool,
-    /// What the paper's x is, where it is not ours.
+    /// The label of the paper's x axis, if it differs from `x`.
     papers_x: Option<&'static str>,
 }
 
 impl Figure {
-    /// What most figures are like.
+    /// The defaults of a figure.
     const PLAIN: Figure = Figure {
         name: "",
         title: "",
@@ -131,30 +135,33 @@ fn figures() -> impl Iterator<Item = &'static Figure> {
     ELASTRAS.iter().chain(&ESTORE).chain(&CLOUDTPS)
 }
 
-/// What a point came to.
+/// The result of a point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FigureRow {
-    /// The line that the point is of.
+    /// The line of the point.
     pub line: String,
-    /// Its place on the x axis.
+    /// The position on the x axis.
     pub x: f64,
-    /// Or why it could not be measured.
+    /// The measured values, or why the point could not be measured.
     pub measured: Result<Measured, String>,
 }
 
-/// Runs the experiment of a figure; calls `step` with what goes on. Answers the rows as CSV.
+/// Runs the experiment of a figure and returns the rows as CSV. Reports progress through `step`.
 pub async fn figure(
     arguments: &FigureArgs,
     fulmar_binary: PathBuf,
     step: impl Fn(&str),
 ) -> anyhow::Result<String> {
-    anyhow::ensure!(arguments.scale > 0.0 && arguments.scale <= 10.0, "a scale is above 0 and at most 10");
+    anyhow::ensure!(
+        arguments.scale > 0.0 && arguments.scale <= 10.0,
+        "--scale must be greater than 0 and at most 10"
+    );
     let figure = figures().find(|figure| figure.name == arguments.name).with_context(|| {
         let names = figures().map(|figure| figure.name).collect::<Vec<_>>().join(", ");
-        format!("there is no figure {}; there are: {names}", arguments.name)
+        format!("unknown figure \"{}\"; the figures are {names}", arguments.name)
     })?;
     let points = points(figure, arguments)?;
-    let warm_up = arguments.time().min(LONGEST_WARM_UP);
+    let warm_up = arguments.time().min(MAX_WARM_UP);
     let mut servers = Servers { fulmar_binary, warm_up, running: None };
     let mut rows = Vec::new();
     for (number, point) in points.iter().enumerate() {
@@ -174,12 +181,12 @@ pub async fn figure(
     }
     if let Some(path) = &arguments.output {
         let page = page::html(figure, arguments, &rows);
-        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, page).with_context(|| format!("could not write {}", path.display()))?;
     }
     Ok(csv(figure, &rows))
 }
 
-/// The points of a figure, of one line if so asked.
+/// The points of a figure, or of one of its lines if requested.
 fn points(figure: &Figure, arguments: &FigureArgs) -> anyhow::Result<Vec<Point>> {
     let mut points = (figure.points)(&arguments.scaled());
     if let Some(wanted) = &arguments.line {
@@ -187,13 +194,17 @@ fn points(figure: &Figure, arguments: &FigureArgs) -> anyhow::Result<Vec<Point>>
         lines.sort_unstable();
         lines.dedup();
         points.retain(|point| point.line == *wanted);
-        let lines = lines.join(", ");
-        anyhow::ensure!(!points.is_empty(), "{} has no line {wanted}; there are: {lines}", figure.name);
+        anyhow::ensure!(
+            !points.is_empty(),
+            "{} has no line \"{wanted}\"; its lines are {}",
+            figure.name,
+            lines.join(", ")
+        );
     }
     Ok(points)
 }
 
-/// The server that the points share which need the same data and memory.
+/// The running server, shared by successive points with the same data and memory.
 struct Servers {
     fulmar_binary: PathBuf,
     warm_up: Duration,
@@ -204,7 +215,7 @@ impl Servers {
     async fn of(&mut self, point: &Point) -> anyhow::Result<&Server> {
         let node = point.node();
         if self.running.as_ref().is_none_or(|(running, _)| *running != node) {
-            // The one before goes first: both may not fit.
+            // The previous server is stopped first, because both may not fit into memory.
             self.running = None;
             let product: Box<dyn Product> = match point.server {
                 ServerName::Fulmar => Box::new(Fulmar::at(self.fulmar_binary.clone())),
@@ -213,7 +224,8 @@ impl Servers {
             let connections = point.tenants * point.connections as u32;
             let server = Server::start(product, point.memory_bytes, connections).await?;
             tenants::create(&server.target(), &point.databases(), |_| ()).await?;
-            // Loads; and what a server does with fresh data is behind it. What goes wrong will go wrong again.
+            // Loads the data and warms up the server. If it fails, the points fail with the same
+            // error.
             let _ = point.measure(&server, self.warm_up, &[]).await;
             self.running = Some((node, server));
         }
@@ -245,7 +257,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_differ_and_points_of_one_server_stand_together() {
+    fn names_are_unique_and_points_of_a_server_are_adjacent() {
         let names: BTreeSet<_> = figures().map(|figure| figure.name).collect();
         assert_eq!(names.len(), figures().count());
         for figure in figures() {
@@ -262,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_that_failed_says_why() {
+    fn failed_points_have_a_reason() {
         let row = |line: &str, measured| FigureRow { line: line.to_owned(), x: 20.0, measured };
         let measured =
             Measured { throughput_tps: 19.9, mean_ms: 1.5, p99_ms: 4.0, tenant_mean_ms: [1.25, 2.0] };
@@ -275,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn small_scales_take_little_time() {
+    fn small_scales_take_less_time() {
         let time = |scale, seconds| {
             let arguments = FigureArgs {
                 name: String::new(),

@@ -1,11 +1,11 @@
-//! The page of a figure: charts of what was measured and of the paper's numbers, and both as tables.
+//! The HTML page of a figure: charts and tables of the measured values and of the paper's numbers.
 
 use super::papers::{self, Number};
 use super::{Figure, FigureArgs, FigureRow, Measured};
 use crate::report::chart::{Chart, Scale, Series, escape};
 use crate::report::page::frame;
 
-/// Something that is measured: its name in the paper's numbers, the chart's title and unit.
+/// A measured quantity: its name in the paper's numbers, and its title and unit in the charts.
 struct Measure {
     name: &'static str,
     title: &'static str,
@@ -21,23 +21,24 @@ const THROUGHPUT: Measure = Measure {
 };
 const MEAN: Measure = Measure {
     name: "mean_ms",
-    title: "Mean latency, from the scheduled start",
+    title: "Mean latency from the scheduled start",
     unit: "ms",
     value: |measured| measured.mean_ms,
 };
 const P99: Measure =
     Measure { name: "p99_ms", title: "99th percentile", unit: "ms", value: |measured| measured.p99_ms };
 
-/// Of charts that show how far values are from the first.
+/// The quantities of charts relative to the first point.
 const OVER_FIRST: [(Measure, &str, &str); 2] = [
-    (THROUGHPUT, "throughput_over_first", "Throughput over that at the first point"),
-    (MEAN, "mean_over_first", "Mean latency over that at the first point"),
+    (THROUGHPUT, "throughput_over_first", "Throughput relative to the first point"),
+    (MEAN, "mean_over_first", "Mean latency relative to the first point"),
 ];
 
 pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow]) -> String {
     let papers = papers::of(figure.name);
     let mut body = format!(
-        "<p>Data and memory are {} of the paper's, {} s a point. What is dashed is the paper's.</p>\n",
+        "<p>Data and memory: {} times the paper's. {} s per point. Dashed lines are the paper's \
+         numbers.</p>\n",
         arguments.scale,
         arguments.time().as_secs_f64()
     );
@@ -61,9 +62,9 @@ fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> 
         charts.push(chart(title, unit, lines(rows, "", value), name));
     }
     if figure.by_tenant {
-        let mut both = lines(rows, ", least", |measured| measured.tenant_mean_ms[0]);
-        both.extend(lines(rows, ", most", |measured| measured.tenant_mean_ms[1]));
-        charts.push(chart("Mean latency of the tenants that waited least and most", "ms", both, ""));
+        let mut both = lines(rows, ", lowest", |measured| measured.tenant_mean_ms[0]);
+        both.extend(lines(rows, ", highest", |measured| measured.tenant_mean_ms[1]));
+        charts.push(chart("Lowest and highest mean latency of a tenant", "ms", both, ""));
     }
     if figure.over_first {
         for (Measure { value, .. }, name, title) in OVER_FIRST {
@@ -79,7 +80,7 @@ fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> 
     charts
 }
 
-/// A series for each line, in the order of the rows.
+/// Returns a series per line, in the order of the rows.
 fn lines(rows: &[FigureRow], suffix: &str, value: fn(&Measured) -> f64) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for row in rows {
@@ -99,7 +100,8 @@ fn over_first(mut series: Series) -> Series {
     series
 }
 
-/// The paper's, dashed: what it says of a place lies there, what it says of none (a plateau, a peak) goes all across.
+/// Returns the paper's numbers as dashed series. A number without an x (a plateau, a peak) spans
+/// the x axis.
 fn papers_lines(papers: &[Number], measure: &str, rows: &[FigureRow]) -> Vec<Series> {
     let across = rows.iter().map(|row| row.x);
     let (from, to) = (across.clone().fold(f64::NAN, f64::min), across.fold(f64::NAN, f64::max));
@@ -131,11 +133,12 @@ fn failures(rows: &[FigureRow]) -> String {
 }
 
 fn measured_table(figure: &Figure, rows: &[FigureRow]) -> String {
-    let heads = ["transactions/s", "mean, ms", "p99, ms", "least tenant's mean, ms", "most, ms"];
+    let heads =
+        ["transactions/s", "mean, ms", "p99, ms", "lowest tenant mean, ms", "highest tenant mean, ms"];
     let shown = if figure.by_tenant { &heads[..] } else { &heads[..3] };
     let head = |head: &&str| format!("<th class=\"n\">{head}</th>");
     let mut table = format!(
-        "<h2>What was measured</h2>\n<table>\n<tr><th>line</th><th class=\"n\">{}</th>{}</tr>\n",
+        "<h2>Measured values</h2>\n<table>\n<tr><th>line</th><th class=\"n\">{}</th>{}</tr>\n",
         escape(figure.x),
         shown.iter().map(head).collect::<String>()
     );
@@ -151,7 +154,8 @@ fn measured_table(figure: &Figure, rows: &[FigureRow]) -> String {
 
 fn papers_table(papers: &[Number]) -> String {
     if papers.is_empty() {
-        return "<h2>The paper's numbers</h2>\n<p>Its text has none: they stood in the plot alone.</p>\n"
+        return "<h2>The paper's numbers</h2>\n<p>The text of the paper has no numbers for this \
+                figure.</p>\n"
             .to_owned();
     }
     let row = |number: &Number| {
@@ -159,12 +163,14 @@ fn papers_table(papers: &[Number]) -> String {
         let [line, measure, source] =
             [&number.line, &number.measure, &number.source].map(|text| escape(text));
         format!(
-            "<tr><td>{line}</td><td class=\"n\">{x}</td><td>{measure}</td><td class=\"n\">{}</td><td>{source}</td></tr>\n",
+            "<tr><td>{line}</td><td class=\"n\">{x}</td><td>{measure}</td>\
+             <td class=\"n\">{}</td><td>{source}</td></tr>\n",
             number.value
         )
     };
     let rows: String = papers.iter().map(row).collect();
-    let head = "<tr><th>line</th><th class=\"n\">x</th><th>measure</th><th class=\"n\">value</th><th>says</th></tr>\n";
+    let head = "<tr><th>line</th><th class=\"n\">x</th><th>measure</th>\
+                <th class=\"n\">value</th><th>source</th></tr>\n";
     format!("<h2>The paper's numbers</h2>\n<table>\n{head}{rows}</table>\n")
 }
 
@@ -192,21 +198,22 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_both_numbers() {
+    fn page_has_measured_and_published_numbers() {
         let failed = FigureRow { measured: Err("memory is full".to_owned()), ..row(200.0, 0.0) };
         let page = page("elastras/4", &[row(100.0, 1.5), failed]);
-        for told in ["uniform", "memory is full", "1100", "plateaus", "<svg", "stroke-dasharray", "99.50"] {
-            assert!(page.contains(told), "{told}");
+        for text in ["uniform", "memory is full", "1100", "plateaus", "<svg", "stroke-dasharray", "99.50"] {
+            assert!(page.contains(text), "{text}");
         }
         assert!(!page.contains("NaN"));
     }
 
     #[test]
-    fn figures_show_what_they_are_about() {
-        assert!(page("elastras/5", &[row(5.0, 1.5)]).contains("Its text has none"));
-        let loud = page("elastras/12", &[row(1.0, 2.0), row(5.0, 2.2), row(10.0, 3.0)]);
-        for told in ["uniform, most", "Mean latency over that at the first point", "1.4", "about 40%"] {
-            assert!(loud.contains(told), "{told}");
+    fn pages_have_the_charts_of_their_figure() {
+        let no_numbers = page("elastras/5", &[row(5.0, 1.5)]);
+        assert!(no_numbers.contains("The text of the paper has no numbers"));
+        let noisy = page("elastras/12", &[row(1.0, 2.0), row(5.0, 2.2), row(10.0, 3.0)]);
+        for text in ["uniform, highest", "Mean latency relative to the first point", "1.4", "about 40%"] {
+            assert!(noisy.contains(text), "{text}");
         }
         let memory = page("cloudtps/13", &[row(5.0, 2.0)]);
         assert!(

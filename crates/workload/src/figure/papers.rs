@@ -1,24 +1,25 @@
-//! The papers' own numbers, `papers.csv`.
+//! The numbers that the papers state in their text (`papers.csv`).
 
-/// What the papers print.
+/// The contents of `papers.csv`.
 const PAPERS: &str = include_str!("papers.csv");
 
-/// A number of a paper.
+/// A number stated in a paper.
 #[derive(Debug, PartialEq)]
 pub(super) struct Number {
     pub(super) figure: String,
-    /// Empty where the paper has one line only.
+    /// The line of the figure. Empty if the paper has only one line.
     pub(super) line: String,
-    /// `None` where it says nothing of where: a plateau, a peak.
+    /// The position on the x axis. `None` if the paper does not state one, as for a plateau or a
+    /// peak.
     pub(super) x: Option<f64>,
-    /// A column of our rows, or one of those over the first.
+    /// A column of the measured rows, or one of them relative to the first point.
     pub(super) measure: String,
     pub(super) value: f64,
-    /// The section, and its words.
+    /// The section and its wording.
     pub(super) source: String,
 }
 
-/// Those of a figure.
+/// The numbers of a figure.
 pub(super) fn of(figure: &str) -> Vec<Number> {
     let lines = PAPERS.lines().filter(|line| !line.starts_with('#')).skip(1);
     lines.filter_map(number).filter(|number| number.figure == figure).collect()
@@ -30,7 +31,7 @@ fn number(line: &str) -> Option<Number> {
     Some(Number { figure, line, x: x.parse().ok(), measure, value: value.parse().ok()?, source })
 }
 
-/// A comma inside of quotes is text.
+/// Splits a CSV line. Commas inside quotes do not separate cells.
 fn cells(line: &str) -> Vec<String> {
     let (mut cells, mut quoted) = (vec![String::new()], false);
     for character in line.chars() {
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_read_and_are_of_figures_that_there_are() {
+    fn every_line_is_parsed_and_names_a_known_figure() {
         let lines: Vec<_> = PAPERS.lines().filter(|line| !line.starts_with('#')).skip(1).collect();
         for line in &lines {
             let number = number(line).unwrap_or_else(|| panic!("{line}"));

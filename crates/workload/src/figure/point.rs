@@ -1,4 +1,4 @@
-//! A point of a figure: what runs at once, on which node, and what it comes to.
+//! A point of a figure: its load, its server, and its measured values.
 
 use std::time::Duration;
 
@@ -15,30 +15,33 @@ use crate::tpcw::Tpcw;
 use crate::workload::Workload;
 use crate::ycsb::Ycsb;
 
-/// Before each point; a short point has no longer one.
-const LONGEST_WARM_UP: Duration = Duration::from_secs(5);
+/// The maximum warm-up before each point. If a point is shorter, the warm-up is as long as the
+/// point.
+const MAX_WARM_UP: Duration = Duration::from_secs(5);
 
-/// Of the databases that are made.
-const PREFIX: &str = "figure_";
+/// The prefix of the names of databases.
+const DATABASE_PREFIX: &str = "figure_";
 
 /// A point of a figure.
 pub(super) struct Point {
-    /// The line that it is of.
+    /// The line of the point.
     pub(super) line: String,
     pub(super) x: f64,
     pub(super) server: ServerName,
     pub(super) memory_bytes: u64,
     pub(super) load: Load,
     pub(super) tenants: u32,
-    /// Of each tenant.
+    /// Connections per tenant.
     pub(super) connections: usize,
-    /// Of all tenants together, but for the loud one; `None`: a closed loop, which shows the peak.
+    /// The rate of all tenants together, without the noisy one. `None` is a closed loop, which
+    /// shows the peak throughput.
     pub(super) rate_tps: Option<f64>,
-    /// The first tenant is no part of what is measured, and has this rate.
+    /// The rate of the first tenant, which is then the noisy one and is not measured. `None`: all
+    /// tenants are measured.
     pub(super) loud_tps: Option<f64>,
 }
 
-/// What a point is measured on.
+/// The kind of server that a point is measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServerName {
     Fulmar,
@@ -53,24 +56,24 @@ pub(super) enum Load {
     Tpcw(Tpcw),
 }
 
-/// Points with the same server, memory and data share a node.
+/// The key of a server: points with the same server, memory, tenants and rows share a node.
 pub(super) type Node = (ServerName, u64, u32, u64);
 
-/// What was measured at a point.
+/// The measured values of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// Transactions per second.
     pub throughput_tps: f64,
-    /// Mean latency from the scheduled start.
+    /// Mean latency from the scheduled start, in milliseconds.
     pub mean_ms: f64,
-    /// Its 99th percentile.
+    /// The 99th percentile of the latency, in milliseconds.
     pub p99_ms: f64,
-    /// The mean latencies of the tenant that waited least and of the one that waited most.
+    /// The lowest and the highest mean latency of a tenant, in milliseconds.
     pub tenant_mean_ms: [f64; 2],
 }
 
 impl Point {
-    /// The only tenant of a node, as fast as goes.
+    /// A point with a single tenant in a closed loop.
     pub(super) fn alone(line: &str, x: f64, memory_bytes: u64, load: Load, connections: usize) -> Point {
         Point {
             line: line.to_owned(),
@@ -90,10 +93,11 @@ impl Point {
     }
 
     pub(super) fn databases(&self) -> Vec<String> {
-        tenants::names(PREFIX, self.tenants)
+        tenants::names(DATABASE_PREFIX, self.tenants)
     }
 
-    /// Runs it; answers a row for each of these kinds of transactions, or one for all of them together.
+    /// Runs the load of the point. Returns a row for each of `kinds`, or one row for all
+    /// transactions if `kinds` is empty.
     pub(super) fn measure<'a>(
         &'a self,
         server: &'a Server,
@@ -131,7 +135,7 @@ impl Point {
             databases: databases.to_vec(),
             connections: self.connections,
             arrival: rate_tps.map_or(Arrival::Closed, Arrival::poisson),
-            warm_up: time.min(LONGEST_WARM_UP),
+            warm_up: time.min(MAX_WARM_UP),
             measure: time,
             ..RunOptions::new(server.target())
         };

@@ -1,14 +1,17 @@
-//! Which key an operation touches: uniform, Zipfian, or a hot spot (ElasTraS 7.3.1).
+//! Key distributions: uniform, Zipfian and hot spot (ElasTraS 7.3.1, E-Store 2.2).
 //!
 //! ```text
-//! uniform            every key alike
+//! uniform            all keys with the same probability
 //! hotspot:90:20      90 % of the operations on the first 20 % of the keys (the paper's Hot90-20)
 //! zipfian:1.0        the k-th most popular key with probability proportional to 1 / k^1.0
-//! low-skew           Zipfian, such that a third of the keys gets two thirds (E-Store 2.2)
-//! high-skew:60:40    60 % on the first 40 keys alone, the others as with low-skew (E-Store 2.2; Voter 80:30)
+//! low-skew           Zipfian, with two thirds of the operations on one third of the keys (E-Store)
+//! high-skew:60:40    60 % of the operations on the first 40 keys, the others as low-skew (E-Store;
+//!                    Voter has 80:30)
 //! ```
-//! A hot spot is a contiguous range, as in YCSB, so that it fills few pages. Zipfian ranks are scattered over the key
-//! space by a permutation, as in YCSB's scrambled generator (which hashes, and so lets ranks collide: this does not).
+//!
+//! A hot spot is a contiguous range of keys, as in YCSB, so that it fills few pages. Zipfian ranks
+//! are scattered over the key space by a permutation. YCSB's scrambled generator uses a hash
+//! instead, which lets ranks collide.
 
 mod zipf;
 
@@ -20,30 +23,32 @@ use serde::{Serialize, Serializer};
 
 use self::zipf::{Scatter, Zipf, low_skew_exponent};
 
-/// How accesses are spread over the keys.
+/// How accesses are distributed over the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// Every key alike.
+    /// All keys with the same probability.
     Uniform,
     /// A share of the operations goes to a share of the keys.
     Hotspot {
-        /// Per cent of the operations that touch the hot set.
+        /// Percentage of the operations that touch the hot keys.
         operations_percent: f64,
-        /// Per cent of the keys that are hot.
+        /// Percentage of the keys that are hot.
         keys_percent: f64,
     },
     /// The k-th most popular key is drawn with probability proportional to 1 / k^s.
     Zipfian {
-        /// The coefficient s.
+        /// The exponent s.
         exponent: f64,
     },
-    /// E-Store's low skew: Zipfian with the coefficient that gives two thirds of the operations to a third of the keys.
+    /// E-Store's low skew: Zipfian with the exponent that gives two thirds of the operations to one
+    /// third of the keys.
     LowSkew,
-    /// E-Store's high skew: a few keys get a share of the operations, all keys the rest with a low skew.
+    /// E-Store's high skew: a few hot keys get a share of the operations, and the rest is
+    /// distributed over all keys with low skew.
     HighSkew {
-        /// Per cent of the operations that touch the hot keys.
+        /// Percentage of the operations that touch the hot keys.
         operations_percent: f64,
-        /// How many keys are hot.
+        /// Number of hot keys.
         hot_keys: u32,
     },
 }
@@ -55,7 +60,8 @@ impl Distribution {
 }
 
 impl Distribution {
-    /// What share of the accesses, or of anything else, each of `count` gets, the first most of all.
+    /// The shares of `count` receivers, such as keys or tenants. They add up to 1, and the first is
+    /// the largest.
     pub fn shares(self, count: usize) -> Vec<f64> {
         let hot = |percent: f64| ((count as f64 * percent / 100.0).round() as usize).clamp(1, count.max(1));
         let zipf = |number: usize, exponent: f64| ((number + 1) as f64).powf(-exponent);
@@ -82,11 +88,11 @@ impl Distribution {
     }
 }
 
-/// A distribution that could not be understood.
+/// A text that is no distribution.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no distribution; write uniform, zipfian, zipfian:S (0 to 5), hotspot, hotspot:OPERATIONS%:KEYS%, low-skew, \
-     high-skew or high-skew:OPERATIONS%:NUMBER"
+    "invalid distribution {0:?}; use uniform, zipfian, zipfian:S (S from 0 to 5), hotspot, \
+     hotspot:OPERATIONS%:KEYS%, low-skew, high-skew or high-skew:OPERATIONS%:NUMBER"
 )]
 pub struct DistributionError(String);
 
@@ -95,8 +101,8 @@ impl FromStr for Distribution {
 
     fn from_str(text: &str) -> Result<Distribution, DistributionError> {
         let bad = || DistributionError(text.to_owned());
-        let number = |text: &str, most: f64| match text.trim_end_matches('%').parse::<f64>() {
-            Ok(number) if (0.0..=most).contains(&number) => Ok(number),
+        let number = |text: &str, max: f64| match text.trim_end_matches('%').parse::<f64>() {
+            Ok(number) if (0.0..=max).contains(&number) => Ok(number),
             _ => Err(bad()),
         };
         let parts: Vec<&str> = text.split(':').collect();
@@ -142,7 +148,7 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Draws keys `0..count`.
+/// A generator of keys in `0..count`.
 #[derive(Clone, Debug)]
 pub struct Keys {
     count: u32,
@@ -158,7 +164,7 @@ enum Chooser {
 }
 
 impl Keys {
-    /// Keys `0..count`; `count` is at least 1.
+    /// Creates a generator of keys in `0..count`. A `count` of 0 is treated as 1.
     pub fn new(distribution: Distribution, count: u32) -> Keys {
         let count = count.max(1);
         let chooser = match distribution {
@@ -184,7 +190,7 @@ impl Keys {
         Keys { count, chooser }
     }
 
-    /// The next key.
+    /// Draws the next key.
     pub fn draw(&self, random: &mut impl Rng) -> u32 {
         match &self.chooser {
             Chooser::Uniform => random.random_range(0..self.count),
@@ -245,25 +251,25 @@ mod tests {
     }
 
     #[test]
-    fn zipfian_draws_have_the_shape_of_the_theory() {
+    fn zipfian_draws_match_the_theory() {
         for exponent in [0.0, 0.5, 0.99, 1.0, 1.5] {
             let counts = counts(Distribution::Zipfian { exponent }, 1000);
             let misfit_right = misfit(&counts, &zipf_counts(exponent, 1000));
             assert!((0.8..1.2).contains(&misfit_right), "exponent {exponent}: {misfit_right}");
-            // The measure is sharp enough to tell a slightly wrong coefficient.
+            // The statistic detects a slightly wrong exponent.
             let misfit_wrong = misfit(&counts, &zipf_counts(exponent + 0.05, 1000));
             assert!(misfit_wrong > 1.5, "exponent {exponent}: {misfit_wrong}");
         }
     }
 
     #[test]
-    fn uniform_draws_are_even() {
+    fn uniform_draws_are_uniform() {
         let misfit = misfit(&counts(Distribution::Uniform, 500), &vec![DRAWS as f64 / 500.0; 500]);
         assert!((0.8..1.2).contains(&misfit), "{misfit}");
     }
 
     #[test]
-    fn a_hot_spot_gets_its_share() {
+    fn hot_keys_get_their_share() {
         let counts = counts(Distribution::HOT_90_20, 1000);
         let hot: f64 = counts[..200].iter().sum::<f64>() / DRAWS as f64;
         assert!((hot - 0.9).abs() < 0.002, "{hot}");
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_one() {
+    fn shares_add_up_to_one() {
         assert_eq!(Distribution::Uniform.shares(4), [0.25; 4]);
         let zipf = Distribution::Zipfian { exponent: 1.0 }.shares(3);
         for (share, expected) in zipf.into_iter().zip([6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0]) {
@@ -285,20 +291,20 @@ mod tests {
     }
 
     #[test]
-    fn a_low_skew_gives_two_thirds_to_a_third() {
+    fn low_skew_gives_two_thirds_to_one_third() {
         for count in [3, 99, 3_000] {
             let mut counts = counts(Distribution::LowSkew, count);
             counts.sort_unstable_by(|a, b| b.total_cmp(a));
             let third: f64 = counts[..count as usize / 3].iter().sum();
             assert!((third / DRAWS as f64 - 2.0 / 3.0).abs() < 0.01, "{count}: {third}");
         }
-        // Of very many, the share of a third is (1/3)^(1-s).
+        // For many keys, the share of one third is (1/3)^(1-s).
         let expected = 1.0 - (2.0_f64 / 3.0).ln() / (1.0_f64 / 3.0).ln();
         assert!((low_skew_exponent(60_000_000) - expected).abs() < 0.01);
     }
 
     #[test]
-    fn a_high_skew_favours_a_few_keys_on_top() {
+    fn high_skew_favours_the_hot_keys() {
         let high = counts(Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 }, 3_000);
         let low = counts(Distribution::LowSkew, 3_000);
         let first = |counts: &[f64]| counts[..40].iter().sum::<f64>() / DRAWS as f64;
@@ -308,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn scattering_is_a_permutation() {
+    fn scatter_is_a_permutation() {
         for count in [1, 2, 3, 10, 97, 1000, 4096] {
             let scatter = Scatter::new(count);
             let mut keys: Vec<u32> = (0..count).map(|rank| scatter.key(rank)).collect();
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_and_all_hot_are_fine() {
+    fn single_key_is_always_drawn() {
         for distribution in [
             "uniform",
             "zipfian",
@@ -336,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn names_round_trip_and_nonsense_is_refused() {
+    fn names_round_trip_and_invalid_names_are_rejected() {
         for text in ["uniform", "zipfian:1", "zipfian:0.99", "hotspot:90:20", "low-skew", "high-skew:80:30"] {
             assert_eq!(text.parse::<Distribution>().unwrap().to_string(), text);
         }

@@ -1,21 +1,24 @@
-//! Zipfian ranks, and which keys they are.
+//! Zipfian ranks, and the permutation from ranks to keys.
 //!
-//! YCSB's own Zipfian algorithm divides by 1 - s and cannot do the paper's coefficient of 1.0. This one is
-//! rejection-inversion (Hoermann and Derflinger, 1996): exact for every s >= 0, no table, about 1.1 draws per key.
+//! Ranks are drawn by rejection-inversion (Hoermann and Derflinger, 1996): it is exact for every s
+//! >= 0, needs no table and takes about 1.1 draws per rank. YCSB's algorithm divides by 1 - s and
+//! therefore does not support the papers' exponent of 1.0.
 
 use rand::{Rng, RngExt};
 
-/// The coefficient with which a third of `count` ranks gets two thirds of the draws, found by halving.
+/// The exponent with which one third of `count` ranks gets two thirds of the draws, found by
+/// bisection.
 pub(super) fn low_skew_exponent(count: u32) -> f64 {
-    /// Ranks that are added up one by one; the rest is an integral, which is right to five digits there. (Every terminal
-    /// asks for this, and there may be thousands.)
+    /// Number of ranks that are summed exactly. The rest is approximated by an integral, which is
+    /// accurate to five digits there. This is fast, because every terminal calls the function and
+    /// there may be thousands.
     const EXACT: u32 = 32;
     let sum = |exponent: f64, to: u32| {
-        let zipf = Zipf { count: 0.0, exponent, area_from: 0.0, area_to: 0.0, sure: 0.0 };
+        let zipf = Zipf { count: 0.0, exponent, area_from: 0.0, area_to: 0.0, acceptance: 0.0 };
         let first: f64 = (1..=to.min(EXACT)).map(|rank| zipf.hat(f64::from(rank))).sum();
         first + zipf.area(f64::from(to.max(EXACT)) + 0.5) - zipf.area(f64::from(EXACT) + 0.5)
     };
-    // Of three, the first gets two thirds with a coefficient of 1.6; of more, with less.
+    // With three ranks the exponent is 1.6. With more it is lower.
     let (mut low, mut high) = (0.0, 2.0);
     for _ in 0..30 {
         let middle = (low + high) / 2.0;
@@ -25,26 +28,29 @@ pub(super) fn low_skew_exponent(count: u32) -> f64 {
     low
 }
 
-/// Ranks `1..=count` with probability proportional to `rank^-exponent`.
+/// Draws ranks `1..=count` with probability proportional to `rank^-exponent`.
 ///
-/// The area under the hat `x^-exponent` over `[rank - 1/2, rank + 1/2]` is a little more than the rank's probability:
-/// a uniform draw of area is inverted to a point, rounded to its rank, and rejected if it fell into the excess.
+/// The area under the hat `x^-exponent` over `[rank - 1/2, rank + 1/2]` is slightly larger than the
+/// probability of the rank. A uniform draw of area is inverted to a point and rounded to a rank,
+/// and rejected if it is in the excess.
 #[derive(Clone, Debug)]
 pub(super) struct Zipf {
     count: f64,
     exponent: f64,
     area_from: f64,
     area_to: f64,
-    /// Points this close above their rank need no test (true for the first ranks, so for most draws).
-    sure: f64,
+    /// Points at most this far below their rank are accepted without a test. This holds for the
+    /// first ranks, and so for most draws.
+    acceptance: f64,
 }
 
 impl Zipf {
     pub(super) fn new(count: u32, exponent: f64) -> Zipf {
-        let mut zipf = Zipf { count: f64::from(count), exponent, area_from: 0.0, area_to: 0.0, sure: 0.0 };
+        let count = f64::from(count);
+        let mut zipf = Zipf { count, exponent, area_from: 0.0, area_to: 0.0, acceptance: 0.0 };
         zipf.area_from = zipf.area(1.5) - 1.0;
         zipf.area_to = zipf.area(zipf.count + 0.5);
-        zipf.sure = 2.0 - zipf.area_inverse(zipf.area(2.5) - zipf.hat(2.0));
+        zipf.acceptance = 2.0 - zipf.area_inverse(zipf.area(2.5) - zipf.hat(2.0));
         zipf
     }
 
@@ -53,7 +59,7 @@ impl Zipf {
             let area = self.area_to + random.random::<f64>() * (self.area_from - self.area_to);
             let point = self.area_inverse(area);
             let rank = point.round().clamp(1.0, self.count);
-            if rank - point <= self.sure || area >= self.area(rank + 0.5) - self.hat(rank) {
+            if rank - point <= self.acceptance || area >= self.area(rank + 0.5) - self.hat(rank) {
                 return rank as u32;
             }
         }
@@ -63,7 +69,7 @@ impl Zipf {
         (-self.exponent * x.ln()).exp()
     }
 
-    /// An antiderivative of the hat: `(x^(1-s) - 1) / (1-s)`, which is `ln x` where s is 1.
+    /// The antiderivative of the hat: `(x^(1-s) - 1) / (1-s)`, or `ln x` if s is 1.
     fn area(&self, x: f64) -> f64 {
         let log = x.ln();
         let t = (1.0 - self.exponent) * log;
@@ -77,7 +83,8 @@ impl Zipf {
     }
 }
 
-/// A permutation of `0..count` that tears neighbours apart: multiplication by a number coprime to `count`.
+/// A permutation of `0..count` that separates adjacent numbers: multiplication by a factor coprime
+/// to `count`.
 #[derive(Clone, Debug)]
 pub(super) struct Scatter {
     count: u64,
@@ -87,7 +94,7 @@ pub(super) struct Scatter {
 impl Scatter {
     pub(super) fn new(count: u32) -> Scatter {
         let count = u64::from(count);
-        // Near the golden ratio of the range, consecutive ranks fall far from each other.
+        // A factor near the golden ratio of the range places consecutive ranks far apart.
         let mut factor = ((count as f64 * 0.618_033_988_749_895) as u64).max(1);
         while greatest_common_divisor(factor, count) != 1 {
             factor += 1;

@@ -1,16 +1,19 @@
-//! Was a tenant served? Two answers, since the papers ask differently.
+//! Availability of a tenant, measured in two ways because the papers define it differently.
 //!
 //! ```text
 //!  due        x  x   x  x    x  x     x
 //!  answered   |  |                    ||||| |       |
-//!  outage        [--------------------]                    somebody waits, nobody is answered: exact times
-//!  slots      |..*..|.....|.....|.....|..*..|.....|..*..|  Karyakin 5.1: slots without a transaction, four here
+//!  outage        [--------------------]                    a transaction waits, none is answered
+//!  slots      |..*..|.....|.....|.....|..*..|.....|..*..|  Karyakin 5.1: four slots without one
 //! ```
-//! - **Outages**: from the moment that a transaction waits, and none has been answered since, to the next answer; those
-//!   longer than a second count. A tenant whose clients want nothing is not out. Driver threads note when they were
-//!   silent, and since when somebody waited in it; where all were silent at once is known when the run is over.
-//! - **Down intervals**: slots of the window (1 s; 5 s for what is bound by a disk) in which no transaction of
-//!   the tenant ended, wanted or not.
+//!
+//! - **Outages**: an outage lasts from the time at which a transaction waits, with none answered
+//!   since, to the next answer. Outages of 1 s or more count, with exact times. A tenant whose
+//!   clients request nothing has no outage. Each driver thread records its silences (periods
+//!   without an answer) and since when a transaction waited in each. At the end of the run the
+//!   silences of all threads are intersected.
+//! - **Down intervals**: slots of the window (1 s, or 5 s for disk-bound loads) in which no
+//!   transaction of the tenant ended, whether or not one was requested.
 
 use std::time::{Duration, Instant};
 
@@ -18,27 +21,27 @@ use serde::{Deserialize, Serialize};
 
 use super::Window;
 
-/// A wait that is no outage yet.
+/// The minimum length of an outage. Shorter waits are not counted.
 pub(crate) const SHORTEST_OUTAGE: Duration = Duration::from_secs(1);
 
-/// What became of one tenant's transactions, over time.
+/// The answered and unanswered transactions of one tenant over time.
 #[derive(Clone, Debug)]
 pub(crate) struct Availability {
     window: Window,
-    /// Transactions that ended as they should, by whole seconds of the window.
+    /// Transactions that committed or rolled back as intended, per second of the window.
     by_second: Vec<u32>,
-    /// Of the window, in order, not overlapping; those too short for an outage are left out.
+    /// The silences in the window, ordered and disjoint. Those shorter than an outage are left out.
     silences: Vec<Silence>,
     last_answer: Instant,
-    /// The first transaction since the last answer that was not answered well.
+    /// When the first unanswered transaction since the last answer was due.
     waiting_since: Option<Instant>,
     pub(crate) cancelled: u64,
-    /// Transactions that waited or ran in the window, and how long they did together.
+    /// Number of transactions that waited or ran in the window, and the sum of their latencies.
     answered: u32,
     waited: Duration,
 }
 
-/// The same when the run is over, for another process.
+/// The availability at the end of a run, sent to another process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Served {
     by_second: Vec<u32>,
@@ -48,24 +51,25 @@ pub(crate) struct Served {
     waited: Duration,
 }
 
-/// A time in which nobody was answered, as moments since the window opened.
+/// A period without an answer, as times since the window opened.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Silence {
     begin: Duration,
-    /// From when on somebody waited, to the end.
+    /// Since when a transaction was waiting. It waits until the end.
     waiting: Option<Duration>,
     end: Duration,
 }
 
 impl Silence {
-    /// One that is long enough for an outage.
+    /// Creates a silence, or returns `None` if it is too short to contain an outage.
     fn new(begin: Duration, waiting: Option<Duration>, end: Duration) -> Option<Silence> {
         let waiting = waiting.map(|since| since.max(begin));
         let is_long = end.saturating_sub(begin) >= SHORTEST_OUTAGE;
         is_long.then_some(Silence { begin, waiting, end })
     }
 
-    /// Where both are; who waits at one of them waits.
+    /// The intersection of two silences. A transaction that waits in either of them waits in the
+    /// result.
     fn both(self, other: Silence) -> Option<Silence> {
         let waiting = self.waiting.into_iter().chain(other.waiting).min();
         Silence::new(self.begin.max(other.begin), waiting, self.end.min(other.end))
@@ -92,12 +96,12 @@ impl Availability {
         }
     }
 
-    /// Mean latency, in milliseconds; of nothing it is zero.
+    /// The mean latency in milliseconds, or zero without transactions.
     pub(crate) fn mean_ms(&self) -> f64 {
         self.waited.as_secs_f64() * 1e3 / f64::from(self.answered.max(1))
     }
 
-    /// A transaction that was due at `due` has ended as it should.
+    /// Records that a transaction that was due at `due` committed or rolled back as intended.
     pub(crate) fn answered(&mut self, due: Instant, end: Instant) {
         let waiting = self.waiting_since.take().map_or(due, |since| since.min(due));
         self.silent_until(end, Some(waiting));
@@ -113,12 +117,13 @@ impl Availability {
         }
     }
 
-    /// A transaction that was due at `due` was cancelled, or failed, or is not answered yet.
+    /// Records that a transaction that was due at `due` was cancelled, failed, or has no answer
+    /// yet.
     pub(crate) fn unanswered(&mut self, due: Instant) {
         self.waiting_since = Some(self.waiting_since.map_or(due, |since| since.min(due)));
     }
 
-    /// The run is over: who waits still has waited until the window closed.
+    /// Ends the run. A transaction that still waits has waited until the window closed.
     pub(crate) fn close(&mut self) {
         let waiting = self.waiting_since.take();
         self.silent_until(self.window.closes, waiting);
@@ -131,14 +136,14 @@ impl Availability {
         self.silences.extend(Silence::new(since(self.last_answer), waiting.map(since), since(end)));
     }
 
-    /// It is closed.
+    /// Exports a closed availability.
     pub(crate) fn served(&self) -> Served {
         let Availability { cancelled, answered, waited, .. } = *self;
         let (by_second, silences) = (self.by_second.clone(), self.silences.clone());
         Served { by_second, silences, cancelled, answered, waited }
     }
 
-    /// Of another thread or process, whose window was this one.
+    /// Imports the availability of another thread or process with the same window.
     pub(crate) fn of(window: Window, served: Served) -> Availability {
         let Served { by_second, silences, cancelled, answered, waited } = served;
         let last_answer = window.closes;
@@ -146,8 +151,9 @@ impl Availability {
         Availability { by_second, silences, last_answer, cancelled, answered, waited, ..new }
     }
 
-    /// Another driver thread has terminals of the same tenant: it is out when somebody waits at either, and nobody is
-    /// answered at both. Both are closed.
+    /// Merges the availability at another driver thread with terminals of the same tenant. The
+    /// tenant has an outage when a transaction waits at either thread and neither receives an
+    /// answer. Both must be closed.
     pub(crate) fn merge(&mut self, other: &Availability) {
         self.by_second.iter_mut().zip(&other.by_second).for_each(|(count, more)| *count += more);
         self.cancelled += other.cancelled;
@@ -160,17 +166,17 @@ impl Availability {
         self.silences = pairs.collect();
     }
 
-    /// How long each outage was.
+    /// The length of each outage.
     pub(crate) fn outages(&self) -> impl Iterator<Item = Duration> {
         self.silences.iter().filter_map(Silence::outage)
     }
 
-    /// Whole slots of the window in which nothing ended.
+    /// The number of complete slots of the window in which no transaction ended.
     pub(crate) fn down_intervals(&self, slot_seconds: usize) -> u64 {
         self.slots(slot_seconds).filter(|count| *count == 0).count() as u64
     }
 
-    /// Transactions that ended in each whole slot of the window.
+    /// The number of transactions that ended in each complete slot of the window.
     pub(crate) fn slots(&self, slot_seconds: usize) -> impl Iterator<Item = u64> {
         self.by_second
             .chunks_exact(slot_seconds.max(1))
@@ -209,20 +215,20 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_when_somebody_waits_and_nobody_is_answered() {
+    fn outage_requires_a_waiting_transaction_and_no_answer() {
         let mut tenant = Tenant::new(60);
         tenant.answered(-50, 10);
-        // Nobody wants anything for 20 s, then all that fell due in 10 s is answered at once.
+        // No transaction is due for 20 s. Those due in the next 10 s are all answered at its end.
         for due in 0..100 {
             tenant.answered(20_000 + due * 100, 30_000);
         }
         assert_eq!(tenant.outages_ms(), [10_000]);
         tenant.answered(31_000, 31_900);
-        assert_eq!(tenant.outages_ms(), [10_000], "0.9 s are none");
+        assert_eq!(tenant.outages_ms(), [10_000], "a wait of 0.9 s is not an outage");
     }
 
     #[test]
-    fn cancelled_transactions_have_waited_too() {
+    fn cancelled_transactions_count_as_waiting() {
         let mut tenant = Tenant::new(60);
         tenant.of.unanswered(tenant.at(5_000));
         tenant.of.unanswered(tenant.at(6_000));
@@ -230,11 +236,11 @@ mod tests {
         assert_eq!(tenant.outages_ms(), [4_010]);
         tenant.of.unanswered(tenant.at(50_000));
         tenant.of.close();
-        assert_eq!(tenant.outages_ms(), [4_010, 10_000], "to the end of the window");
+        assert_eq!(tenant.outages_ms(), [4_010, 10_000], "an open outage ends with the window");
     }
 
     #[test]
-    fn only_the_window_counts() {
+    fn only_the_window_is_measured() {
         let mut tenant = Tenant::new(10);
         tenant.answered(-5_000, 2_000);
         tenant.answered(8_000, 20_000);
@@ -243,17 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn slots_without_a_transaction_are_down_wanted_or_not() {
+    fn slots_without_a_transaction_are_down_intervals() {
         let mut tenant = Tenant::new(12);
         for end in [100, 200, 5_500] {
             tenant.answered(end - 10, end);
         }
         assert_eq!(tenant.of.down_intervals(1), 10);
-        assert_eq!(tenant.of.down_intervals(5), 0, "two slots, and two seconds that make none");
+        assert_eq!(tenant.of.down_intervals(5), 0, "the last 2 s are no complete slot");
         assert_eq!(tenant.of.slots(5).collect::<Vec<_>>(), [2, 1]);
     }
 
-    /// What two driver threads have seen of a tenant, merged both ways; the second is of another process.
+    /// Merges the availability at two driver threads in both orders. The second one is serialized,
+    /// as from another process.
     fn merged(seconds: u64, one: &[(i64, i64)], other: &[(i64, i64)]) -> Tenant {
         let (mut first, mut second) = (Tenant::new(seconds), Tenant::new(seconds));
         second.opens = first.opens;
@@ -265,15 +272,16 @@ mod tests {
         second.of.close();
         let mut reverse = second.of.clone();
         reverse.merge(&first.of);
-        let told = serde_json::to_string(&second.of.served()).unwrap();
-        first.of.merge(&Availability::of(first.of.window, serde_json::from_str(&told).unwrap()));
-        assert!(first.of.outages().eq(reverse.outages()), "whichever comes first");
+        let exported = serde_json::to_string(&second.of.served()).unwrap();
+        let imported = serde_json::from_str(&exported).unwrap();
+        first.of.merge(&Availability::of(first.of.window, imported));
+        assert!(first.of.outages().eq(reverse.outages()), "the order of the merge must not matter");
         assert_eq!(first.of.slots(seconds as usize).sum::<u64>(), (one.len() + other.len()) as u64);
         first
     }
 
     #[test]
-    fn two_threads_see_an_outage_where_one_waits_and_neither_is_answered() {
+    fn merged_outage_requires_silence_at_both_threads() {
         let tenant = merged(30, &[(2_000, 9_000)], &[(5_000, 12_000)]);
         assert_eq!((tenant.outages_ms(), tenant.of.mean_ms()), (vec![7_000, 3_000], 7_000.0));
         let tenant = merged(30, &[(2_000, 9_000)], &[(5_000, 5_100)]);
@@ -281,9 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_whose_terminals_want_nothing_denies_no_outage() {
+    fn idle_thread_does_not_end_an_outage() {
         assert_eq!(merged(30, &[(2_000, 9_000)], &[]).outages_ms(), [7_000]);
-        // It wants something for a moment, and is answered.
+        // A transaction at the other thread is due and answered in between.
         assert_eq!(merged(30, &[(2_000, 9_000)], &[(4_900, 5_000)]).outages_ms(), [3_000, 4_000]);
     }
 }

@@ -1,18 +1,18 @@
-//! Latencies: histograms whose recording cannot fail, and what they come to.
+//! Latency histograms. Recording a value cannot fail.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Latencies are kept in microseconds, to three digits, up to an hour.
-const LONGEST_MICROSECONDS: u64 = 3_600_000_000;
+/// Latencies are recorded in microseconds with three significant digits, up to one hour.
+const MAX_MICROSECONDS: u64 = 3_600_000_000;
 const DIGITS: u8 = 3;
 
-/// Latencies of one kind.
+/// Summary of a set of latencies.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many were measured.
+    /// Number of latencies.
     pub count: u64,
     /// Arithmetic mean, in milliseconds.
     pub mean_ms: f64,
@@ -24,11 +24,11 @@ pub struct Latency {
     pub p99_ms: f64,
     /// 99.9th percentile, in milliseconds.
     pub p999_ms: f64,
-    /// The longest, in milliseconds.
+    /// Maximum, in milliseconds.
     pub max_ms: f64,
 }
 
-/// Latencies that are equal to three digits: microseconds, and how many.
+/// A recorded value in microseconds, rounded to three significant digits, and its count.
 pub type Sample = (u64, u64);
 
 /// A histogram of latencies.
@@ -37,10 +37,8 @@ pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     pub(crate) fn new() -> Latencies {
-        // Bounds and digits are constants that the library accepts.
-        Latencies(
-            Histogram::new_with_bounds(1, LONGEST_MICROSECONDS, DIGITS).expect("constant bounds are valid"),
-        )
+        // The bounds and digits are constants that the library accepts.
+        Latencies(Histogram::new_with_bounds(1, MAX_MICROSECONDS, DIGITS).expect("constant bounds are valid"))
     }
 
     pub(crate) fn record(&mut self, latency: Duration) {
@@ -54,7 +52,7 @@ impl Latencies {
     }
 
     pub(crate) fn merge(&mut self, other: &Latencies) {
-        // Of one making, they have the same bounds.
+        // All histograms are created with the same bounds.
         self.0.add(&other.0).expect("bounds are equal");
     }
 
@@ -71,13 +69,13 @@ impl Latencies {
         }
     }
 
-    /// All that is in it.
+    /// All recorded values.
     pub(crate) fn samples(&self) -> Vec<Sample> {
         let values = self.0.iter_recorded();
         values.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
 
-    /// All that is in it; it is empty afterwards.
+    /// Removes and returns all recorded values.
     pub(crate) fn take(&mut self) -> Vec<Sample> {
         let samples = self.samples();
         self.0.reset();
@@ -90,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_all_latencies() {
+    fn percentiles_cover_all_latencies() {
         let mut latencies = Latencies::new();
         for ms in 1..=1000 {
             latencies.record(Duration::from_millis(ms));
@@ -102,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_and_put_in_again_is_the_same() {
+    fn samples_round_trip() {
         let mut one = Latencies::new();
         for microseconds in [0, 1, 17, 2_047, 2_049, 123_456, 9_999_999, u64::MAX] {
             one.add(&[(microseconds, 3)]);

@@ -1,13 +1,18 @@
-//! What a driver thread counts: transactions, their latencies, their errors, by kind, by tenant and by interval.
+//! Counts the transactions of a driver thread, with their latencies and errors, by kind, tenant and
+//! interval.
 //!
 //! ```text
 //!                opens                              closes
-//!  warm-up  | -2 | -1 |  0  |  1  |  2  |  3  | ...    |      intervals: all of the run, numbered from the window's opening
-//!                     |<------ whole ---------------->|      counts: what ended in it; latencies: what waited in it
+//!  warm-up  | -2 | -1 |  0  |  1  |  2  |  3  | ...    |   intervals of the whole run
+//!                     |<------- window -------------->|
 //! ```
-//! A latency belongs to the whole if its transaction waited or ran inside the window, so that what a server answers only
-//! after the end cannot hide; a commit belongs to it if it came inside. An interval is cut by the clock with the first
-//! event behind its end, exactly, however late the driver's timers are.
+//!
+//! - Intervals are numbered from the opening of the window.
+//! - A commit counts for the window if it ended inside it.
+//! - A latency counts for the window if its transaction waited or ran inside it, so that a
+//!   transaction that is answered only after the window is not hidden.
+//! - An interval ends exactly on the clock, with the first event after its end, even if the
+//!   driver's timers are late.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,10 +23,10 @@ use super::availability::{Availability, Served};
 use super::latency::{Latencies, Sample};
 use crate::workload::Done;
 
-/// The most different SQLSTATEs that are told apart.
+/// The maximum number of distinct SQLSTATEs that are counted.
 const MAX_SQLSTATES: usize = 64;
 
-/// When a run begins to measure and when it ends.
+/// When a run starts and stops measuring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) opens: Instant,
@@ -33,7 +38,7 @@ impl Window {
         (self.opens..=self.closes).contains(&moment)
     }
 
-    /// When an interval ends; the first of the window has the number zero.
+    /// The end of an interval. The first interval of the window has number 0.
     pub(crate) fn interval_end(&self, tick: Duration, number: i64) -> Instant {
         let after = tick * u32::try_from((number + 1).unsigned_abs()).unwrap_or(u32::MAX);
         if number < -1 { self.opens - after } else { self.opens + after }
@@ -44,12 +49,12 @@ impl Window {
     }
 }
 
-/// The number of the interval in which a run begins, so long before its window.
+/// The number of the first interval of a run that starts `warm_up` before its window.
 pub(crate) fn first_interval(warm_up: Duration, tick: Duration) -> i64 {
     -i64::try_from(warm_up.as_nanos().div_ceil(tick.as_nanos())).unwrap_or(0)
 }
 
-/// How many transactions of a kind ended how.
+/// Numbers of transactions of one kind by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) committed: u64,
@@ -59,7 +64,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// As they should: with a commit, or without effect as foreseen.
+    /// Transactions that ended as intended: committed, or rolled back on purpose.
     pub(crate) fn ended_well(self) -> u64 {
         self.committed + self.rolled_back
     }
@@ -72,7 +77,7 @@ impl Counts {
     }
 }
 
-/// Transactions of one kind.
+/// The counts and latencies of one kind of transaction.
 pub(crate) struct Tally {
     pub(crate) counts: Counts,
     pub(crate) latencies: Latencies,
@@ -84,20 +89,20 @@ impl Tally {
     }
 }
 
-/// What happened in a piece of the run.
+/// The events of one interval of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Interval {
-    /// From the window's opening; negative in the warm-up.
+    /// The number of the interval: 0 for the first one of the window, negative in the warm-up.
     pub(crate) number: i64,
-    /// By kind.
+    /// Counts and latencies by kind.
     pub(crate) kinds: Vec<(Counts, Vec<Sample>)>,
-    /// Tries that the server refused.
+    /// Attempts that the server rejected.
     pub(crate) refused: u64,
     pub(crate) lost_connections: u64,
 }
 
 impl Interval {
-    /// Adds what another driver thread has seen.
+    /// Adds the events of another driver thread.
     pub(crate) fn merge(&mut self, other: Interval) {
         for ((counts, samples), (more, more_samples)) in self.kinds.iter_mut().zip(other.kinds) {
             counts.add(more);
@@ -108,7 +113,7 @@ impl Interval {
     }
 }
 
-/// What a driver thread has counted in all, for another one.
+/// The totals of a driver thread, sent to another one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counted {
     kinds: Vec<(Counts, Vec<Sample>)>,
@@ -122,32 +127,33 @@ pub(crate) struct Counted {
     first_error: Option<String>,
 }
 
-/// Counts of one run, at one driver thread.
+/// The counters of one run at one driver thread.
 pub(crate) struct Meter {
     window: Window,
     tick: Duration,
-    /// By kind.
+    /// Counts and latencies of the window, by kind.
     pub(crate) whole: Vec<Tally>,
     recent: Vec<Tally>,
     current: Interval,
     finished: Vec<Interval>,
-    /// By tenant, in the order of their databases; of those that have terminals on this thread.
+    /// Availability by tenant, in the order of their databases. `None` for tenants without
+    /// terminals at this thread.
     pub(crate) tenants: Vec<Option<Availability>>,
     pub(crate) statements: u64,
     pub(crate) lost_connections: u64,
-    /// Transactions that were due in the window and not sent when it closed.
+    /// Transactions that were due in the window and had not been sent when it closed.
     pub(crate) unsent: u64,
-    /// Transactions that one retry did not bring through, in all of the run.
+    /// Transactions that needed more than one retry, in the whole run.
     pub(crate) retried_again: u64,
-    /// Transactions that were given up, in all of the run.
+    /// Transactions that failed, in the whole run.
     pub(crate) failed: u64,
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) first_error: Option<String>,
 }
 
 impl Meter {
-    /// For a run of so many kinds of transactions, which begins so long before its window. `tenants` says of each
-    /// whether it has terminals on this thread.
+    /// Creates the counters for `kinds` kinds of transactions in a run that starts `warm_up` before
+    /// its window. `tenants` yields for each tenant whether it has terminals at this thread.
     pub(crate) fn new(
         window: Window,
         warm_up: Duration,
@@ -174,7 +180,8 @@ impl Meter {
         }
     }
 
-    /// A transaction ended as it should: its first statement was due at `due`, its last was answered at `end`.
+    /// Counts a transaction that ended as intended. It was due at `due` and its last statement was
+    /// answered at `end`.
     pub(crate) fn done(&mut self, event: Event, done: Done, end: Instant, statements: u64) {
         let Event { tenant, kind, due } = event;
         let mut counts = Counts::default();
@@ -196,7 +203,7 @@ impl Meter {
         }
     }
 
-    /// A transaction was too late to be started.
+    /// Counts a transaction that was cancelled because it was too late.
     pub(crate) fn cancelled(&mut self, event: Event, now: Instant) {
         self.count(event.kind, Counts { cancelled: 1, ..Counts::default() }, now);
         self.unanswered(event);
@@ -207,7 +214,7 @@ impl Meter {
         }
     }
 
-    /// A transaction that is due in the window will not be sent: the window closes.
+    /// Counts a transaction that was due in the window but is not sent because the window closed.
     pub(crate) fn unsent(&mut self, event: Event) {
         if self.window.contains(event.due) {
             self.unsent += 1;
@@ -221,7 +228,7 @@ impl Meter {
         }
     }
 
-    /// A transaction was given up.
+    /// Counts a transaction that failed.
     pub(crate) fn gave_up(&mut self, event: Event, now: Instant, error: &dyn std::error::Error) {
         self.count(event.kind, Counts { failed: 1, ..Counts::default() }, now);
         self.unanswered(event);
@@ -237,7 +244,7 @@ impl Meter {
         }
     }
 
-    /// The server refused a statement (a retry may follow).
+    /// Counts an error of the server. A retry may follow.
     pub(crate) fn refused(&mut self, sqlstate: &str) {
         self.current.refused += 1;
         if let Some(count) = self.errors.get_mut(sqlstate) {
@@ -247,7 +254,7 @@ impl Meter {
         }
     }
 
-    /// A connection was lost.
+    /// Counts a lost connection.
     pub(crate) fn lost(&mut self) {
         self.current.lost_connections += 1;
         self.lost_connections += 1;
@@ -257,26 +264,26 @@ impl Meter {
     fn roll(&mut self, now: Instant) {
         while now >= self.current_end() {
             let next = Interval { number: self.current.number + 1, ..Interval::default() };
-            let mut over = std::mem::replace(&mut self.current, next);
+            let mut ended = std::mem::replace(&mut self.current, next);
             let recent = self.recent.iter_mut();
-            over.kinds =
+            ended.kinds =
                 recent.map(|tally| (std::mem::take(&mut tally.counts), tally.latencies.take())).collect();
-            self.finished.push(over);
+            self.finished.push(ended);
         }
     }
 
-    /// When the interval that is under way ends.
+    /// The end of the current interval.
     pub(crate) fn current_end(&self) -> Instant {
         self.window.interval_end(self.tick, self.current.number)
     }
 
-    /// The intervals that are over and have not been taken yet.
+    /// Removes and returns the ended intervals.
     pub(crate) fn take_finished(&mut self, now: Instant) -> Vec<Interval> {
         self.roll(now);
         std::mem::take(&mut self.finished)
     }
 
-    /// All that was counted, for another thread or process.
+    /// The totals, for another thread or process.
     pub(crate) fn counted(&self) -> Counted {
         Counted {
             kinds: self.whole.iter().map(|tally| (tally.counts, tally.latencies.samples())).collect(),
@@ -291,7 +298,7 @@ impl Meter {
         }
     }
 
-    /// Adds what another thread or process has counted.
+    /// Adds the totals of another thread or process.
     pub(crate) fn add(&mut self, counted: Counted) {
         for (tally, (counts, samples)) in self.whole.iter_mut().zip(counted.kinds) {
             tally.counts.add(counts);
@@ -316,7 +323,7 @@ impl Meter {
         self.first_error = self.first_error.take().or(counted.first_error);
     }
 
-    /// All kinds together.
+    /// The sum of all kinds.
     pub(crate) fn all(&self) -> Tally {
         let mut all = Tally::new();
         for tally in &self.whole {
@@ -327,7 +334,7 @@ impl Meter {
     }
 }
 
-/// Which transaction something happened to.
+/// Identifies the transaction of an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) tenant: usize,
@@ -345,7 +352,7 @@ mod tests {
     }
 
     impl Run {
-        /// A window of 100 ms after 20 ms of warm-up, in intervals of 50 ms.
+        /// Creates a window of 100 ms after a warm-up of 20 ms, with intervals of 50 ms.
         fn new() -> Run {
             let opens = Instant::now() + Duration::from_secs(10);
             let window = Window { opens, closes: opens + Duration::from_millis(100) };
@@ -368,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn commits_count_where_they_come_and_latencies_where_they_are_waited() {
+    fn commits_count_at_their_end_and_latencies_while_they_wait() {
         let mut run = Run::new();
         for (due, end) in [(-10, -1), (-5, 5), (50, 70), (90, 101), (102, 103)] {
             run.done(0, due, end);
@@ -376,29 +383,30 @@ mod tests {
         let all = run.meter.all();
         assert_eq!((all.counts.committed, run.meter.statements), (2, 24));
         let latency = all.latencies.summary();
-        assert_eq!(latency.count, 3, "not the one before, not the one after");
+        assert_eq!(latency.count, 3, "transactions before and after the window are not counted");
         assert!((latency.max_ms - 20.0).abs() < 0.1, "{latency:?}");
     }
 
     #[test]
-    fn intervals_are_cut_by_the_clock() {
+    fn intervals_end_on_the_clock() {
         let mut run = Run::new();
         for (kind, end) in [(0, -3), (1, 49), (1, 50), (0, 220)] {
             run.done(kind, end - 1, end);
         }
         let finished = run.meter.take_finished(run.at(230));
         let numbers: Vec<_> = finished.iter().map(|interval| interval.number).collect();
-        assert_eq!(numbers, [-1, 0, 1, 2, 3], "each is there, the one of 200 ms is not over");
+        assert_eq!(numbers, [-1, 0, 1, 2, 3], "empty intervals are included, and interval 4 has not ended");
         let committed = |interval: &Interval, kind: usize| interval.kinds[kind].0.committed;
-        let by_kind: Vec<_> = finished.iter().map(|over| (committed(over, 0), committed(over, 1))).collect();
+        let by_kind: Vec<_> =
+            finished.iter().map(|ended| (committed(ended, 0), committed(ended, 1))).collect();
         assert_eq!(by_kind, [(1, 0), (0, 1), (0, 1), (0, 0), (0, 0)]);
-        assert_eq!(finished[1].kinds[1].1, [(1_000, 1)], "the samples themselves");
+        assert_eq!(finished[1].kinds[1].1, [(1_000, 1)], "the interval has its samples");
         assert!(run.meter.take_finished(run.at(240)).is_empty());
         assert_eq!(run.meter.current_end(), run.at(250));
     }
 
     #[test]
-    fn threads_add_up() {
+    fn counts_of_threads_are_added() {
         let (mut one, mut other) = (Run::new(), Run::new());
         one.done(0, 10, 20);
         other.done(0, 10, 90);

@@ -1,4 +1,5 @@
-//! What a run counts and what it comes to.
+//! Measurement: counters, latency histograms, availability, and the spread of repeated
+//! measurements.
 
 mod availability;
 mod latency;

@@ -1,22 +1,22 @@
-//! Rounds of a measurement, and how far they spread.
+//! The median and range of repeated measurements.
 
 use serde::Serialize;
 
-/// The median of rounds, and how far they spread.
+/// The median and range of the rounds of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle one (the mean of the two middle ones).
+    /// The middle value, or the mean of the two middle values.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
-    /// All, in the order in which they were measured.
+    /// All values, in the order of measurement.
     pub rounds: Vec<f64>,
 }
 
 impl Spread {
-    /// `None` if there are no rounds, or one of them is not a number.
+    /// Returns `None` if there are no rounds, or if one of them is not finite.
     pub fn of(rounds: Vec<f64>) -> Option<Spread> {
         if rounds.iter().any(|value| !value.is_finite()) {
             return None;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_of_odd_and_even_rounds() {
+    fn median_of_odd_and_even_numbers_of_rounds() {
         let spread = Spread::of(vec![3.0, 1.0, 10.0]).unwrap();
         assert_eq!((spread.median, spread.min, spread.max), (3.0, 1.0, 10.0));
         assert_eq!(spread.rounds, [3.0, 1.0, 10.0]);

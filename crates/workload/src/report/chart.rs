@@ -9,17 +9,17 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
-/// Gridlines of an axis, about.
+/// The approximate number of gridlines of an axis.
 const TICKS: f64 = 6.0;
 
-/// A chart whose series have so few points shows each of them.
-const MOST_DOTS: usize = 40;
+/// Points are drawn as dots if no series of a chart has more than this many.
+const MAX_DOTTED_POINTS: usize = 40;
 
-/// Colours of the page's style, which are other ones on a dark page.
+/// The colours of series. The style of the page defines them for light and for dark pages.
 const COLOURS: [&str; 8] =
     ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
 
-/// Some values over something.
+/// A named series of points.
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
@@ -31,34 +31,34 @@ impl Series {
         Series { name: name.into(), points, dashed: false }
     }
 
-    /// What somebody else has measured.
+    /// A dashed series, for values that this run did not measure.
     pub(crate) fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
         Series { dashed: true, ..Series::new(name, points) }
     }
 }
 
-/// How an axis is divided.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scale {
-    /// Evenly, from zero.
+    /// Linear, including zero.
     Linear,
-    /// By powers of ten.
+    /// Logarithmic, by powers of ten.
     Log,
-    /// Of shares from 0 to 1: by powers of ten of what is missing to 1 (50 %, 90 %, 99 % ...).
+    /// For shares from 0 to 1: logarithmic in the distance to 1 (50 %, 90 %, 99 % ...).
     Nines,
 }
 
-/// A chart: all series in one frame.
+/// A line chart.
 pub(crate) struct Chart {
     pub(crate) title: &'static str,
     pub(crate) x: (&'static str, Scale),
     pub(crate) y: (&'static str, Scale),
     pub(crate) series: Vec<Series>,
-    /// What lies before is shaded: the warm-up.
+    /// The area before this x is shaded: the warm-up.
     pub(crate) measured_from: Option<f64>,
 }
 
-/// An axis: values to places between 0 and 1.
+/// An axis, which maps values to positions from 0 to 1.
 struct Axis {
     scale: Scale,
     from: f64,
@@ -67,38 +67,38 @@ struct Axis {
 
 impl Axis {
     fn of(scale: Scale, values: impl Iterator<Item = f64>) -> Axis {
-        let range = |(least, most): (f64, f64), value: f64| (least.min(value), most.max(value));
+        let range = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
         let placed = values.map(|value| project(scale, value)).filter(|value| value.is_finite());
-        let (least, most) = placed.fold((f64::INFINITY, f64::NEG_INFINITY), range);
-        let (least, most) = if least <= most { (least, most) } else { (0.0, 1.0) };
+        let (low, high) = placed.fold((f64::INFINITY, f64::NEG_INFINITY), range);
+        let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
         let (from, to) = match scale {
-            Scale::Linear => (least.min(0.0), if most > 0.0 { most } else { 1.0 }),
-            Scale::Log => (least.floor(), (least.floor() + 1.0).max(most.ceil())),
-            Scale::Nines => (0.0, most.max(1.0)),
+            Scale::Linear => (low.min(0.0), if high > 0.0 { high } else { 1.0 }),
+            Scale::Log => (low.floor(), (low.floor() + 1.0).max(high.ceil())),
+            Scale::Nines => (0.0, high.max(1.0)),
         };
         Axis { scale, from, to }
     }
 
-    /// With a number at its end, so that no line runs along the frame.
-    fn up_to_a_tick(self) -> Axis {
+    /// Extends a linear axis to the next tick, so that no line runs along the frame.
+    fn extend_to_tick(self) -> Axis {
         match self.scale {
             Scale::Linear => Axis { to: (self.to / self.step()).ceil() * self.step(), ..self },
             Scale::Log | Scale::Nines => self,
         }
     }
 
-    /// Between two ticks of an even division.
+    /// The distance between two ticks of a linear axis.
     fn step(&self) -> f64 {
-        nice((self.to - self.from) / TICKS)
+        round_up_step((self.to - self.from) / TICKS)
     }
 
-    /// `None` for what the scale cannot show (a logarithm of zero).
+    /// The position of a value, or `None` if the scale cannot show it (the logarithm of zero).
     fn place(&self, value: f64) -> Option<f64> {
         let placed = (project(self.scale, value) - self.from) / (self.to - self.from);
         placed.is_finite().then_some(placed.clamp(0.0, 1.0))
     }
 
-    /// Values that get a line and a number.
+    /// The values with a gridline, and their labels.
     fn ticks(&self) -> Vec<(f64, String)> {
         let whole = |from: f64, to: f64| (from as i32)..=(to as i32);
         match self.scale {
@@ -107,11 +107,11 @@ impl Axis {
                 let first = (self.from / step).ceil();
                 let count = ((self.to / step * 1.000_001).floor() - first) as u32;
                 let values = (0..=count).map(|number| (first + f64::from(number)) * step);
-                values.map(|value| (value, short(value))).collect()
+                values.map(|value| (value, abbreviate(value))).collect()
             }
             Scale::Log => whole(self.from, self.to)
                 .map(|power| 10_f64.powi(power))
-                .map(|value| (value, short(value)))
+                .map(|value| (value, abbreviate(value)))
                 .collect(),
             Scale::Nines => {
                 let percent = |nines: i32| format!("{} %", 100.0 - 10_f64.powi(2 - nines));
@@ -129,15 +129,15 @@ fn project(scale: Scale, value: f64) -> f64 {
     }
 }
 
-/// The step of 1, 2 or 5 times a power of ten that is nearest above.
-fn nice(step: f64) -> f64 {
+/// Rounds a step up to 1, 2 or 5 times a power of ten.
+fn round_up_step(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     let digits = [1.0, 2.0, 5.0, 10.0].into_iter().find(|digit| digit * power >= step * 0.999);
     digits.unwrap_or(10.0) * power
 }
 
-/// A number with as many digits as it needs.
-fn short(value: f64) -> String {
+/// Formats a number with as many digits as it needs, and a unit prefix if it is large.
+fn abbreviate(value: f64) -> String {
     let rounded = (value * 1e6).round() / 1e6;
     match rounded.abs() {
         size if size >= 1e9 => format!("{}G", rounded / 1e9),
@@ -147,7 +147,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Text that means itself inside of HTML.
+/// Escapes text for HTML.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -158,19 +158,20 @@ impl Chart {
             self.series.iter().flat_map(|series| series.points.iter()).map(pick)
         };
         let x = Axis::of(self.x.1, values(|point| point.0));
-        let y = Axis::of(self.y.1, values(|point| point.1)).up_to_a_tick();
+        let y = Axis::of(self.y.1, values(|point| point.1)).extend_to_tick();
         let mut svg = String::new();
-        // Writing to a string cannot fail, here and below.
+        // Writing to a string cannot fail. The same applies below.
         let _ = writeln!(
             svg,
-            "<figure><figcaption>{}</figcaption>{}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            "<figure><figcaption>{}</figcaption>{}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             role=\"img\" aria-label=\"{}\">",
             escape(self.title),
             self.legend(),
             escape(self.title),
         );
         self.shade(&mut svg, &x);
         self.grid(&mut svg, &x, &y);
-        let dotted = self.series.iter().all(|series| series.points.len() <= MOST_DOTS);
+        let dotted = self.series.iter().all(|series| series.points.len() <= MAX_DOTTED_POINTS);
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let path = path(&series.points, &x, &y);
             let dashes = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
@@ -199,7 +200,7 @@ impl Chart {
         else {
             return;
         };
-        let (width, height) = (across(place) - LEFT, HEIGHT - TOP - BOTTOM);
+        let (width, height) = (x_pixel(place) - LEFT, HEIGHT - TOP - BOTTOM);
         let _ = writeln!(
             svg,
             "<rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height}\" class=\"warm-up\"/>"
@@ -208,7 +209,7 @@ impl Chart {
 
     fn grid(&self, svg: &mut String, x: &Axis, y: &Axis) {
         for (value, text) in y.ticks() {
-            let Some(at) = y.place(value).map(down) else { continue };
+            let Some(at) = y.place(value).map(y_pixel) else { continue };
             let (right, middle) = (WIDTH - RIGHT, at + 4.0);
             let _ = writeln!(
                 svg,
@@ -221,7 +222,7 @@ impl Chart {
             );
         }
         for (value, text) in x.ticks() {
-            let Some(at) = x.place(value).map(across) else { continue };
+            let Some(at) = x.place(value).map(x_pixel) else { continue };
             let (bottom, below) = (HEIGHT - BOTTOM, HEIGHT - BOTTOM + 16.0);
             let _ = writeln!(
                 svg,
@@ -244,22 +245,22 @@ impl Chart {
     }
 }
 
-fn across(place: f64) -> f64 {
+fn x_pixel(place: f64) -> f64 {
     LEFT + place * (WIDTH - LEFT - RIGHT)
 }
 
-fn down(place: f64) -> f64 {
+fn y_pixel(place: f64) -> f64 {
     HEIGHT - BOTTOM - place * (HEIGHT - TOP - BOTTOM)
 }
 
-/// A line through the points; what cannot be shown interrupts it.
+/// The path through the points. A point that cannot be shown interrupts the line.
 fn path(points: &[(f64, f64)], x: &Axis, y: &Axis) -> String {
     let mut path = String::new();
     let mut command = 'M';
     for (point_x, point_y) in points {
         match x.place(*point_x).zip(y.place(*point_y)) {
             Some((right, up)) => {
-                let _ = write!(path, "{command}{:.1} {:.1}", across(right), down(up));
+                let _ = write!(path, "{command}{:.1} {:.1}", x_pixel(right), y_pixel(up));
                 command = 'L';
             }
             None => command = 'M',
@@ -270,7 +271,7 @@ fn path(points: &[(f64, f64)], x: &Axis, y: &Axis) -> String {
 
 fn dots(svg: &mut String, points: &[(f64, f64)], colour: &str, x: &Axis, y: &Axis) {
     for (right, up) in points.iter().filter_map(|point| x.place(point.0).zip(y.place(point.1))) {
-        let (right, up) = (across(right), down(up));
+        let (right, up) = (x_pixel(right), y_pixel(up));
         let _ = writeln!(svg, "<circle cx=\"{right:.1}\" cy=\"{up:.1}\" r=\"2.5\" style=\"fill:{colour}\"/>");
     }
 }
@@ -288,19 +289,19 @@ mod tests {
         let axis = |scale, values: &[f64]| Axis::of(scale, values.iter().copied());
         assert_eq!(texts(&axis(Scale::Linear, &[3.0, 97.0])), ["0", "20", "40", "60", "80"]);
         assert_eq!(texts(&axis(Scale::Linear, &[-2.0, 10.0])), ["-2", "0", "2", "4", "6", "8", "10"]);
-        let padded = axis(Scale::Linear, &[0.0, 97.0]).up_to_a_tick();
+        let padded = axis(Scale::Linear, &[0.0, 97.0]).extend_to_tick();
         assert_eq!((texts(&padded).last().unwrap().as_str(), padded.place(100.0)), ("100", Some(1.0)));
-        let padded = axis(Scale::Linear, &[0.0, 0.57]).up_to_a_tick();
+        let padded = axis(Scale::Linear, &[0.0, 0.57]).extend_to_tick();
         assert_eq!(texts(&padded), ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6"]);
         assert_eq!(texts(&axis(Scale::Linear, &[0.0])), ["0", "0.2", "0.4", "0.6", "0.8", "1"]);
         assert_eq!(texts(&axis(Scale::Linear, &[45_000.0])), ["0", "10k", "20k", "30k", "40k"]);
         assert_eq!(texts(&axis(Scale::Log, &[0.3, 42.0, 0.0])), ["0.1", "1", "10", "100"]);
         assert_eq!(texts(&axis(Scale::Nines, &[0.0, 0.9995])), ["0 %", "90 %", "99 %", "99.9 %"]);
-        assert_eq!(texts(&axis(Scale::Log, &[])).len(), 2, "nothing to show is a chart all the same");
+        assert_eq!(texts(&axis(Scale::Log, &[])).len(), 2, "an axis without values has ticks");
     }
 
     #[test]
-    fn what_cannot_be_shown_interrupts_the_line() {
+    fn unshowable_points_interrupt_the_line() {
         let points = [(0.0, 1.0), (1.0, 10.0), (2.0, 0.0), (3.0, 100.0)];
         let x = Axis::of(Scale::Linear, points.iter().map(|point| point.0));
         let y = Axis::of(Scale::Log, points.iter().map(|point| point.1));
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_text() {
+    fn names_are_escaped() {
         let series = vec![Series::new("<script>&\"", vec![(0.0, 1.0)])];
         let x = ("s", Scale::Linear);
         let svg = Chart { title: "t", x, y: x, series, measured_from: None }.svg();

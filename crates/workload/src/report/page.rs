@@ -1,4 +1,4 @@
-//! The page around the charts: what was run, and what it came to, as tables.
+//! The HTML page of a run: parameters and results as tables around the charts.
 
 use std::fmt::Write;
 
@@ -7,7 +7,8 @@ use super::{RunFile, series};
 use crate::measure::Latency;
 use crate::run::{Report, RunRecord, ServerUsage};
 
-/// Colours of series, `--c0` and on, that people tell apart who see colours differently (Okabe and Ito); lighter on a dark page.
+/// The style of a page. The colours of series, `--c0` and following, are the colour-blind-safe
+/// palette of Okabe and Ito, lighter on a dark page.
 const STYLE: &str = "\
 :root{color-scheme:light dark;--page:#fff;--text:#222;--label:#444;--rule:#ddd;--grid:#e4e4e4;--shade:#f2f2f2;--warning:#fff3cd;\
 --c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#999;--c7:#b3a500}\
@@ -21,10 +22,10 @@ figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}svg 
 .grid{stroke:var(--grid)}.warm-up{fill:var(--shade)}.legend span{display:inline-block;margin-right:1em}\
 .legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}.warning{background:var(--warning);padding:.5em .8em}";
 
-/// The tenants that get a row.
-const TENANTS: usize = 20;
+/// The number of tenants in the table.
+const MAX_TENANT_ROWS: usize = 20;
 
-/// A page of its own, whose title is not escaped yet.
+/// Renders a page with a title, which this function escapes, and an HTML body.
 pub(crate) fn frame(title: &str, body: &str) -> String {
     let title = escape(title);
     format!(
@@ -47,16 +48,17 @@ pub(super) fn html(file: &RunFile) -> String {
 
 fn warnings(file: &RunFile) -> String {
     match &file.report {
-        None => "<p class=\"warning\">The run did not come to its end: there is no report.</p>\n".to_owned(),
+        None => "<p class=\"warning\">The run was interrupted: there is no report.</p>\n".to_owned(),
         Some(report) if report.driver.is_bottleneck() => format!(
-            "<p class=\"warning\">The driver was the limit: its busiest thread used {:.0} % of a processor.</p>\n",
+            "<p class=\"warning\">The driver was the bottleneck: its busiest thread used \
+             {:.0} % of a CPU.</p>\n",
             report.driver.busiest_thread * 100.0
         ),
         Some(_) => String::new(),
     }
 }
 
-/// Rows of a name and a value.
+/// Renders a table with rows of a name and a value.
 fn pairs(rows: &[(&str, String)]) -> String {
     let row = |(name, value): &(&str, String)| {
         format!("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value))
@@ -80,14 +82,15 @@ fn facts(run: &RunRecord) -> String {
         ("window", format!("{} s after {} s of warm-up", run.window_s, run.warm_up_s)),
         ("started", utc(run.started_unix_s)),
     ];
-    format!("<h2>What was run</h2>\n{}", pairs(&rows))
+    format!("<h2>Parameters</h2>\n{}", pairs(&rows))
 }
 
-/// A moment as people write it.
+/// Formats a time as UTC.
 fn utc(unix_s: u64) -> String {
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    // Years that begin in March end with the leap day: 719,468 days before 1970 such a year began, with 400 of them.
+    // Counts years from 1 March, so that the leap day is the last day of a year. A cycle of 400
+    // such years began 719,468 days before 1970.
     let day = days + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -102,19 +105,20 @@ fn outcome(report: &Report) -> String {
     let mut rows = vec![
         ("instances x connections", format!("{} x {}", report.tenants, report.connections)),
         ("transactions", format!("{} ({:.1}/s)", report.transactions, report.throughput_tps)),
-        ("of them without effect, as foreseen", report.rolled_back.to_string()),
+        ("rolled back as intended", report.rolled_back.to_string()),
     ];
     if let Some(offered) = report.offered_tps {
         rows.push(("offered", format!("{offered:.1}/s")));
     }
     if let Some(lost) = report.lost_work_s {
-        rows.push(("cancelled, lost work", format!("{}, {lost:.2} s of the offered load", report.cancelled)));
+        let text = format!("{}, {lost:.2} s of the offered load", report.cancelled);
+        rows.push(("cancelled, lost work", text));
     }
     let availability = &report.availability;
     rows.push((
         "outages",
         format!(
-            "{}, together {:.1} s, the longest {:.1} s",
+            "{}, {:.1} s in total, longest {:.1} s",
             availability.outages, availability.unavailable_s, availability.longest_outage_s
         ),
     ));
@@ -122,16 +126,18 @@ fn outcome(report: &Report) -> String {
     rows.push(("down intervals", down));
     let errors = report.errors.iter().map(|(sqlstate, count)| format!("{sqlstate}: {count}"));
     let errors = errors.collect::<Vec<_>>().join(", ");
-    rows.push(("refused by SQLSTATE", if errors.is_empty() { "none".to_owned() } else { errors }));
-    rows.push(("run again, given up", format!("{}, {}", report.retries(), report.failed)));
+    let errors = if errors.is_empty() { "none".to_owned() } else { errors };
+    rows.push(("errors by SQLSTATE", errors));
+    rows.push(("retries, failed", format!("{}, {}", report.retries(), report.failed)));
     rows.extend(report.server.iter().flat_map(ServerUsage::lines));
-    rows.push(("driver CPU per statement", format!("{:.1} us", report.driver.cpu_us_per_statement)));
-    format!("<h2>What it came to</h2>\n{}{}", pairs(&rows), latencies(report))
+    let driver_us = report.driver.cpu_us_per_statement;
+    rows.push(("driver CPU time per statement", format!("{driver_us:.1} us")));
+    format!("<h2>Results</h2>\n{}{}", pairs(&rows), latencies(report))
 }
 
 fn latencies(report: &Report) -> String {
     let mut table = "<h2>Latency, ms</h2>\n<table>\n<tr><th>transactions</th>".to_owned();
-    for head in ["number", "mean", "p50", "p95", "p99", "p99.9", "longest"] {
+    for head in ["count", "mean", "p50", "p95", "p99", "p99.9", "max"] {
         let _ = write!(table, "<th class=\"n\">{head}</th>");
     }
     table.push_str("</tr>\n");
@@ -159,8 +165,9 @@ fn tenants(file: &RunFile) -> String {
         file.tenants.iter().map(|tenant| (tenant.outages_s.iter().sum::<f64>(), tenant)).collect();
     worst.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(other.down_intervals.cmp(&one.down_intervals)));
     let mut table = format!(
-        "<h2>Tenants</h2>\n<p>The {} of {} that were unavailable longest.</p>\n<table>\n<tr><th>tenant</th>",
-        worst.len().min(TENANTS),
+        "<h2>Tenants</h2>\n<p>The {} of {} tenants with the longest outages.</p>\n\
+         <table>\n<tr><th>tenant</th>",
+        worst.len().min(MAX_TENANT_ROWS),
         worst.len()
     );
     for head in [
@@ -175,11 +182,12 @@ fn tenants(file: &RunFile) -> String {
         let _ = write!(table, "<th class=\"n\">{head}</th>");
     }
     table.push_str("</tr>\n");
-    for (unavailable, tenant) in worst.iter().take(TENANTS) {
+    for (unavailable, tenant) in worst.iter().take(MAX_TENANT_ROWS) {
         let lost = tenant.lost_work_s.map_or_else(String::new, |lost| format!("{lost:.2}"));
         let _ = writeln!(
             table,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td>\
+             <td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>",
             escape(&tenant.tenant),
             tenant.transactions,
@@ -198,7 +206,7 @@ mod tests {
     use super::utc;
 
     #[test]
-    fn moments_are_dates() {
+    fn times_are_formatted_as_utc() {
         let moments = [0, 951_782_400, 1_700_000_000, 4_107_542_399].map(utc);
         assert_eq!(
             moments,

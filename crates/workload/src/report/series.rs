@@ -1,4 +1,4 @@
-//! The charts of a run.
+//! The charts of a run over time.
 
 use super::RunFile;
 use super::chart::{Chart, Scale, Series};
@@ -7,10 +7,10 @@ use crate::run::{IntervalRecord, KindRecord, KindReport, UsageRecord};
 
 const TIME: (&str, Scale) = ("seconds since the window opened", Scale::Linear);
 
-/// All that there is something to show of.
+/// All charts for which the run has data.
 pub(super) fn charts(file: &RunFile) -> Vec<Chart> {
     let mut charts = vec![throughput(file), latency(file), distribution(file)];
-    charts.extend(troubles(file));
+    charts.extend(errors(file));
     charts.extend(usage(file));
     charts.push(driver(file));
     charts.extend(worst_tenant(file));
@@ -21,7 +21,7 @@ fn over_time(title: &'static str, y: (&'static str, Scale), series: Vec<Series>)
     Chart { title, x: TIME, y, series, measured_from: Some(0.0) }
 }
 
-/// A value for each interval, in its middle.
+/// A series with a value per interval, at the middle of the interval.
 fn line(file: &RunFile, name: &str, value: impl Fn(&IntervalRecord) -> f64) -> Series {
     let points = file.intervals.iter();
     let points = points.map(|interval| (interval.ends_s - interval.seconds / 2.0, value(interval))).collect();
@@ -48,7 +48,7 @@ fn throughput(file: &RunFile) -> Chart {
     over_time("Throughput", ("transactions/s", Scale::Linear), series)
 }
 
-/// Of an interval, all kinds together.
+/// The latency of an interval, all kinds together.
 fn whole_latency(interval: &IntervalRecord) -> Latency {
     let mut latencies = Latencies::new();
     interval.kinds.iter().for_each(|kind| latencies.add(&kind.samples_us));
@@ -68,12 +68,12 @@ fn latency(file: &RunFile) -> Chart {
         series("p50", |latency| latency.p50_ms),
         series("p95", |latency| latency.p95_ms),
         series("p99", |latency| latency.p99_ms),
-        series("longest", |latency| latency.max_ms),
+        series("max", |latency| latency.max_ms),
     ];
-    over_time("Latency, of what was answered in each interval", ("ms", Scale::Log), series)
+    over_time("Latency of the transactions answered in each interval", ("ms", Scale::Log), series)
 }
 
-/// How long the quickest share of the transactions took at most, for every share.
+/// The latency that each share of the transactions did not exceed, by kind.
 fn distribution(file: &RunFile) -> Chart {
     let window = || file.intervals.iter().filter(|interval| interval.ends_s > 0.0);
     let series = kinds(file).into_iter().enumerate().map(|(number, name)| {
@@ -84,7 +84,7 @@ fn distribution(file: &RunFile) -> Chart {
     });
     Chart {
         title: "Latency by share of the transactions",
-        x: ("of the transactions took no longer", Scale::Nines),
+        x: ("share of the transactions that took at most this long", Scale::Nines),
         y: ("ms", Scale::Log),
         series: series.collect(),
         measured_from: None,
@@ -102,7 +102,7 @@ fn shares(samples: &[Sample]) -> Vec<(f64, f64)> {
     samples.iter().map(point).collect()
 }
 
-fn troubles(file: &RunFile) -> Option<Chart> {
+fn errors(file: &RunFile) -> Option<Chart> {
     let of_kinds = |pick: fn(&KindReport) -> u64| {
         move |interval: &IntervalRecord| {
             interval.kinds.iter().map(|kind| pick(&kind.report)).sum::<u64>() as f64
@@ -110,15 +110,15 @@ fn troubles(file: &RunFile) -> Option<Chart> {
     };
     let series = vec![
         line(file, "cancelled", of_kinds(|kind| kind.cancelled)),
-        line(file, "given up", of_kinds(|kind| kind.failed)),
-        line(file, "rolled back as foreseen", of_kinds(|kind| kind.rolled_back)),
-        line(file, "tries refused", |interval| interval.refused as f64),
-        line(file, "connections lost", |interval| interval.lost_connections as f64),
+        line(file, "failed", of_kinds(|kind| kind.failed)),
+        line(file, "rolled back as intended", of_kinds(|kind| kind.rolled_back)),
+        line(file, "rejected attempts", |interval| interval.refused as f64),
+        line(file, "lost connections", |interval| interval.lost_connections as f64),
     ];
     let happened = |series: &Series| series.points.iter().any(|(_, value)| *value > 0.0);
     let series: Vec<_> = series.into_iter().filter(happened).collect();
     (!series.is_empty())
-        .then(|| over_time("What did not go through", ("per interval", Scale::Linear), series))
+        .then(|| over_time("Errors and cancellations", ("per interval", Scale::Linear), series))
 }
 
 fn usage(file: &RunFile) -> Vec<Chart> {
@@ -134,7 +134,7 @@ fn usage(file: &RunFile) -> Vec<Chart> {
     vec![
         over_time(
             "CPU of the server's processes",
-            ("processors", Scale::Linear),
+            ("CPUs", Scale::Linear),
             vec![of("user and system", |usage| usage.cpu_s, true)],
         ),
         over_time(
@@ -143,7 +143,7 @@ fn usage(file: &RunFile) -> Vec<Chart> {
             vec![of("PSS", |usage| mebibytes(usage.pss_bytes), false)],
         ),
         over_time(
-            "Disk and network: the server's processes, and all interfaces of the machine",
+            "Disk I/O of the server's processes, and network traffic of the machine",
             ("MiB/s", Scale::Linear),
             vec![
                 of("read", |usage| mebibytes(usage.read_bytes), true),
@@ -167,8 +167,8 @@ fn driver(file: &RunFile) -> Chart {
         })
     });
     over_time(
-        "CPU of the driver's threads: above 0.8 the driver is the limit",
-        ("processors", Scale::Linear),
+        "CPU of the driver's threads: above 0.8 the driver is the bottleneck",
+        ("CPUs", Scale::Linear),
         series.collect(),
     )
 }
@@ -177,6 +177,10 @@ fn worst_tenant(file: &RunFile) -> Option<Chart> {
     let availability = &file.report.as_ref().filter(|report| report.tenants > 1)?.availability;
     let points = availability.worst_tenant_tps.iter().enumerate();
     let points = points.map(|(slot, worst)| (slot as f64 * 10.0 + 5.0, *worst)).collect();
-    let series = vec![Series::new("the tenant with the fewest", points)];
-    Some(over_time("The worst tenant in every ten seconds", ("transactions/s", Scale::Linear), series))
+    let series = vec![Series::new("slowest tenant", points)];
+    Some(over_time(
+        "Throughput of the slowest tenant in each 10 s",
+        ("transactions/s", Scale::Linear),
+        series,
+    ))
 }

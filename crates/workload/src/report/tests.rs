@@ -1,9 +1,9 @@
-//! A page from lines as a run writes them.
+//! Renders pages from JSON lines as a run writes them.
 
 use super::*;
 use crate::run::{KindRecord, UsageRecord};
 
-/// A run of ten seconds: a second of warm-up, and the fifth second in which nothing was answered.
+/// The lines of a run of 10 s after 1 s of warm-up, without an answer in the fifth second.
 fn lines() -> String {
     let mut records = vec![Record::Run(run())];
     records.extend((0..=10).map(|second| Record::Interval(interval(second))));
@@ -37,7 +37,7 @@ fn interval(second: u32) -> IntervalRecord {
         refused: u64::from(second),
         lost_connections: 0,
         driver_cpu: vec![0.25],
-        // The server is away for a moment.
+        // The server is not running for a moment.
         usage: (second != 5).then_some(usage),
     }
 }
@@ -81,13 +81,13 @@ fn report() -> Report {
 }
 
 #[test]
-fn a_page_needs_nothing_but_itself_and_says_what_was_measured() {
+fn page_is_self_contained_and_shows_the_results() {
     let file = RunFile::read(lines().as_bytes()).unwrap();
     let page = file.html();
     for resource in ["http:", "https:", "src=", "href=", "url(", "<script", "@import"] {
         assert!(!page.contains(resource), "{resource}");
     }
-    for told in [
+    for text in [
         "4711",
         "PostgreSQL 15",
         "&lt;b&gt;",
@@ -100,24 +100,24 @@ fn a_page_needs_nothing_but_itself_and_says_what_was_measured() {
         "2023-11-14 22:13:20",
         "the warm-up is shaded",
     ] {
-        assert!(page.to_lowercase().contains(&told.to_lowercase()), "{told}");
+        assert!(page.to_lowercase().contains(&text.to_lowercase()), "{text}");
     }
     assert!(page.matches("<svg").count() >= 5);
-    assert!(!page.contains("NaN") && !page.contains("inf\""), "every point lies in its chart");
+    assert!(!page.contains("NaN") && !page.contains("inf\""), "every point must be in its chart");
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
 }
 
 #[test]
-fn an_interrupted_run_has_a_page_that_says_so() {
+fn interrupted_run_has_a_warning() {
     let lines = lines();
     let cut: Vec<_> = lines.lines().filter(|line| !line.starts_with("{\"line\":\"report\"")).collect();
     let file = RunFile::read(cut.join("\n").as_bytes()).unwrap();
     assert!(file.report.is_none());
-    assert!(file.html().contains("did not come to its end"));
+    assert!(file.html().contains("The run was interrupted"));
 }
 
 #[test]
-fn what_is_no_run_is_refused_with_its_line() {
+fn invalid_lines_are_rejected_with_their_number() {
     let broken = format!("{}\n{{\"line\":\"interval\"}}\n", lines().lines().next().unwrap());
     let error = RunFile::read(broken.as_bytes()).unwrap_err();
     assert!(error.to_string().contains("line 2"), "{error:#}");

@@ -1,4 +1,4 @@
-//! The command line of a run, whatever the workload.
+//! Command-line arguments of a run, the same for all workloads.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,96 +14,105 @@ use crate::keys::Distribution;
 use crate::workload::Workload;
 use crate::{Target, tenants};
 
-/// The thesis's, where no disk is the limit.
+/// The tolerance of the thesis for loads that are not disk-bound.
 const TOLERANCE_S: f64 = 1.0;
 
-/// How an open loop's transactions fall due.
+/// The arrival process of an open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ArrivalName {
-    /// At random moments; what is overdue is run late
+    /// Transactions are due at random times; overdue ones run late
     Poisson,
-    /// Karyakin's: pauses of at most ten means; what is later than the tolerance is cancelled and counted
+    /// As Poisson, with intervals of at most ten means; transactions later than the tolerance are
+    /// cancelled (Karyakin's thesis)
     Schedule,
 }
 
-/// `fulmar bench run WORKLOAD`: the arguments that all workloads share.
+/// Arguments of `fulmar bench run WORKLOAD` that all workloads share.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// The server, e.g. postgres://postgres@127.0.0.1:5432/shop
+    /// URL of the server, such as postgres://postgres@127.0.0.1:5432/shop
     #[arg(long, value_name = "URL")]
     pub target: Target,
-    /// Instances: 1 runs in the URL's database; more run in databases WORKLOAD_0000, WORKLOAD_0001 ..., made if absent
+    /// Number of instances. One runs in the database of the URL; more run in databases
+    /// WORKLOAD_0000, WORKLOAD_0001 ..., which are created if missing
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub tenants: u32,
-    /// Spreads the data over the instances, the first having most: uniform, zipfian[:S] or hotspot[:DATA%:TENANTS%]
+    /// Distribution of the data over the instances, the first having most: uniform, zipfian[:S] or
+    /// hotspot[:DATA%:TENANTS%]
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub tenant_sizes: Distribution,
-    /// Spreads --rate over the instances in the same way
+    /// Distribution of --rate over the instances, with the same values
     #[arg(long, default_value = "uniform", value_name = "NAME", requires = "rate")]
     pub tenant_rates: Distribution,
-    /// Connections of each instance
+    /// Connections per instance
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub connections: u32,
-    /// Transactions a second over all instances (open loop); without it, as many as go (closed loop)
+    /// Transactions per second over all instances (open loop) [default: closed loop at full speed]
     #[arg(long, value_name = "TPS")]
     pub rate: Option<f64>,
-    /// How they fall due
+    /// Arrival process of the transactions
     #[arg(long, default_value = "poisson", value_name = "NAME", requires = "rate")]
     pub arrival: ArrivalName,
-    /// Seconds after which a transaction of a schedule is cancelled: 5 if a disk is the limit [default: 1]
+    /// Seconds after which a late transaction of a schedule is cancelled [default: 1; use 5 for
+    /// disk-bound loads]
     #[arg(long, value_name = "SECONDS", requires = "rate")]
     pub tolerance: Option<f64>,
-    /// The rate over time, as factors: constant, steps:1,2,.., sine:PERIOD[:LOW], hockey-stick:AT:HIGH,
-    /// spike:AT:FOR:HIGH, world-cup[:HIGH] or a file of `seconds,factor` (.csv)
+    /// Factor of the rate over time: constant, steps:1,2,.., sine:PERIOD[:LOW],
+    /// hockey-stick:AT:HIGH, spike:AT:FOR:HIGH, world-cup[:HIGH] or a .csv file of `seconds,factor`
     #[arg(long, default_value = "constant", value_name = "TRACE", requires = "rate")]
     pub trace: Shape,
-    /// Seconds before the measured window
+    /// Length of the warm-up in seconds
     #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     pub warm_up: u64,
-    /// Seconds of the measured window
+    /// Length of the measured window in seconds
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     pub seconds: u64,
-    /// Seconds for which a lost connection is tried again (0: its loss ends the run)
+    /// Seconds for which lost connections are retried; with 0, a lost connection ends the run
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     pub patience: u64,
-    /// Repeats the same data and the same choices
+    /// Random seed; the same seed repeats the same data and choices
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Driver threads of each process, each with an event loop of its own: more where one cannot make the load
+    /// Driver threads per process, each with its own event loop; use more if one is the bottleneck
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
-    /// Driver processes that share the connections: more where threads of one get into each other's way
+    /// Driver processes that share the connections; use more if threads of one process slow each
+    /// other down
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub processes: u32,
-    /// This process is one of them, started by the one that measures
+    /// The number of this driver process, passed by the parent process
     #[arg(long, hide = true, value_name = "N")]
     pub part: Option<u32>,
-    /// Seconds without a transaction that make a down interval of a tenant: 1, or 5 if a disk is the limit
+    /// Seconds without a transaction that count as a down interval of a tenant; use 5 for
+    /// disk-bound loads
     #[arg(long, default_value_t = 1, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=60))]
     pub down_interval: u32,
-    /// A process of the server on this machine, whose use of CPU, memory and disk is measured; may be repeated
+    /// A process of the server on this machine, whose CPU, memory and disk use is measured
+    /// (repeatable)
     #[arg(long, value_name = "PID", value_parser = process)]
     pub server_process: Vec<Pid>,
-    /// Prices of what the server uses: lines `resource,dollars` [default: those of docs/benchmarks.md]
+    /// Prices of the server's resources as lines `resource,dollars` [default: those in
+    /// docs/benchmarks.md]
     #[arg(long, value_name = "FILE.csv", requires = "server_process")]
     pub prices: Option<PathBuf>,
-    /// Write JSON lines with every interval and all samples, for `fulmar bench report`
+    /// Write JSON lines with all intervals and samples to this file, for `fulmar bench report`
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
 fn process(text: &str) -> Result<Pid, String> {
     let number = text.parse::<i32>().ok().filter(|number| *number > 0);
-    let pid = number.and_then(Pid::from_raw).ok_or("a process id is a number above zero")?;
+    let pid = number.and_then(Pid::from_raw).ok_or("process id must be a positive number")?;
     match test_kill_process(pid) {
-        Err(Errno::SRCH) => Err(format!("there is no process {text}")),
-        // It is there, even if it is somebody else's.
+        Err(Errno::SRCH) => Err(format!("process {text} does not exist")),
+        // EPERM means that the process exists and belongs to another user.
         _ => Ok(pid),
     }
 }
 
 impl RunArgs {
-    /// The options of the run; makes the databases that it needs. A part has all databases, and measures no server.
+    /// Returns the options of the run and creates the databases that it needs. A part neither
+    /// creates databases nor measures a server.
     pub async fn into_options<W: Workload>(self) -> anyhow::Result<RunOptions> {
         let arrival = self.arrival()?;
         let databases = match self.tenants {
@@ -136,17 +145,18 @@ impl RunArgs {
         })
     }
 
-    /// Parts are started by this process's own command line.
+    /// The parent starts its parts with its own command line.
     fn processes(&self) -> anyhow::Result<Processes> {
         let count = self.processes as usize;
         Ok(match self.part {
             Some(number) => {
-                anyhow::ensure!(number < self.processes, "there is no part {number} of {count}");
+                anyhow::ensure!(number < self.processes, "--part must be less than --processes ({count})");
                 Processes::Part { number: number as usize, of: count }
             }
             None if count == 1 => Processes::One,
             None => {
-                let program = std::env::current_exe().context("cannot find this very command")?;
+                let program =
+                    std::env::current_exe().context("could not determine the path of the executable")?;
                 let command = [program.into()].into_iter().chain(std::env::args_os().skip(1)).collect();
                 Processes::Parent { command, count }
             }
@@ -158,11 +168,11 @@ impl RunArgs {
         let tolerance = match (self.arrival, self.tolerance) {
             (ArrivalName::Poisson, None) => None,
             (ArrivalName::Poisson, Some(_)) => {
-                anyhow::bail!("--tolerance is for --arrival schedule: else nothing is cancelled")
+                anyhow::bail!("--tolerance requires --arrival schedule")
             }
             (ArrivalName::Schedule, tolerance) => {
                 let tolerance = Duration::try_from_secs_f64(tolerance.unwrap_or(TOLERANCE_S));
-                Some(tolerance.context("a tolerance is a number of seconds, not below zero")?)
+                Some(tolerance.context("--tolerance must be a non-negative number of seconds")?)
             }
         };
         Ok(Arrival::Open { rate_tps, shape: self.trace.clone(), tolerance })
@@ -182,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_defaults_are_those_of_the_options() {
+    async fn argument_defaults_equal_option_defaults() {
         let line = Line::try_parse_from(["bench", "--target", "postgres://a@b/c"]).unwrap();
         let options = line.arguments.into_options::<Ycsb>().await.unwrap();
         let defaults = RunOptions::new("postgres://a@b/c".parse().unwrap());
@@ -200,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_arguments_are_rejected() {
         for bad in [
             &["--tenants", "0"],
             &["--connections", "0"],
@@ -208,7 +218,7 @@ mod tests {
             &["--trace", "sine:60"],
             &["--arrival", "schedule"],
             &["--server-process", "-7"],
-            // Beyond the kernel's largest.
+            // Larger than any process id of the kernel.
             &["--server-process", "2147483647"],
         ] {
             let line = ["bench", "--target", "postgres://a@b/c"].iter().chain(bad.iter());
@@ -217,23 +227,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rate_that_nobody_can_send_is_refused() {
+    async fn excessive_rate_is_rejected() {
         let line = Line::try_parse_from("bench --target postgres://a@b/c --rate 1e9".split(' ')).unwrap();
         let options = line.arguments.into_options::<Ycsb>().await.unwrap();
         let error = crate::run::run(Ycsb::default(), options).await.unwrap_err();
-        assert!(error.to_string().contains("a million at most"), "{error:#}");
+        assert!(error.to_string().contains("at most 1000000"), "{error:#}");
     }
 
     #[tokio::test]
-    async fn a_poisson_process_cancels_nothing() {
+    async fn tolerance_is_rejected_for_poisson() {
         let line = "bench --target postgres://a@b/c --rate 50 --tolerance 5";
         let line = Line::try_parse_from(line.split(' ')).unwrap();
-        let error = line.arguments.into_options::<Ycsb>().await.err().expect("it would be ignored");
+        let error = line.arguments.into_options::<Ycsb>().await.err();
+        let error = error.expect("a tolerance without effect must be rejected");
         assert!(error.to_string().contains("--arrival schedule"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_schedule_has_a_tolerance() {
+    async fn schedule_has_a_tolerance() {
         let line =
             "bench --target postgres://a@b/c --rate 50 --arrival schedule --tolerance 5 --trace spike:1:2:3";
         let line = Line::try_parse_from(line.split(' ')).unwrap();

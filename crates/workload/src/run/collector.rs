@@ -1,7 +1,8 @@
-//! Puts the pieces of each interval together: what every driver thread has counted, and what the server has used.
+//! Combines the pieces of each interval: the counts of all driver threads and the resource usage of
+//! the server.
 //!
-//! Whoever brings the last piece of an interval tells the watcher and writes its JSON line. The lock is taken once an
-//! interval by each thread, for as long as that takes.
+//! The thread that adds the last piece of an interval calls the watcher and writes the JSON line.
+//! Each thread takes the lock once per interval and holds it meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,17 +24,17 @@ pub(super) struct Collector {
     tick: Duration,
     warm_up: Duration,
     measure: Duration,
-    /// Driver threads, and the sampler if there is one.
+    /// Pieces per interval: one per driver thread, and one of the sampler if there is one.
     pieces: usize,
     watcher: Option<Watcher>,
-    /// Of a part: whoever puts the pieces together.
+    /// In a part, the parent process that combines the pieces.
     parent: Option<Arc<Parent>>,
     state: Mutex<State>,
 }
 
 struct State {
     pending: BTreeMap<i64, Pending>,
-    /// Of all kinds together, for the watcher; kept since it is large.
+    /// A histogram of all kinds for the watcher, reused because it is large.
     latencies: Latencies,
     lost_connections: u64,
     lines: Option<Lines>,
@@ -43,12 +44,12 @@ struct State {
 struct Pending {
     pieces: usize,
     interval: Option<Interval>,
-    /// By thread.
+    /// CPU time by thread.
     driver_cpu: BTreeMap<usize, Duration>,
     usage: Option<UsageRecord>,
 }
 
-/// The JSON lines; an error is kept until somebody asks.
+/// The writer of JSON lines. It keeps its first error until [`Collector::finish`].
 struct Lines {
     file: BufWriter<File>,
     error: Option<std::io::Error>,
@@ -56,7 +57,7 @@ struct Lines {
 
 impl Lines {
     fn create(path: &Path) -> anyhow::Result<Lines> {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file = File::create(path).with_context(|| format!("could not create {}", path.display()))?;
         Ok(Lines { file: BufWriter::new(file), error: None })
     }
 
@@ -88,19 +89,19 @@ impl Collector {
         })
     }
 
-    /// Of a part: hands all pieces on.
+    /// Makes this the collector of a part, which sends all pieces to its parent.
     pub(super) fn for_parent(self, parent: Arc<Parent>) -> Collector {
         Collector { parent: Some(parent), ..self }
     }
 
-    /// A driver thread has counted an interval, and used so much CPU time meanwhile.
+    /// Adds the counts of a driver thread for an interval, and the CPU time that it used in it.
     pub(super) fn counted(&self, thread: usize, interval: Interval, cpu: Duration) {
         if let Some(parent) = &self.parent {
-            // A parent that is gone ends this process.
+            // If the parent is gone, the end of stdin stops this process.
             let _ = parent.tell(&Message::Interval { thread, interval, cpu });
             return;
         }
-        self.bring(interval.number, |pending| {
+        self.add_piece(interval.number, |pending| {
             pending.driver_cpu.insert(thread, cpu);
             match &mut pending.interval {
                 Some(before) => before.merge(interval),
@@ -109,12 +110,12 @@ impl Collector {
         });
     }
 
-    /// The sampler has looked at the end of an interval.
+    /// Adds the server's resource usage in an interval.
     pub(super) fn used(&self, number: i64, usage: Option<UsageRecord>) {
-        self.bring(number, |pending| pending.usage = usage);
+        self.add_piece(number, |pending| pending.usage = usage);
     }
 
-    fn bring(&self, number: i64, put: impl FnOnce(&mut Pending)) {
+    fn add_piece(&self, number: i64, put: impl FnOnce(&mut Pending)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = state.pending.entry(number).or_default();
         put(pending);
@@ -124,18 +125,18 @@ impl Collector {
                 state.pending.remove(&number)
         {
             let driver_cpu: Vec<_> = driver_cpu.into_values().collect();
-            self.whole(&mut state, interval, &driver_cpu, usage);
+            self.complete(&mut state, interval, &driver_cpu, usage);
         }
     }
 
-    fn whole(
+    fn complete(
         &self,
         state: &mut State,
         interval: Interval,
         driver_cpu: &[Duration],
         usage: Option<UsageRecord>,
     ) {
-        // The first one may be cut by the start of the run.
+        // The first interval may be shorter, because the run starts within it.
         let after = i32::try_from(interval.number + 1).unwrap_or(i32::MAX);
         let ends_s = f64::from(after) * self.tick.as_secs_f64();
         let seconds = self.tick.as_secs_f64().min(ends_s + self.warm_up.as_secs_f64());
@@ -164,7 +165,7 @@ impl Collector {
         }
     }
 
-    /// Writes what is not an interval.
+    /// Writes a record that is not an interval.
     pub(super) fn write(&self, record: &Record) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lines) = &mut state.lines {
@@ -172,10 +173,10 @@ impl Collector {
         }
     }
 
-    /// Writes the rest, and answers for all that was written.
+    /// Flushes the file and returns the first error of all writes.
     pub(super) fn finish(&self) -> anyhow::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Lines { mut file, error }) = state.lines.take() else { return Ok(()) };
-        error.map_or_else(|| file.flush(), Err).context("cannot write the JSON lines")
+        error.map_or_else(|| file.flush(), Err).context("could not write the JSON lines")
     }
 }

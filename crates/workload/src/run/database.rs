@@ -1,4 +1,4 @@
-//! What is done to all tenants' databases before and after a run: loading and checking.
+//! Loads the databases of all tenants before a run and checks them after it.
 
 use std::cell::Cell;
 
@@ -10,20 +10,20 @@ use crate::Target;
 use crate::client::Client;
 use crate::workload::{Dialect, Loading, Workload};
 
-/// Databases that are worked on at a time.
+/// Number of databases that are loaded or checked concurrently.
 const CONCURRENT: usize = 4;
 
-/// What is told of the server.
+/// The dialect and version of a server.
 pub(super) struct Server {
     pub(super) dialect: Dialect,
     pub(super) version: String,
 }
 
 async fn connect(target: &Target) -> anyhow::Result<Client> {
-    Client::connect(target).await.with_context(|| format!("cannot connect to {target}"))
+    Client::connect(target).await.with_context(|| format!("could not connect to {target}"))
 }
 
-/// Asks the server what it is.
+/// Queries the dialect and the version of a server.
 pub(super) async fn server(target: &Target) -> anyhow::Result<Server> {
     let mut client = connect(target).await?;
     let dialect = Dialect::of(&mut client).await?;
@@ -32,7 +32,7 @@ pub(super) async fn server(target: &Target) -> anyhow::Result<Server> {
     Ok(Server { dialect, version: version.unwrap_or_default() })
 }
 
-/// Loads what is missing everywhere, each tenant with its own workload.
+/// Loads missing data into all databases, each with the workload of its tenant.
 pub(super) async fn load<W: Workload>(
     workloads: &[W],
     options: &RunOptions,
@@ -51,7 +51,7 @@ pub(super) async fn load<W: Workload>(
         .map(|(workload, target)| async move {
             let mut client = connect(&target).await?;
             let mut loading = Loading { client: &mut client, dialect, seed: options.seed, loaded };
-            workload.load(&mut loading).await.with_context(|| format!("cannot load {target}"))?;
+            workload.load(&mut loading).await.with_context(|| format!("could not load {target}"))?;
             anyhow::Ok(client.close().await?)
         })
         .buffer_unordered(CONCURRENT)
@@ -59,12 +59,12 @@ pub(super) async fn load<W: Workload>(
         .await
 }
 
-/// Checks all tenants' data.
+/// Checks the data of all tenants.
 pub(super) async fn check<W: Workload>(workloads: &[W], options: &RunOptions) -> anyhow::Result<()> {
     stream::iter(workloads.iter().zip(options.targets()))
         .map(|(workload, target)| async move {
             let mut client = connect(&target).await?;
-            workload.check(&mut client).await.with_context(|| format!("the check of {target}"))?;
+            workload.check(&mut client).await.with_context(|| format!("check of {target} failed"))?;
             anyhow::Ok(client.close().await?)
         })
         .buffer_unordered(CONCURRENT)

@@ -1,4 +1,5 @@
-//! One driver thread: its terminals, from the first connection to the last answer.
+//! A driver thread: connects its terminals, runs their transactions, and reports the counts of each
+//! interval.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,32 +21,32 @@ use crate::measure::{Availability, Meter, Window};
 use crate::processors::{Half, keep_to};
 use crate::workload::{Dialect, Kind, Place, Random, Terminal, Workload, generator};
 
-/// Connections that a thread makes at a time.
+/// Number of connections that a thread opens concurrently.
 const CONCURRENT_CONNECTS: usize = 32;
 
-/// How long after its end a run waits for the last answers.
-const GRACE: Duration = Duration::from_secs(60);
+/// How long a run waits for outstanding answers after its end.
+const ANSWER_GRACE: Duration = Duration::from_secs(60);
 
-/// Tells the generators of arrivals from those of terminals.
+/// Distinguishes the random generators of arrivals from those of terminals.
 const ARRIVALS: u64 = 1;
 
-/// What all threads of a run share.
+/// The state that all threads of a run share.
 pub(super) struct Plan<W> {
     pub(super) options: RunOptions,
-    /// By tenant.
+    /// Workloads by tenant.
     pub(super) workloads: Vec<W>,
-    /// Of an open loop's rate, by tenant.
+    /// Shares of an open loop's rate by tenant.
     pub(super) rate_shares: Vec<f64>,
     pub(super) dialect: Dialect,
     pub(super) collector: Collector,
-    /// Where all wait for each other before the clock starts.
+    /// All threads wait here before the clock starts.
     pub(super) ready: Barrier,
-    /// And again: between the two a part waits for its parent.
+    /// All threads wait here again. Between the two barriers, a part waits for its parent.
     pub(super) start: Barrier,
     pub(super) clock: OnceLock<Clock>,
 }
 
-/// The run's clock: the moment of the start and the window.
+/// The clock of a run: its start and its window.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
     pub(super) starts: Instant,
@@ -53,7 +54,7 @@ pub(super) struct Clock {
 }
 
 impl<W: Workload> Plan<W> {
-    /// Starts the clock when everybody is ready, so that connecting is no part of the warm-up.
+    /// Starts the clock once all threads are ready, so that connecting is not part of the warm-up.
     pub(super) async fn clock(&self) -> Clock {
         self.ready.wait().await;
         self.start.wait().await;
@@ -66,7 +67,8 @@ impl<W: Workload> Plan<W> {
         Clock { starts, window: Window { opens, closes: opens + self.options.measure } }
     }
 
-    /// The terminals of a thread. Those of a tenant stay together where there are tenants enough.
+    /// The terminals of a thread. If there are at least as many tenants as threads, all terminals
+    /// of a tenant are on the same thread.
     fn places(&self, thread: usize) -> Vec<Place> {
         let (threads, of) = (self.options.all_threads(), self.options.connections);
         let tenants = self.workloads.len();
@@ -86,7 +88,8 @@ impl<W: Workload> Plan<W> {
         Meter::new(window, self.options.warm_up, self.options.tick, kinds, here.into_iter())
     }
 
-    /// Tells the watcher, if this is the first of the driver threads, or of their processes.
+    /// Calls the watcher if `first` is 0, so that only the first driver thread or process reports
+    /// an event.
     pub(super) fn tell(&self, first: usize, event: RunEvent) {
         if let Some(watcher) = self.options.watcher.as_ref().filter(|_| first == 0) {
             watcher(&event);
@@ -94,7 +97,7 @@ impl<W: Workload> Plan<W> {
     }
 }
 
-/// What a thread, or all of a process, has counted, and the CPU time of each thread in the window.
+/// The counts of a thread or of a whole process, and the CPU time of each thread in the window.
 pub(super) struct Outcome {
     pub(super) meter: Meter,
     pub(super) cpu: Vec<Duration>,
@@ -131,11 +134,11 @@ pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> any
         }
         anyhow::Ok(())
     };
-    let stragglers = tokio::time::timeout(GRACE, stragglers).await;
-    stragglers.with_context(|| format!("some answers are still out after {GRACE:?}"))??;
+    let stragglers = tokio::time::timeout(ANSWER_GRACE, stragglers).await;
+    stragglers.with_context(|| format!("some answers are still outstanding after {ANSWER_GRACE:?}"))??;
     stream::iter(ended).for_each_concurrent(CONCURRENT_CONNECTS, Session::close).await;
 
-    let shared = Rc::into_inner(shared).context("a terminal has outlived its run")?;
+    let shared = Rc::into_inner(shared).context("a terminal is still running after the end of the run")?;
     let mut meter = shared.meter.into_inner();
     meter.tenants.iter_mut().flatten().for_each(Availability::close);
     Ok(Outcome { meter, cpu: vec![cpu] })
@@ -197,7 +200,7 @@ fn arrivals(place: Place) -> Random {
     generator(place.seed, &[place.tenant as u64, place.number as u64, ARRIVALS])
 }
 
-/// Chooses the kinds of a session's transactions, by their weights.
+/// Chooses the kinds of a session's transactions at random, by weight.
 struct Choice {
     kinds: Rc<[Kind]>,
     random: Random,
@@ -214,7 +217,7 @@ impl Choice {
             place -= kind.weight;
             place >= 0.0
         });
-        // Rounding may leave a hair beyond the last.
+        // Rounding errors may leave a remainder after the last kind.
         before.count().min(self.kinds.len() - 1)
     }
 }
@@ -237,15 +240,16 @@ async fn closed_loop<T: Terminal>(
     }
 }
 
-/// Pauses, at most to the end of the run.
+/// Pauses for `time`, but not beyond the end of the run.
 async fn pause(time: Duration, clock: Clock) {
     if !time.is_zero() {
         tokio::time::sleep_until((Instant::now() + time).min(clock.window.closes).into()).await;
     }
 }
 
-/// Transactions fall due by a schedule. A session that is late runs what is overdue at once, each timed from when it was
-/// due, or cancels it if it is later than the tolerance.
+/// Runs transactions by a schedule. A session that is behind schedule runs overdue transactions
+/// immediately, measured from when they were due, or cancels them if they are later than the
+/// tolerance.
 async fn open_loop<T: Terminal>(
     mut session: Session<T>,
     clock: Clock,
@@ -253,7 +257,8 @@ async fn open_loop<T: Terminal>(
     tolerance: Option<Duration>,
 ) -> anyhow::Result<Session<T>> {
     while let Some((kind, due)) = schedule.next().filter(|(_, due)| *due < clock.window.closes) {
-        // What is not run waits for nothing: others of this thread must get their turn between.
+        // A cancelled transaction does not await anything, so yield to the other sessions of this
+        // thread here.
         tokio::task::consume_budget().await;
         let now = Instant::now();
         if tolerance.is_some_and(|tolerance| now.saturating_duration_since(due) > tolerance) {
@@ -273,7 +278,8 @@ async fn open_loop<T: Terminal>(
     Ok(session)
 }
 
-/// The first session that failed; waits for ever if none does. Sessions that end well are kept, still connected.
+/// Returns the error of the first session that fails, and never returns if none does. Sessions that
+/// succeed are added to `ended`, still connected.
 async fn first_failure<S: 'static>(
     running: &mut JoinSet<anyhow::Result<S>>,
     ended: &mut Vec<S>,
@@ -288,20 +294,21 @@ async fn first_failure<S: 'static>(
     }
 }
 
-/// Hands over each interval until the window closes; answers the CPU time of this thread within the window.
+/// Reports each interval until the window closes. Returns the CPU time of this thread in the
+/// window.
 async fn watch<W: Workload>(plan: &Plan<W>, thread: usize, meter: &RefCell<Meter>, clock: Clock) -> Duration {
     plan.tell(thread, RunEvent::WarmUp);
     let mut spent = thread_cpu();
-    hand_over_until(plan, thread, meter, clock.window.opens, &mut spent).await;
+    report_intervals_until(plan, thread, meter, clock.window.opens, &mut spent).await;
     plan.tell(thread, RunEvent::Opens);
     let opened = thread_cpu();
-    hand_over_until(plan, thread, meter, clock.window.closes, &mut spent).await;
+    report_intervals_until(plan, thread, meter, clock.window.closes, &mut spent).await;
     let cpu = thread_cpu().saturating_sub(opened);
     plan.tell(thread, RunEvent::Closes);
     cpu
 }
 
-async fn hand_over_until<W: Workload>(
+async fn report_intervals_until<W: Workload>(
     plan: &Plan<W>,
     thread: usize,
     meter: &RefCell<Meter>,

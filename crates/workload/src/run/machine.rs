@@ -1,24 +1,24 @@
-//! What the driver ran on, as far as `/proc` tells.
+//! Describes the machine that the driver runs on, from `/proc`.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// A machine.
+/// The description of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor's name.
+    /// The name of the CPU.
     pub processor: String,
-    /// Processors that this process may use.
+    /// Number of CPUs that this process may use.
     pub processors: usize,
-    /// All of its memory.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// The kernel's release.
+    /// The kernel release.
     pub kernel: String,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub fn this() -> Machine {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {

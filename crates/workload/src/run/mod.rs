@@ -1,4 +1,5 @@
-//! Runs a workload against a server: loads what is missing, connects all terminals, warms up, measures, checks.
+//! Runs a workload against a server: loads missing data, connects all terminals, warms up,
+//! measures, and checks the data.
 //!
 //! ```text
 //!  load what is missing -> connect all -> warm up |  measured window  | close -> check
@@ -8,10 +9,13 @@
 //!  driver thread 2   terminals --> meter --+--> collector -------+--> JSON lines (--output)
 //!  sampler           /proc, once an interval +                   +--> report
 //! ```
-//! Several tenants are several instances of the workload side by side, each in a database of its own. The
-//! terminals of all are spread over the driver's threads (one, unless more are asked for); every thread counts for
-//! itself ([`crate::measure`]) and hands an interval to the collector when it is over. How transactions arrive is said in
-//! [`crate::arrival`]. Threads may be those of other processes (`part`, `remote`).
+//!
+//! - Tenants are instances of the workload that run concurrently, each in its own database.
+//! - The terminals of all tenants are distributed over the driver threads (default: one). Each
+//!   thread has its own counters ([`crate::measure`]) and passes an interval to the collector when
+//!   it ends.
+//! - [`crate::arrival`] describes when transactions start.
+//! - Driver threads may be in other processes (`part`, `remote`).
 
 mod arguments;
 mod collector;
@@ -47,55 +51,59 @@ use crate::arrival::Arrival;
 use crate::keys::Distribution;
 use crate::workload::Workload;
 
-/// How to run a workload.
+/// Options of a run.
 #[derive(Clone)]
 pub struct RunOptions {
-    /// The server; its database is used only if `databases` is empty.
+    /// The server. Its database is used only if `databases` is empty.
     pub target: Target,
-    /// One instance runs in each of these databases (which must exist). Empty: in the target's.
+    /// The databases, which must exist. One instance runs in each. Empty: one instance in the
+    /// database of `target`.
     pub databases: Vec<String>,
     /// Connections per database.
     pub connections: usize,
-    /// How the data is spread over the tenants, the first having most.
+    /// Distribution of the data over the tenants. The first has most.
     pub tenant_sizes: Distribution,
-    /// How an open loop's rate is spread over them.
+    /// Distribution of an open loop's rate over the tenants.
     pub tenant_rates: Distribution,
-    /// When transactions start.
+    /// The arrival process.
     pub arrival: Arrival,
-    /// Before the measured window.
+    /// Length of the warm-up before the measured window.
     pub warm_up: Duration,
-    /// The measured window.
+    /// Length of the measured window.
     pub measure: Duration,
-    /// How long a connection that was lost is tried again; zero: its loss ends the run with an error.
+    /// How long a lost connection is retried. With zero, a lost connection ends the run with an
+    /// error.
     pub patience: Duration,
-    /// Of everything that is drawn.
+    /// The random seed.
     pub seed: u64,
-    /// Driver threads of each process, each with an event loop of its own.
+    /// Driver threads per process, each with its own event loop.
     pub threads: usize,
-    /// Whether there are other processes that drive.
+    /// The driver processes.
     pub processes: Processes,
-    /// The driver's threads let all others of the machine go first.
+    /// Runs the driver threads at the lowest priority (`SCHED_IDLE`).
     pub gives_way: bool,
-    /// They keep to the half of the processors that a server leaves them which was started [`crate::server::Server::start_apart`].
+    /// Restricts the driver threads to the half of the CPUs that a server leaves free if it was
+    /// started with [`crate::server::Server::start_apart`].
     pub apart: bool,
-    /// A slot of the window in which no transaction of a tenant ends is a down interval.
+    /// Seconds per slot of the window. A slot in which no transaction of a tenant ends is a down
+    /// interval.
     pub down_interval_seconds: usize,
-    /// An interval of the report, between two ticks.
+    /// Length of an interval, and so the time between two ticks.
     pub tick: Duration,
-    /// Processes of the server: what they and their children use is measured too.
+    /// Processes of the server. The resource usage of them and their children is measured.
     pub server_processes: Vec<Pid>,
-    /// What that costs.
+    /// Prices of that usage.
     pub prices: Prices,
-    /// Where the JSON lines go.
+    /// The file for the JSON lines.
     pub output: Option<PathBuf>,
-    /// What made this driver, for the JSON lines.
+    /// Version and commit of the driver, for the JSON lines.
     pub build: &'static str,
-    /// Is told how the run goes, on a driver thread: it must be quick.
+    /// Receives the events of the run. It is called on a driver thread and must return quickly.
     pub watcher: Option<Watcher>,
 }
 
 impl RunOptions {
-    /// The defaults of the command line.
+    /// Returns the defaults of the command line.
     pub fn new(target: Target) -> RunOptions {
         RunOptions {
             target,
@@ -122,7 +130,7 @@ impl RunOptions {
         }
     }
 
-    /// The databases of the tenants, in their order.
+    /// The databases of the tenants, in order.
     fn targets(&self) -> Vec<Target> {
         match &self.databases[..] {
             [] => vec![self.target.clone()],
@@ -130,12 +138,12 @@ impl RunOptions {
         }
     }
 
-    /// Driver threads of all processes.
+    /// Number of driver threads in all processes.
     fn all_threads(&self) -> usize {
         self.threads * self.processes.count()
     }
 
-    /// What this process waits for to drive: its threads, or its parts.
+    /// Number of drivers that this process waits for: its threads, or its parts.
     fn drivers(&self) -> usize {
         match self.processes {
             Processes::Parent { count, .. } => count,
@@ -144,43 +152,43 @@ impl RunOptions {
     }
 
     fn validate(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.connections > 0, "a run needs at least one connection per database");
-        anyhow::ensure!(!self.measure.is_zero(), "a run measures for some time: give it seconds");
-        anyhow::ensure!(self.threads > 0, "a run needs a driver thread");
-        anyhow::ensure!(self.tick >= SHORTEST_TICK, "an interval is at least {SHORTEST_TICK:?} long");
+        anyhow::ensure!(self.connections > 0, "at least one connection per database is required");
+        anyhow::ensure!(!self.measure.is_zero(), "the measured window must not be empty");
+        anyhow::ensure!(self.threads > 0, "at least one driver thread is required");
+        anyhow::ensure!(self.tick >= MIN_TICK, "an interval must be at least {MIN_TICK:?} long");
         match &self.arrival {
             Arrival::Open { rate_tps, .. } => {
                 anyhow::ensure!(
-                    *rate_tps > 0.0 && *rate_tps <= MOST_TPS,
-                    "a rate is more than zero transactions a second, and a million at most"
+                    *rate_tps > 0.0 && *rate_tps <= MAX_RATE_TPS,
+                    "--rate must be greater than 0 and at most {MAX_RATE_TPS}"
                 );
             }
-            Arrival::Closed => anyhow::ensure!(
-                self.tenant_rates == Distribution::Uniform,
-                "without a rate there is none to spread over the tenants"
-            ),
+            Arrival::Closed => {
+                anyhow::ensure!(self.tenant_rates == Distribution::Uniform, "--tenant-rates requires --rate")
+            }
         }
         Ok(())
     }
 }
 
-/// The processes that share a run's terminals.
+/// The driver processes of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processes {
-    /// This one alone.
+    /// Only this process.
     One,
-    /// So many others, by this command with `--part NUMBER` behind it; this one measures, and drives nothing.
+    /// `count` other processes, started with `command` and `--part NUMBER`. This process measures,
+    /// but runs no terminals.
     Parent {
         /// The program and its arguments.
         command: Vec<OsString>,
-        /// How many.
+        /// Number of driver processes.
         count: usize,
     },
-    /// This is one of them: see [`run_part`].
+    /// This process is a driver process. See [`run_part`].
     Part {
-        /// Which, from zero.
+        /// Its number, from zero.
         number: usize,
-        /// Of how many.
+        /// Number of driver processes.
         of: usize,
     },
 }
@@ -195,71 +203,76 @@ impl Processes {
     }
 }
 
-/// More than any driver can send, and little enough that what it cannot is counted quickly.
-const MOST_TPS: f64 = 1e6;
+/// The maximum rate: more than any driver can send, but low enough that transactions that are not
+/// sent are counted quickly.
+const MAX_RATE_TPS: f64 = 1e6;
 
-const SHORTEST_TICK: Duration = Duration::from_millis(10);
+const MIN_TICK: Duration = Duration::from_millis(10);
 
-/// Somebody who is told how a run goes.
+/// A callback for the events of a run.
 pub type Watcher = Arc<dyn Fn(&RunEvent) + Send + Sync>;
 
-/// What a watcher is told.
+/// An event of a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
-    /// Rows that are in place, of all that will be.
+    /// Rows have been loaded.
     Loading {
-        /// So far.
+        /// Rows loaded so far.
         rows: u64,
-        /// In the end.
+        /// Rows in total.
         of: u64,
     },
-    /// All are connected; the warm-up begins.
+    /// All terminals are connected, and the warm-up starts.
     WarmUp,
     /// The measured window opens.
     Opens,
-    /// Some time has gone by.
+    /// An interval has ended.
     Tick(RunTick),
-    /// The measured window has closed; the connections are still there.
+    /// The measured window has closed. The connections are still open.
     Closes,
 }
 
-/// How a run goes: what happened since the tick before.
+/// The progress of a run since the previous tick.
 #[derive(Clone, Debug)]
 pub struct RunTick {
-    /// Since the warm-up began.
+    /// Time since the start of the warm-up.
     pub elapsed: Duration,
-    /// Warm-up and measured window together.
+    /// Length of the warm-up and the measured window.
     pub of: Duration,
-    /// Transactions per second that ended as they should.
+    /// Transactions per second that committed or rolled back as intended.
     pub throughput_tps: f64,
     /// Median latency, in milliseconds.
     pub p50_ms: f64,
     /// 99th percentile of latency, in milliseconds.
     pub p99_ms: f64,
-    /// Connections lost since the run began.
+    /// Connections lost since the start of the run.
     pub lost_connections: u64,
 }
 
-/// Runs a load, and beside it another one, which begins before the window of the first opens and goes on until it has closed.
-/// The second one's driver gives way, unless it shares processors with the server (it would be the first to starve): it is to take the server's time, and not that of the first one's driver on
-/// the same machine.
+/// Runs a load and, concurrently, a second one that starts before the window of the first opens and
+/// ends after it has closed.
+///
+/// The second driver runs at the lowest priority, so that it takes the time of the server but not
+/// that of the first driver on the same machine. It does not if it shares CPUs with the server,
+/// where it would be the first to starve.
 pub(crate) async fn run_beside<W: Workload>(
     (workload, options): (W, RunOptions),
-    (other, mut beside): (W, RunOptions),
+    (other, mut background): (W, RunOptions),
 ) -> anyhow::Result<(Report, Report)> {
-    beside.measure = options.measure + 2 * options.warm_up;
-    beside.gives_way = beside.apart;
-    tokio::try_join!(run(workload, options), run(other, beside))
+    background.measure = options.measure + 2 * options.warm_up;
+    background.gives_way = background.apart;
+    tokio::try_join!(run(workload, options), run(other, background))
 }
 
-/// Loads what is missing, warms up, measures, checks. Dropping the future ends the run.
+/// Loads missing data, warms up, measures, and checks the data. Dropping the future stops the run.
 pub async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
     options.validate()?;
     workload.validate()?;
     stages::run(workload, options).await
 }
 
-/// Runs the terminals of one of several processes, as the process that has started it says on stdin, which is told on stdout.
+/// Runs the terminals of one of several driver processes. The parent process controls it through
+/// stdin and receives its counts on stdout.
 pub async fn run_part<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<()> {
     options.validate()?;
     workload.validate()?;

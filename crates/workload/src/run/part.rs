@@ -1,17 +1,20 @@
-//! A part of the drivers: one of several processes, each with a share of the terminals (`--processes N`).
+//! A driver process: one of several that share the terminals of a run (`--processes N`).
 //!
 //! ```text
-//!  fulmar bench run ... --processes 2        loads, measures the server, adds up, reports, checks
+//!  fulmar bench run ... --processes 2        loads, measures the server, merges, reports, checks
 //!     |
 //!     +-- fulmar bench run ... --part 0      terminals of the first threads
 //!     +-- fulmar bench run ... --part 1      terminals of the others
 //!
 //!  part -> parent   {"ready":null}           on its stdout: all terminals are connected
-//!  parent -> part   go                       on its stdin: the clock starts, for all parts within a moment
-//!  part -> parent   {"interval":{..}} ..     each interval of each thread, as threads of one process hand it over
-//!                   {"end":{..}}             all that was counted, histograms and all
+//!  parent -> part   go                       on its stdin: the clock starts, in all parts within
+//!                                            a moment
+//!  part -> parent   {"interval":{..}} ..     each interval of each thread, as threads of one
+//!                                            process pass it to the collector
+//!                   {"end":{..}}             all counters, including the histograms
 //! ```
-//! A part whose stdin ends has lost its parent, and ends too.
+//!
+//! A part exits when its stdin ends, because its parent is then gone.
 
 use std::io::{BufRead, Read, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -29,31 +32,34 @@ use super::{Processes, RunOptions, database};
 use crate::measure::{Counted, Interval};
 use crate::workload::Workload;
 
-/// What a part tells its parent, a line each.
+const PARENT_EXITED: &str = "the parent process of this driver process has exited";
+
+/// A message from a part to its parent, sent as one line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Message {
     /// All terminals are connected.
     Ready,
-    /// A thread's interval is over.
+    /// An interval of a thread has ended.
     Interval {
-        /// Its number among those of all parts.
+        /// The number of the thread, counted over all parts.
         thread: usize,
-        /// What happened.
+        /// The counts of the interval.
         interval: Interval,
-        /// What the thread used meanwhile.
+        /// The CPU time that the thread used in the interval.
         cpu: Duration,
     },
-    /// The run is over.
+    /// The run has ended.
     End {
-        /// What was counted.
+        /// The counters of the whole run.
         counted: Counted,
-        /// What each thread used in the window.
+        /// The CPU time of each thread in the window.
         cpu: Vec<Duration>,
     },
 }
 
-/// The way to the parent. What cannot be said to a parent that is gone is lost: the end of stdin tells.
+/// The channel to the parent process. Messages to a parent that is gone are lost: the end of stdin
+/// then stops this process.
 pub(super) struct Parent(Mutex<std::io::Stdout>);
 
 impl Parent {
@@ -65,14 +71,18 @@ impl Parent {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut stdout = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stdout.write_all(&line).and_then(|()| stdout.flush()).context("the parent of this part is gone")
+        stdout.write_all(&line).and_then(|()| stdout.flush()).context(PARENT_EXITED)
     }
 }
 
-/// Runs the terminals of this part as its parent says. The data is there already.
+/// Runs the terminals of this part when the parent starts it. The data has already been loaded.
 pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<()> {
-    let Processes::Part { number, .. } = options.processes else { anyhow::bail!("this process is no part") };
-    let server = database::server(options.targets().first().context("a run needs a database")?).await?;
+    let Processes::Part { number, .. } = options.processes else {
+        anyhow::bail!("this process is not a driver process")
+    };
+    let targets = options.targets();
+    let first_target = targets.first().context("at least one database is required")?;
+    let server = database::server(first_target).await?;
     let threads = options.threads;
     let parent = Arc::new(Parent::of_this_process());
     let plan = Arc::new(Plan {
@@ -93,38 +103,38 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
     let gate = async {
         plan.ready.wait().await;
         parent.tell(&Message::Ready)?;
-        go.await.context("the parent of this part is gone")?;
+        go.await.context(PARENT_EXITED)?;
         plan.start.wait().await;
         anyhow::Ok(())
     };
     let outcomes = tokio::select! {
         both = async { tokio::try_join!(drivers, gate) } => both?.0,
-        _ = ended => anyhow::bail!("the parent of this part is gone"),
+        _ = ended => anyhow::bail!(PARENT_EXITED),
     };
     let cpu = outcomes.iter().flat_map(|outcome| outcome.cpu.iter().copied()).collect();
     parent.tell(&Message::End { counted: merged(outcomes)?.counted(), cpu })
 }
 
-/// What the parent says.
+/// The messages of the parent.
 struct Stdin {
     go: oneshot::Receiver<()>,
     ended: oneshot::Receiver<()>,
 }
 
 impl Stdin {
-    /// Reads on a thread of its own, which ends with the process.
+    /// Starts a thread that reads stdin and ends with the process.
     fn listen() -> anyhow::Result<Stdin> {
-        let ((say_go, go), (say_ended, ended)) = (oneshot::channel(), oneshot::channel());
+        let ((send_go, go), (send_ended, ended)) = (oneshot::channel(), oneshot::channel());
         let read = move || {
             let mut stdin = std::io::stdin().lock();
             let mut line = String::new();
             if stdin.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-                // Nobody waits any more where the run has failed; so below.
-                let _ = say_go.send(());
-                // The parent says no more: this waits for the end.
+                // If the run has failed, the receivers are gone. The same applies below.
+                let _ = send_go.send(());
+                // The parent sends nothing else, so this returns at the end of stdin.
                 let _ = stdin.read_to_end(&mut Vec::new());
             }
-            let _ = say_ended.send(());
+            let _ = send_ended.send(());
         };
         std::thread::Builder::new().name("fulmar-parent".to_owned()).spawn(read)?;
         Ok(Stdin { go, ended })

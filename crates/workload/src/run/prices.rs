@@ -1,12 +1,14 @@
-//! What the server's use of its machine costs, by a price list.
+//! Prices the resource usage of a server with a price list.
 //!
 //! ```text
-//! resource,dollars          a processor or a GiB of memory for an hour, a GiB read, written, received or sent
+//! resource,dollars     a CPU or a GiB of memory for an hour; a GiB read, written, received or sent
 //! cpu,0.04048
 //! memory,0.004445
 //! ```
-//! What was used is priced, and not the machine: two servers on one machine, and runs on different ones, can be compared.
-//! Dollars per hour are those of an hour like the window.
+//!
+//! The price is that of the resources used, not of the machine, so that servers on the same
+//! machine, and runs on different machines, can be compared. Dollars per hour assume that the usage
+//! of the window continues for an hour.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -16,17 +18,17 @@ use serde::{Deserialize, Serialize};
 
 use super::record::UsageRecord;
 
-/// The list that is used if no other is given.
+/// The default price list.
 const LIST: &str = include_str!("prices.csv");
 
 const HEADER: &str = "resource,dollars";
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Of a price list: US dollars for each resource.
+/// A price list: US dollars per unit of each resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prices {
-    /// A processor for an hour.
+    /// A CPU for an hour.
     pub cpu: f64,
     /// A GiB of memory for an hour.
     pub memory: f64,
@@ -41,19 +43,19 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The list of this repository, `prices.csv`.
+    /// Returns the default list, `prices.csv`.
     pub fn listed() -> anyhow::Result<Prices> {
         LIST.parse()
     }
 
-    /// A list from a file.
+    /// Reads a list from a file.
     pub fn read(path: &Path) -> anyhow::Result<Prices> {
         let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        text.parse().with_context(|| format!("{} is no price list", path.display()))
+            std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
+        text.parse().with_context(|| format!("{} is not a price list", path.display()))
     }
 
-    fn of(&mut self, resource: &str) -> Option<&mut f64> {
+    fn price_mut(&mut self, resource: &str) -> Option<&mut f64> {
         match resource {
             "cpu" => Some(&mut self.cpu),
             "memory" => Some(&mut self.memory),
@@ -79,41 +81,42 @@ impl Prices {
 impl FromStr for Prices {
     type Err = anyhow::Error;
 
-    /// Reads a list. What it does not name is free.
+    /// Parses a list. A resource that it does not contain is free.
     fn from_str(text: &str) -> anyhow::Result<Prices> {
         let mut prices = Prices::default();
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         for line in lines.filter(|line| *line != HEADER) {
-            let (resource, dollars) = line
-                .split_once(',')
-                .with_context(|| format!("`{line}` is not `resource,dollars`, such as `cpu,0.04`"))?;
-            let price = prices.of(resource.trim()).with_context(|| {
+            let (resource, dollars) = line.split_once(',').with_context(|| {
+                format!("invalid line `{line}`; expected `resource,dollars`, such as `cpu,0.04`")
+            })?;
+            let price = prices.price_mut(resource.trim()).with_context(|| {
                 format!(
-                    "there is no resource {resource}; there are: cpu, memory, read, written, received, sent"
+                    "unknown resource {resource}; the resources are cpu, memory, read, written, \
+                     received, sent"
                 )
             })?;
             let dollars = dollars.trim().parse::<f64>().ok();
             *price = dollars
                 .filter(|dollars| dollars.is_finite() && *dollars >= 0.0)
-                .with_context(|| format!("the price in `{line}` is not a number of dollars"))?;
+                .with_context(|| format!("invalid price in `{line}`; expected dollars"))?;
         }
         Ok(prices)
     }
 }
 
-/// What the server's processes used in the window, and what that costs.
+/// The resource usage of the server's processes in the window, and its price.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServerUsage {
-    /// All of it.
+    /// The usage.
     #[serde(flatten)]
     pub usage: UsageRecord,
     /// CPU time per transaction, in microseconds.
     pub cpu_us_per_transaction: f64,
-    /// The cost of an hour like the window.
+    /// The price of the usage per hour.
     pub dollars_per_hour: f64,
-    /// Transactions for a dollar; `None` if it costs nothing.
+    /// Transactions per dollar, or `None` if the usage is free.
     pub transactions_per_dollar: Option<f64>,
-    /// By these prices.
+    /// The prices.
     pub prices: Prices,
 }
 
@@ -130,11 +133,11 @@ impl ServerUsage {
         }
     }
 
-    /// For tables: names and values.
+    /// Names and values for tables.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let usage = &self.usage;
         let mut lines = vec![
-            ("server CPU per transaction", format!("{:.1} us", self.cpu_us_per_transaction)),
+            ("server CPU time per transaction", format!("{:.1} us", self.cpu_us_per_transaction)),
             ("server memory (PSS)", mib(usage.pss_bytes)),
             ("server read, written", format!("{}, {}", mib(usage.read_bytes), mib(usage.written_bytes))),
             ("network received, sent", format!("{}, {}", mib(usage.received_bytes), mib(usage.sent_bytes))),
@@ -166,40 +169,40 @@ mod tests {
     };
 
     #[test]
-    fn an_hour_like_the_window_is_priced() {
+    fn usage_of_the_window_is_priced_per_hour() {
         let prices: Prices =
             "# mine\nresource,dollars\ncpu,0.10\nmemory, 0.01\nwritten,0.002\nsent,0.09\n".parse().unwrap();
-        // 60 s: half a processor, 2 GiB, 30 GiB written and 60 GiB sent an hour.
+        // In 60 s: half a CPU, 2 GiB, and per hour 30 GiB written and 60 GiB sent.
         let server = ServerUsage::new(USAGE, 6_000, 60.0, prices);
         assert!((server.dollars_per_hour - (0.05 + 0.02 + 0.06 + 5.4)).abs() < 1e-9, "{server:?}");
-        let for_a_dollar = server.transactions_per_dollar.unwrap();
-        assert!((for_a_dollar - 360_000.0 / server.dollars_per_hour).abs() < 1e-6, "{for_a_dollar}");
+        let per_dollar = server.transactions_per_dollar.unwrap();
+        assert!((per_dollar - 360_000.0 / server.dollars_per_hour).abs() < 1e-6, "{per_dollar}");
         assert_eq!(server.cpu_us_per_transaction, 5_000.0);
         assert!(server.lines().contains(&("network received, sent", "0.0 MiB, 1024.0 MiB".to_owned())));
     }
 
     #[test]
-    fn what_costs_nothing_has_no_transactions_for_a_dollar() {
+    fn free_usage_has_no_transactions_per_dollar() {
         let server = ServerUsage::new(USAGE, 0, 60.0, Prices::default());
         assert_eq!((server.dollars_per_hour, server.transactions_per_dollar), (0.0, None));
     }
 
     #[test]
-    fn the_list_of_the_repository_has_prices() {
+    fn default_list_has_prices() {
         let prices = Prices::listed().unwrap();
         assert!(prices.cpu > 0.0 && prices.memory > 0.0, "{prices:?}");
     }
 
     #[test]
-    fn what_is_no_price_list_is_said() {
-        for (text, told) in [
+    fn invalid_price_lists_are_rejected() {
+        for (text, expected) in [
             ("cpu 0.1", "resource,dollars"),
             ("gpu,1", "received, sent"),
             ("cpu,-1", "dollars"),
             ("cpu,NaN", "dollars"),
         ] {
             let error = format!("{:#}", text.parse::<Prices>().unwrap_err());
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The JSON lines of a run (`--output`), written and read here: one object a line, told apart by `line`.
+//! The JSON lines of a run (`--output`), for writing and reading. Each line is an object whose type
+//! is in `line`.
 //!
 //! ```text
-//! {"line":"run", ...}         what was run, with which seed, by which build, on which machine, against which server
-//! {"line":"interval", ...}    a second: counts and latencies by kind with all samples, the driver's CPU, the server's use
-//! {"line":"tenant", ...}      each tenant's transactions, outages and down intervals in the window
-//! {"line":"report", ...}      what it came to: the report that is printed
+//! {"line":"run", ...}         workload, seed, build, machine and server
+//! {"line":"interval", ...}    one second: counts and latencies by kind with all samples, CPU
+//!                             time of the driver, resource usage of the server
+//! {"line":"tenant", ...}      transactions, outages and down intervals of a tenant in the window
+//! {"line":"report", ...}      the report that is also printed
 //! ```
 
 use std::time::Duration;
@@ -16,128 +18,130 @@ use super::report::Report;
 use crate::measure::{Counts, Interval, Latencies, Latency, Sample};
 use crate::workload::Kind;
 
-/// A line.
+/// A JSON line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "lowercase")]
 pub enum Record {
-    /// The first.
+    /// The first line.
     Run(RunRecord),
-    /// One for each interval, warm-up included.
+    /// One line per interval, including the warm-up.
     Interval(IntervalRecord),
-    /// One for each tenant.
+    /// One line per tenant.
     Tenant(TenantRecord),
-    /// The last.
+    /// The last line.
     Report(Box<Report>),
 }
 
-/// What was run.
+/// The parameters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
     /// The workload's name.
     pub workload: String,
     /// Its options.
     pub options: serde_json::Value,
-    /// How transactions arrived, in words.
+    /// The arrival process, as text.
     pub arrival: String,
     /// The server.
     pub target: String,
-    /// What it says of itself.
+    /// The version string of the server.
     pub server: String,
-    /// Of everything that was drawn.
+    /// The random seed.
     pub seed: u64,
-    /// What made the driver: its version and commit.
+    /// Version and commit of the driver.
     pub build: String,
-    /// Where the driver ran.
+    /// The machine of the driver.
     pub machine: Machine,
     /// When the clock started, in seconds since 1970.
     pub started_unix_s: u64,
-    /// Before the measured window.
+    /// Length of the warm-up.
     pub warm_up_s: f64,
-    /// The measured window.
+    /// Length of the measured window.
     pub window_s: f64,
-    /// An interval.
+    /// Length of an interval.
     pub interval_s: f64,
 }
 
-/// What happened in an interval.
+/// The results of an interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IntervalRecord {
-    /// When it ended, from the window's opening: not above zero in the warm-up.
+    /// When it ended, relative to the opening of the window. Zero or negative in the warm-up.
     pub ends_s: f64,
-    /// How long it was.
+    /// Its length.
     pub seconds: f64,
-    /// By kind of transaction.
+    /// Results by kind of transaction.
     pub kinds: Vec<KindRecord>,
-    /// Tries that the server refused.
+    /// Attempts that the server rejected.
     pub refused: u64,
-    /// Connections that were lost.
+    /// Lost connections.
     pub lost_connections: u64,
-    /// The share of a processor that each driver thread used.
+    /// The share of a CPU that each driver thread used.
     pub driver_cpu: Vec<f64>,
-    /// What the server's processes used.
+    /// The resource usage of the server's processes.
     pub usage: Option<UsageRecord>,
 }
 
-/// One kind of transaction in an interval.
+/// The results of one kind of transaction in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KindRecord {
-    /// What it came to.
+    /// Counts and latency.
     #[serde(flatten)]
     pub report: KindReport,
-    /// All latencies: microseconds to three digits, and how many.
+    /// All latencies: microseconds with three significant digits, and their counts.
     pub samples_us: Vec<Sample>,
 }
 
-/// One kind of transaction, in an interval or in all of the window.
+/// The results of one kind of transaction, in an interval or in the whole window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KindReport {
-    /// Its name.
+    /// The name of the kind.
     pub kind: String,
-    /// Committed.
+    /// Committed transactions.
     pub committed: u64,
-    /// Ended without effect, as the workload foresees.
+    /// Transactions that were rolled back, or had no effect, as intended by the workload.
     pub rolled_back: u64,
-    /// Too late to be started.
+    /// Transactions that were cancelled because they were too late.
     pub cancelled: u64,
-    /// Given up.
+    /// Transactions that failed.
     pub failed: u64,
-    /// Of those that ended as they should.
+    /// Latency of the transactions that committed or rolled back as intended.
     pub latency: Latency,
 }
 
-/// What the server's processes, and for the network the machine, used in an interval.
+/// The resource usage of the server's processes in an interval, and the network traffic of the
+/// machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UsageRecord {
-    /// CPU time, user and system.
+    /// User and system CPU time.
     pub cpu_s: f64,
-    /// Memory at the interval's end (PSS).
+    /// Memory (PSS) at the end of the interval.
     pub pss_bytes: u64,
-    /// Read from disks.
+    /// Bytes read from disks.
     pub read_bytes: u64,
-    /// Written to disks, or to be.
+    /// Bytes written to disks, including those not yet written back.
     pub written_bytes: u64,
-    /// Received by all network interfaces of the machine, loopback included.
+    /// Bytes received by all network interfaces of the machine, including loopback.
     pub received_bytes: u64,
-    /// Sent by them.
+    /// Bytes sent by all network interfaces.
     pub sent_bytes: u64,
 }
 
-/// What became of a tenant in the window.
+/// The results of a tenant in the window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantRecord {
     /// Its database.
     pub tenant: String,
-    /// Transactions that ended as they should.
+    /// Transactions that committed or rolled back as intended.
     pub transactions: u64,
     /// Their mean latency.
     pub mean_ms: f64,
-    /// Transactions that were too late to be started.
+    /// Transactions that were cancelled because they were too late.
     pub cancelled: u64,
-    /// Those, in seconds of what was offered to this tenant; only of an open loop.
+    /// The cancelled transactions in seconds of the load offered to this tenant. Open loops only.
     pub lost_work_s: Option<f64>,
     /// Slots in which no transaction ended.
     pub down_intervals: u64,
-    /// How long each time lasted in which somebody waited and nobody was answered, from a second on.
+    /// The length of each outage of 1 s or more: a period in which a transaction waited and none
+    /// was answered.
     pub outages_s: Vec<f64>,
 }
 
@@ -186,7 +190,7 @@ impl KindReport {
         }
     }
 
-    /// Transactions that ended as they should.
+    /// Transactions that committed or rolled back as intended.
     pub(crate) fn ended_well(&self) -> u64 {
         self.committed + self.rolled_back
     }

@@ -1,4 +1,4 @@
-//! A part of the drivers as its parent sees it: a process that connects, starts when it is told, and tells what it counts.
+//! The parent's side of a driver process: starts it, starts its clock, and receives its counts.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{Processes, RunEvent};
 use crate::measure::{Counted, Meter};
 use crate::workload::Workload;
 
-/// A part that runs. Dropping it kills it.
+/// A running driver process. Dropping it kills it.
 struct Part {
     number: usize,
     child: Child,
@@ -21,31 +21,33 @@ struct Part {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// Has a part drive its terminals, as [`super::driver::drive`] does on a thread of this process.
+/// Runs the terminals of a driver process, as [`super::driver::drive`] does on a thread of this
+/// process.
 pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, number: usize) -> anyhow::Result<Outcome> {
     let mut part = Part::start(&plan.options.processes, number)?;
     match part.message().await? {
         Message::Ready => {}
-        other => anyhow::bail!("driver process {number} says {other:?} before it is ready"),
+        other => anyhow::bail!("driver process {number} sent {other:?} before it was ready"),
     }
     let clock = plan.clock().await;
-    part.stdin.write_all(b"go\n").await.context("cannot start a driver process")?;
+    let started = part.stdin.write_all(b"go\n").await;
+    started.with_context(|| format!("could not start driver process {number}"))?;
     let counted = async {
         loop {
             match part.message().await? {
                 Message::Interval { thread, interval, cpu } => plan.collector.counted(thread, interval, cpu),
                 Message::End { counted, cpu } => return anyhow::Ok((counted, cpu)),
-                Message::Ready => anyhow::bail!("driver process {number} is ready twice"),
+                Message::Ready => anyhow::bail!("driver process {number} reported readiness twice"),
             }
         }
     };
-    let ((counted, cpu), ()) = tokio::try_join!(counted, tell(&plan, number, clock))?;
+    let ((counted, cpu), ()) = tokio::try_join!(counted, notify_phases(&plan, number, clock))?;
     part.child.wait().await?;
     Ok(Outcome { meter: meter(&plan, clock, counted), cpu })
 }
 
-/// Tells the watcher how the clock goes.
-async fn tell<W: Workload>(plan: &Plan<W>, number: usize, clock: Clock) -> anyhow::Result<()> {
+/// Notifies the watcher of the phases of the run.
+async fn notify_phases<W: Workload>(plan: &Plan<W>, number: usize, clock: Clock) -> anyhow::Result<()> {
     plan.tell(number, RunEvent::WarmUp);
     tokio::time::sleep_until(clock.window.opens.into()).await;
     plan.tell(number, RunEvent::Opens);
@@ -62,9 +64,11 @@ fn meter<W: Workload>(plan: &Plan<W>, clock: Clock, counted: Counted) -> Meter {
 
 impl Part {
     fn start(processes: &Processes, number: usize) -> anyhow::Result<Part> {
-        let Processes::Parent { command, .. } = processes else { anyhow::bail!("this process has no parts") };
+        let Processes::Parent { command, .. } = processes else {
+            anyhow::bail!("this process has no driver processes")
+        };
         let (program, arguments) =
-            command.split_first().context("there is no command for driver processes")?;
+            command.split_first().context("the command for driver processes is empty")?;
         let mut child = Command::new(program)
             .args(arguments)
             .arg("--part")
@@ -73,21 +77,22 @@ impl Part {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("cannot start driver process {number}"))?;
+            .with_context(|| format!("could not start driver process {number}"))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let (stdin, stdout) = stdin.zip(stdout).context("a driver process has no pipes")?;
+        let (stdin, stdout) = stdin.zip(stdout).context("driver process has no pipes")?;
         Ok(Part { number, child, stdin, lines: BufReader::new(stdout).lines() })
     }
 
-    /// The next one. A part that has ended without its last word has said why on stderr, which is ours.
+    /// Reads the next message. A part that exits before its last message reports the reason on
+    /// stderr, which it inherits.
     async fn message(&mut self) -> anyhow::Result<Message> {
         let number = self.number;
         match self.lines.next_line().await? {
             Some(line) => serde_json::from_str(&line)
-                .with_context(|| format!("driver process {number} says what is not understood")),
+                .with_context(|| format!("invalid message from driver process {number}")),
             None => {
                 let status = self.child.wait().await?;
-                anyhow::bail!("driver process {number} has ended early, {status}")
+                anyhow::bail!("driver process {number} exited early: {status}")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What came of a run, for scripts (serde); [`super::table`] has it for people.
+//! The report of a run as a serializable structure. [`super::table`] prints it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use super::record::{KindReport, TenantRecord, UsageRecord};
 use crate::measure::{Latency, Meter};
 use crate::workload::Kind;
 
-/// The slot of the worst tenant's throughput (the thesis's figure 23).
+/// The slot length for the throughput of the slowest tenant (the thesis's figure 23).
 const WORST_SLOT_SECONDS: usize = 10;
 
-/// Tenants that are named as the worst.
-const WORST_TENANTS: usize = 5;
+/// Number of tenants that are listed as the worst.
+const MAX_WORST_TENANTS: usize = 5;
 
-/// A driver thread that is busier than this may be what limits the run.
-const BUSY_DRIVER: f64 = 0.8;
+/// A driver thread that uses more than this share of a CPU may limit the run.
+const BOTTLENECK_CPU_SHARE: f64 = 0.8;
 
-/// What came of a run. Counts are of the measured window, except `errors`, `retried_again`, `failed` and
-/// `lost_connections`, which are of the whole run.
+/// The report of a run. Counts are of the measured window, except `errors`, `retried_again`,
+/// `failed` and `lost_connections`, which are of the whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The workload's name.
@@ -30,79 +30,82 @@ pub struct Report {
     pub options: serde_json::Value,
     /// The server.
     pub target: String,
-    /// Instances, one per database.
+    /// Number of instances, one per database.
     pub tenants: usize,
     /// Connections per instance.
     pub connections: usize,
-    /// Open loop: the transactions per second that fell due, on average.
+    /// Open loop: the mean number of transactions per second that were due.
     pub offered_tps: Option<f64>,
     /// Length of the measured window.
     pub seconds: f64,
-    /// Transactions that ended as they should: by a commit, or without effect where the workload foresees it.
+    /// Transactions that committed, or were rolled back or had no effect as intended by the
+    /// workload.
     pub transactions: u64,
-    /// Those of them without effect.
+    /// Those of them that were rolled back or had no effect.
     pub rolled_back: u64,
     /// Transactions per second.
     pub throughput_tps: f64,
-    /// From the first statement (open loop: from when it was due) to the answer of COMMIT, retries included.
+    /// Latency from the first statement (open loop: from when the transaction was due) to the
+    /// answer of COMMIT, including retries.
     pub latency: Latency,
-    /// The mean latencies of the tenant that waited least and of the one that waited most.
+    /// The lowest and the highest mean latency of a tenant.
     pub tenant_mean_ms: [f64; 2],
-    /// By kind of transaction.
+    /// Results by kind of transaction.
     pub kinds: Vec<KindReport>,
-    /// Statements of the transactions, BEGIN and COMMIT included.
+    /// Statements of the transactions, including BEGIN and COMMIT.
     pub statements: u64,
-    /// Errors of the server by SQLSTATE; 40001 and 40P01 were run again.
+    /// Errors of the server by SQLSTATE. Transactions with 40001 and 40P01 were retried.
     pub errors: BTreeMap<String, u64>,
     /// Transactions that needed more than one retry.
     pub retried_again: u64,
-    /// Transactions that were given up.
+    /// Transactions that failed.
     pub failed: u64,
-    /// The first error that made one be given up.
+    /// The error of the first transaction that failed.
     pub first_error: Option<String>,
-    /// Transactions that were too late to be started.
+    /// Transactions that were cancelled because they were too late.
     pub cancelled: u64,
-    /// Lost work: those in seconds of the offered load.
+    /// Lost work: the cancelled transactions in seconds of the offered load.
     pub lost_work_s: Option<f64>,
-    /// Open loop: transactions that were due and had not been sent when the window closed.
+    /// Open loop: transactions that were due but had not been sent when the window closed.
     pub unsent: u64,
-    /// Connections that were lost.
+    /// Lost connections.
     pub lost_connections: u64,
-    /// Were the tenants served?
+    /// Availability of the tenants.
     pub availability: Availability,
-    /// What the driver cost.
+    /// CPU usage of the driver.
     pub driver: Driver,
-    /// What the server's processes used.
+    /// Resource usage of the server's processes.
     pub server: Option<ServerUsage>,
 }
 
-/// Whether the tenants were served.
+/// The availability of the tenants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Availability {
-    /// Times of a second or more in which clients of a tenant waited and none was answered, over all tenants.
+    /// Outages of all tenants: periods of 1 s or more in which transactions of a tenant waited and
+    /// none was answered.
     pub outages: u64,
-    /// Those together, in seconds of one tenant.
+    /// The total length of all outages, in seconds.
     pub unavailable_s: f64,
-    /// The longest of them.
+    /// The longest outage, in seconds.
     pub longest_outage_s: f64,
-    /// The slot of the next one.
+    /// Length of a slot for `down_intervals`, in seconds.
     pub down_interval_s: usize,
     /// Slots in which no transaction of a tenant ended, over all tenants.
     pub down_intervals: u64,
-    /// In each ten seconds, the transactions per second of the tenant that had the fewest.
+    /// The transactions per second of the slowest tenant in each 10 s.
     pub worst_tenant_tps: Vec<f64>,
-    /// The tenants that were unavailable longest.
+    /// The tenants with the longest outages.
     pub worst: Vec<TenantRecord>,
 }
 
-/// What the driver cost.
+/// The CPU usage of the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Driver {
-    /// Its threads.
+    /// Number of driver threads.
     pub threads: usize,
-    /// CPU time of them all per statement, in microseconds.
+    /// CPU time of all threads per statement, in microseconds.
     pub cpu_us_per_statement: f64,
-    /// The share of a processor that the busiest one used.
+    /// The share of a CPU that the busiest thread used.
     pub busiest_thread: f64,
 }
 
@@ -117,16 +120,16 @@ impl Driver {
         }
     }
 
-    /// The driver may be what limited the run.
+    /// Returns true if the driver may have limited the run.
     pub fn is_bottleneck(&self) -> bool {
-        self.busiest_thread > BUSY_DRIVER
+        self.busiest_thread > BOTTLENECK_CPU_SHARE
     }
 }
 
-/// Of nothing both are zero.
-fn least_and_most(values: impl Iterator<Item = f64>) -> [f64; 2] {
+/// The minimum and maximum of `values`, or zeros if there are none.
+fn min_and_max(values: impl Iterator<Item = f64>) -> [f64; 2] {
     let wider = |range: Option<[f64; 2]>, value: f64| {
-        Some(range.map_or([value; 2], |[least, most]| [least.min(value), most.max(value)]))
+        Some(range.map_or([value; 2], |[min, max]| [min.min(value), max.max(value)]))
     };
     values.fold(None, wider).unwrap_or_default()
 }
@@ -135,7 +138,7 @@ fn ratio(of: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { of / count as f64 }
 }
 
-/// What a report is made of.
+/// The inputs of a report.
 pub(super) struct Findings<'a> {
     pub(super) workload: &'static str,
     pub(super) workload_options: serde_json::Value,
@@ -149,10 +152,11 @@ pub(super) struct Findings<'a> {
 }
 
 impl Report {
-    /// Itself; an error if transactions were given up: what did not do all of its work is no measurement.
+    /// Returns the report, or an error if transactions failed: a run that did not do all of its
+    /// work is not a measurement.
     pub(crate) fn complete(self) -> anyhow::Result<Report> {
         let error = self.first_error.as_deref().unwrap_or_default();
-        anyhow::ensure!(self.failed == 0, "{} transactions were given up: {error}", self.failed);
+        anyhow::ensure!(self.failed == 0, "{} transactions failed: {error}", self.failed);
         Ok(self)
     }
 
@@ -175,7 +179,7 @@ impl Report {
             rolled_back: all.counts.rolled_back,
             throughput_tps: all.counts.ended_well() as f64 / seconds,
             latency: all.latencies.summary(),
-            tenant_mean_ms: least_and_most(tenants.iter().map(|tenant| tenant.mean_ms)),
+            tenant_mean_ms: min_and_max(tenants.iter().map(|tenant| tenant.mean_ms)),
             kinds: kinds.collect(),
             statements: meter.statements,
             errors: meter.errors.clone(),
@@ -196,7 +200,7 @@ impl Report {
         }
     }
 
-    /// Tries that were refused with a serialization failure or a deadlock, and run again.
+    /// Attempts that were rejected with a serialization failure or a deadlock, and retried.
     pub fn retries(&self) -> u64 {
         ["40001", "40P01"].iter().filter_map(|sqlstate| self.errors.get(*sqlstate)).sum()
     }
@@ -209,19 +213,19 @@ impl Availability {
         let mut worst: Vec<_> =
             tenants.iter().filter(|tenant| !tenant.outages_s.is_empty()).cloned().collect();
         worst.sort_by(|a, b| unavailable(b).total_cmp(&unavailable(a)));
-        worst.truncate(WORST_TENANTS);
+        worst.truncate(MAX_WORST_TENANTS);
         let mut worst_tenant: Vec<u64> = Vec::new();
         for (number, tenant) in meter.tenants.iter().flatten().enumerate() {
             let slots: Vec<u64> = tenant.slots(WORST_SLOT_SECONDS).collect();
             if number == 0 {
                 worst_tenant = slots;
             } else {
-                worst_tenant.iter_mut().zip(slots).for_each(|(least, count)| *least = count.min(*least));
+                worst_tenant.iter_mut().zip(slots).for_each(|(min, count)| *min = count.min(*min));
             }
         }
         Availability {
             outages: outages().count() as u64,
-            // An empty sum is -0.
+            // The sum of an empty iterator of floats is -0.
             unavailable_s: outages().fold(0.0, |sum, outage| sum + outage),
             longest_outage_s: outages().fold(0.0, f64::max),
             down_interval_s: options.down_interval_seconds,
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_window() {
+    fn rates_are_measured_in_the_window() {
         let opens = Instant::now();
         let mut meter = meter(opens, 4);
         for number in 1..=200 {
@@ -282,7 +286,7 @@ mod tests {
         let report = report(&meter, 4, Duration::from_millis(24));
         assert_eq!((report.transactions, report.statements, report.retries()), (200, 2400, 2));
         assert_eq!(report.throughput_tps, 50.0);
-        assert_eq!((report.cancelled, report.lost_work_s), (50, Some(0.5)), "50 of 100 a second");
+        assert_eq!((report.cancelled, report.lost_work_s), (50, Some(0.5)), "50 of 100 per second");
         assert_eq!((report.kinds[0].cancelled, report.kinds[1].committed), (50, 200));
         assert!((report.driver.cpu_us_per_statement - 10.0).abs() < 1e-9 && !report.driver.is_bottleneck());
         let text = format!("{report}{}", serde_json::to_string(&report).unwrap());
@@ -290,15 +294,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_transactions_divides_by_nothing() {
+    fn report_without_transactions_has_zero_rates() {
         let report = report(&meter(Instant::now(), 1), 1, Duration::ZERO);
         assert_eq!((report.throughput_tps, report.driver.cpu_us_per_statement), (0.0, 0.0));
     }
 
     #[test]
-    fn a_busy_driver_is_said() {
+    fn busy_driver_is_reported_as_bottleneck() {
         let report = report(&meter(Instant::now(), 10), 10, Duration::from_millis(8_500));
         assert!(report.driver.is_bottleneck());
-        assert!(report.to_string().contains("85 % of a processor; raise --threads"), "{report}");
+        assert!(report.to_string().contains("85 % of a CPU; raise --threads"), "{report}");
     }
 }

@@ -1,5 +1,7 @@
-//! Looks at the server's processes at the end of each interval, on a thread of its own: adding up the memory of a large
-//! process takes the kernel milliseconds, in which no terminal may have to wait.
+//! Samples the resource usage of the server's processes at the end of each interval.
+//!
+//! It runs on a separate thread, because the kernel takes milliseconds to sum up the memory of a
+//! large process, and no terminal may be delayed by that.
 
 use std::sync::Arc;
 
@@ -11,11 +13,12 @@ use crate::measure::first_interval;
 use crate::server::{ProcessTree, Usage};
 use crate::workload::Workload;
 
-/// Samples until the window closes; answers what was used inside it, if the processes were there at both of its ends.
+/// Samples until the window closes. Returns the usage in the window, if the processes existed at
+/// both of its ends.
 pub(super) async fn sample<W: Workload>(plan: Arc<Plan<W>>) -> anyhow::Result<Option<UsageRecord>> {
     let trees: Vec<_> = plan.options.server_processes.iter().copied().map(ProcessTree::of).collect();
-    // A wrong process id is an error now and not after the run.
-    Usage::of(&trees).context("cannot look at the server's processes")?;
+    // Reports an invalid process id now instead of after the run.
+    Usage::of(&trees).context("could not read the resource usage of the server's processes")?;
     let clock = plan.clock().await;
     let tick = plan.options.tick;
     let mut number = first_interval(plan.options.warm_up, tick);
@@ -27,7 +30,8 @@ pub(super) async fn sample<W: Workload>(plan: Arc<Plan<W>>) -> anyhow::Result<Op
             break;
         }
         tokio::time::sleep_until(end.into()).await;
-        // A server that is away has no processes: it uses nothing, and what it used before is no base for later.
+        // A server that is not running has no usage. Its usage before it stopped is no base for
+        // later differences.
         let now = Usage::of(&trees).ok();
         plan.collector.used(number, now.zip(before).map(|(now, before)| record(now, before)));
         before = now;

@@ -1,4 +1,4 @@
-//! One connection and the terminal that runs on it: retries, reconnects, and what is counted of both.
+//! A session: a terminal and its connection, with retries, reconnects and their counts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,17 +9,17 @@ use crate::client::{Client, Error, Statement};
 use crate::measure::{Event, Meter};
 use crate::workload::{Dialect, Done, Failure, Place, Terminal};
 
-/// A transaction that the server keeps refusing is given up after this many tries.
-const MAX_TRIES: u32 = 100;
+/// The maximum number of attempts of a transaction that the server rejects with a retryable error.
+const MAX_ATTEMPTS: u32 = 100;
 
-/// Between two attempts to reach a server that is away.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(20);
+/// Delay between two connection attempts to a server that does not respond.
+const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 
-/// What all sessions of a driver thread share.
+/// The state that all sessions of a driver thread share.
 pub(super) struct Shared {
     pub(super) meter: RefCell<Meter>,
     pub(super) dialect: Dialect,
-    /// How long a session tries to reach a server that is away; zero: losing the server ends the run.
+    /// How long a session tries to reconnect. With zero, a lost connection ends the run.
     pub(super) patience: Duration,
 }
 
@@ -43,17 +43,18 @@ impl<T: Terminal> Session<T> {
         Session { terminal, place, target, shared, connection: None }
     }
 
-    /// Connects, unless it is connected; waits within the run's patience for a server that is away.
+    /// Connects unless the session is connected. Retries for as long as `patience` allows.
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
-        let give_up = Instant::now() + self.shared.patience;
+        let deadline = Instant::now() + self.shared.patience;
         while self.connection.is_none() {
             match self.try_connect().await {
                 Ok(connection) => self.connection = Some(connection),
-                Err(error) if error.ends_session() && Instant::now() < give_up => {
-                    tokio::time::sleep(RECONNECT_PAUSE).await;
+                Err(error) if error.ends_session() && Instant::now() < deadline => {
+                    tokio::time::sleep(RECONNECT_DELAY).await;
                 }
                 Err(error) => {
-                    return Err(anyhow::Error::new(error).context(format!("cannot use {}", self.target)));
+                    let context = format!("could not connect to {}", self.target);
+                    return Err(anyhow::Error::new(error).context(context));
                 }
             }
         }
@@ -67,10 +68,11 @@ impl<T: Terminal> Session<T> {
         Ok(Connection { client, statements, rollback })
     }
 
-    /// Runs the transaction that was drawn and was due at `due`, until it ends or is given up. An error ends the run.
+    /// Runs the drawn transaction, which was due at `due`, until it ends or fails. An error ends
+    /// the run.
     pub(super) async fn transaction(&mut self, kind: usize, due: Instant) -> anyhow::Result<()> {
         let event = self.event(kind, due);
-        for tried in 0..MAX_TRIES {
+        for attempt in 0..MAX_ATTEMPTS {
             self.connect().await?;
             let error = match self.attempt().await {
                 Ok((done, statements)) => {
@@ -80,15 +82,15 @@ impl<T: Terminal> Session<T> {
                 Err(Failure::Client(error)) => error,
                 Err(Failure::Data(what)) => anyhow::bail!("{what}"),
             };
-            if tried == 1 {
+            if attempt == 1 {
                 self.shared.meter.borrow_mut().retried_again += 1;
             }
-            if !self.after(&error).await? {
+            if !self.handle_error(&error).await? {
                 self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
                 return Ok(());
             }
         }
-        let error = Error::Protocol("a transaction was refused a hundred times in a row");
+        let error = Error::Protocol("the transaction was rejected in each of 100 attempts");
         self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
         Ok(())
     }
@@ -97,17 +99,17 @@ impl<T: Terminal> Session<T> {
         Event { tenant: self.place.tenant, kind, due }
     }
 
-    /// A transaction is too late to be started.
+    /// Counts a transaction that was cancelled because it was too late.
     pub(super) fn cancelled(&self, kind: usize, due: Instant, now: Instant) {
         self.shared.meter.borrow_mut().cancelled(self.event(kind, due), now);
     }
 
-    /// The run ends before a transaction that was due.
+    /// Counts a transaction that was due but is not sent because the run ends.
     pub(super) fn unsent(&self, kind: usize, due: Instant) {
         self.shared.meter.borrow_mut().unsent(self.event(kind, due));
     }
 
-    /// One try; answers how many statements it took.
+    /// Runs one attempt. Returns its outcome and the number of statements.
     async fn attempt(&mut self) -> Result<(Done, u64), Failure> {
         let Connection { client, statements, .. } = self.connection.as_mut().ok_or(Error::Closed)?;
         let before = client.executed();
@@ -115,25 +117,26 @@ impl<T: Terminal> Session<T> {
         Ok((done, client.executed() - before))
     }
 
-    /// Counts an error and clears up behind it; answers whether another try makes sense.
-    async fn after(&mut self, error: &Error) -> anyhow::Result<bool> {
+    /// Counts an error and rolls back. Returns true if a retry makes sense.
+    async fn handle_error(&mut self, error: &Error) -> anyhow::Result<bool> {
         if let Some(sqlstate) = error.sqlstate() {
             self.shared.meter.borrow_mut().refused(sqlstate);
         }
         if error.ends_session() {
-            return self.lost(error);
+            return self.connection_lost(error);
         }
         match self.roll_back().await {
             Ok(()) => Ok(error.is_retryable()),
-            Err(error) => self.lost(&error),
+            Err(error) => self.connection_lost(&error),
         }
     }
 
-    /// The connection is gone. Whether its transaction committed is not known: it is neither counted nor run again.
-    fn lost(&mut self, error: &Error) -> anyhow::Result<bool> {
+    /// Counts a lost connection. It is unknown whether the transaction committed, so the
+    /// transaction is not retried.
+    fn connection_lost(&mut self, error: &Error) -> anyhow::Result<bool> {
         self.connection = None;
         self.shared.meter.borrow_mut().lost();
-        anyhow::ensure!(!self.shared.patience.is_zero(), "lost {}: {error}", self.target);
+        anyhow::ensure!(!self.shared.patience.is_zero(), "lost connection to {}: {error}", self.target);
         Ok(false)
     }
 
@@ -146,10 +149,10 @@ impl<T: Terminal> Session<T> {
         }
     }
 
-    /// Ends the connection politely.
+    /// Closes the connection.
     pub(super) async fn close(mut self) {
         if let Some(connection) = self.connection.take() {
-            // The run is over; a server that is gone needs no good-bye.
+            // The run has ended, so a failure to close does not matter.
             drop(connection.client.close().await);
         }
     }

@@ -1,4 +1,4 @@
-//! A run, from loading to the report.
+//! The stages of a run, from loading to the report.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,7 +19,9 @@ use crate::measure::Meter;
 use crate::workload::Workload;
 
 pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
-    let server = database::server(options.targets().first().context("a run needs a database")?).await?;
+    let targets = options.targets();
+    let first_target = targets.first().context("at least one database is required")?;
+    let server = database::server(first_target).await?;
     let sampling = !options.server_processes.is_empty();
     let pieces = options.all_threads() + usize::from(sampling);
     let waiting = options.drivers() + usize::from(sampling);
@@ -77,7 +79,7 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
     Ok(report)
 }
 
-/// Does a piece of the work on a thread of its own.
+/// Runs `work` on a new thread.
 pub(super) async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
 where
     W: Workload,
@@ -89,7 +91,8 @@ where
     on_own_thread(move || work(plan)).await
 }
 
-/// Each tenant's own: all alike, or of different sizes that come to the same amount of data.
+/// Returns the workload of each tenant: all equal, or of different sizes with the same total amount
+/// of data.
 pub(super) fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<W> {
     let tenants = options.targets().len();
     match options.tenant_sizes {
@@ -98,7 +101,7 @@ pub(super) fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<
     }
 }
 
-/// What falls due in the window, in transactions per second.
+/// The mean number of transactions per second that are due in the window.
 fn offered(options: &RunOptions) -> Option<f64> {
     let Arrival::Open { rate_tps, shape, .. } = &options.arrival else { return None };
     let (opens, seconds) = (options.warm_up.as_secs_f64(), options.measure.as_secs_f64());
@@ -107,7 +110,7 @@ fn offered(options: &RunOptions) -> Option<f64> {
 
 pub(super) fn merged(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
     let mut meters = outcomes.into_iter().map(|outcome| outcome.meter);
-    let mut all = meters.next().context("a run needs a driver thread")?;
+    let mut all = meters.next().context("at least one driver thread is required")?;
     meters.for_each(|meter| all.add(meter.counted()));
     Ok(all)
 }

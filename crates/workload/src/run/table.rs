@@ -1,4 +1,4 @@
-//! The report of a run as a table, for people.
+//! Prints the report of a run as a table.
 
 use std::fmt;
 
@@ -22,8 +22,8 @@ impl Report {
         lines.add("transactions/s", format!("{:.1}", self.throughput_tps));
         lines.latency("latency", &self.latency);
         if self.tenants > 1 {
-            let [least, most] = self.tenant_mean_ms;
-            lines.add("mean latency by tenant", format!("{least:.2} to {most:.2} ms"));
+            let [min, max] = self.tenant_mean_ms;
+            lines.add("mean latency by tenant", format!("{min:.2} to {max:.2} ms"));
         }
         if self.kinds.len() > 1 {
             for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
@@ -32,30 +32,30 @@ impl Report {
             }
         }
         if self.rolled_back > 0 {
-            lines.add("without effect, as foreseen", self.rolled_back.to_string());
+            lines.add("rolled back as intended", self.rolled_back.to_string());
         }
-        lines.add("run again (40001, 40P01)", self.retries().to_string());
-        lines.add("more than one retry", self.retried_again.to_string());
-        lines.add("given up", self.failed.to_string());
+        lines.add("retries (40001, 40P01)", self.retries().to_string());
+        lines.add("retried more than once", self.retried_again.to_string());
+        lines.add("failed", self.failed.to_string());
         if let (true, Some(lost)) = (self.cancelled > 0, self.lost_work_s) {
             lines.add("cancelled, lost work", format!("{}, {lost:.2} s", self.cancelled));
         }
         if self.unsent > 0 {
-            lines.add("due, not sent at the end", self.unsent.to_string());
+            lines.add("due, but not sent", self.unsent.to_string());
         }
         self.availability.lines(&mut lines);
         for (name, value) in self.server.iter().flat_map(ServerUsage::lines) {
             lines.add(name, value);
         }
         let Driver { threads, cpu_us_per_statement, busiest_thread } = self.driver;
-        lines.add("driver CPU per statement", format!("{cpu_us_per_statement:.1} us"));
+        lines.add("driver CPU time per statement", format!("{cpu_us_per_statement:.1} us"));
         if self.driver.is_bottleneck() {
-            let what =
-                format!("its busiest thread of {threads} used {:.0} % of a processor", busiest_thread * 1e2);
-            lines.add("THE DRIVER WAS THE LIMIT", format!("{what}; raise --threads or --processes"));
+            let busiest = busiest_thread * 1e2;
+            let text = format!("busiest of {threads} threads used {busiest:.0} % of a CPU");
+            lines.add("DRIVER BOTTLENECK", format!("{text}; raise --threads or --processes"));
         }
         if self.lost_connections > 0 {
-            lines.add("connections lost", self.lost_connections.to_string());
+            lines.add("lost connections", self.lost_connections.to_string());
         }
         for (sqlstate, count) in &self.errors {
             lines.add("errors by SQLSTATE", format!("{sqlstate}: {count}"));
@@ -71,8 +71,7 @@ impl Availability {
     fn lines(&self, lines: &mut Lines) {
         if self.outages > 0 {
             let Availability { outages, unavailable_s, longest_outage_s, .. } = self;
-            let text =
-                format!("{unavailable_s:.1} s in {outages} outages, the longest {longest_outage_s:.1} s");
+            let text = format!("{unavailable_s:.1} s in {outages} outages, longest {longest_outage_s:.1} s");
             lines.add("unavailable, all tenants", text);
         }
         if self.down_intervals > 0 {
@@ -86,7 +85,7 @@ impl Availability {
     }
 }
 
-/// Names and values, as the table has them.
+/// The rows of the table: names and values.
 struct Lines(Vec<(String, String)>);
 
 impl Lines {
@@ -98,7 +97,7 @@ impl Lines {
         let Latency { mean_ms, p50_ms, p95_ms, p99_ms, p999_ms, max_ms, .. } = latency;
         let text = format!("mean {mean_ms:.2}, p50 {p50_ms:.2}, p95 {p95_ms:.2}, p99 {p99_ms:.2} ms");
         self.add(name, text);
-        self.add("", format!("p99.9 {p999_ms:.2}, longest {max_ms:.2} ms"));
+        self.add("", format!("p99.9 {p999_ms:.2}, max {max_ms:.2} ms"));
     }
 }
 

@@ -1,11 +1,11 @@
-//! Certificates for servers that tests start.
+//! TLS certificates for servers that tests start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-/// A certificate with its key, as PEM files.
+/// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     /// The certificate.
@@ -14,8 +14,9 @@ pub struct Certificate {
     pub key: PathBuf,
 }
 
-/// A certificate for `localhost`, made by the openssl command: `NAME.crt` and `NAME.key` in the directory. It signs itself,
-/// unless `further` arguments of `openssl req -x509` say otherwise.
+/// Creates a certificate for `localhost` with the openssl command, as `NAME.crt` and `NAME.key` in
+/// `directory`. It is self-signed, unless the additional arguments `further` of `openssl req -x509`
+/// change that.
 pub fn certificate(directory: &Path, name: &str, further: &[&str]) -> anyhow::Result<Certificate> {
     let [certificate, key] = ["crt", "key"].map(|kind| directory.join(format!("{name}.{kind}")));
     let mut command = Command::new("openssl");
@@ -33,7 +34,8 @@ pub fn certificate(directory: &Path, name: &str, further: &[&str]) -> anyhow::Re
     ]);
     command.args(["-subj", &format!("/CN={name}"), "-addext", "subjectAltName=DNS:localhost"]);
     command.arg("-out").arg(&certificate).arg("-keyout").arg(&key).args(further);
-    let made = command.output().context("openssl cannot be run: apt-get install openssl")?;
-    ensure!(made.status.success(), "openssl made no certificate: {}", String::from_utf8_lossy(&made.stderr));
+    let output = command.output().context("could not run openssl; install Debian's package openssl")?;
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "openssl failed: {messages}");
     Ok(Certificate { certificate, key })
 }

@@ -1,4 +1,4 @@
-//! Fulmar: the binary that is asked to compare itself, run as a user would run it.
+//! Runs Fulmar: the executable under test, started as a user would start it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,29 +9,30 @@ use rustix::process::Signal;
 use super::{Place, Product};
 use crate::Target;
 
-/// The database in which tenants are made.
+/// The database through which tenants are created.
 const SYSTEM_DATABASE: &str = "fulmar";
 
 /// A Fulmar node.
 pub struct Fulmar {
     name: &'static str,
     binary: PathBuf,
-    /// A URL, and what the environment must hold for it.
+    /// The URL of the store, and the environment variables that it requires.
     store: Option<(String, Vec<(String, String)>)>,
 }
 
 impl Fulmar {
-    /// The `fulmar` command at this path.
+    /// Runs the `fulmar` executable at this path.
     pub fn at(binary: PathBuf) -> Fulmar {
         Fulmar { name: "fulmar", binary, store: None }
     }
 
-    /// The same, by another name in tables and messages.
+    /// Sets the name in tables and messages.
     pub fn named(self, name: &'static str) -> Fulmar {
         Fulmar { name, ..self }
     }
 
-    /// Keeps its data in the store of this URL, with these variables in its environment.
+    /// Stores the data in the store at `url`, with `environment` as additional environment
+    /// variables.
     pub fn with_store(self, url: String, environment: Vec<(String, String)>) -> Fulmar {
         Fulmar { store: Some((url, environment)), ..self }
     }
@@ -43,7 +44,7 @@ impl Product for Fulmar {
     }
 
     fn initialise<'a>(&'a self, _place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>> {
-        // It makes its data directory when it starts.
+        // The node creates its data directory when it starts.
         async { Ok(()) }.boxed()
     }
 
@@ -78,7 +79,7 @@ impl Product for Fulmar {
     }
 
     fn settle<'a>(&'a self, _target: &'a Target) -> BoxFuture<'a, anyhow::Result<()>> {
-        // It keeps its own house.
+        // A node needs no maintenance.
         async { Ok(()) }.boxed()
     }
 }

@@ -1,4 +1,5 @@
-//! A control group that bounds what a server, and the kernel's page cache of its files, may take of memory.
+//! A control group that bounds the memory of a server, including the kernel's page cache of its
+//! files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,42 +8,47 @@ use anyhow::Context;
 
 use super::Server;
 
-/// A group below the bench's own. Removed when it is dropped; its processes have ended by then.
+/// A control group below that of this process. Dropping it removes it, so its processes must have
+/// ended before.
 pub struct MemoryGroup {
     path: PathBuf,
 }
 
 impl MemoryGroup {
-    /// Makes a group, version 2 or 1, in which all processes together take so many bytes.
+    /// Creates a group, of cgroup version 2 or 1, in which all processes together may use `bytes`
+    /// of memory.
     pub fn new(name: &str, bytes: u64) -> anyhow::Result<MemoryGroup> {
-        let own = fs::read_to_string("/proc/self/cgroup").context("no control groups")?;
-        let (parent, file) = place(&own).context("control groups do not bound memory here")?;
+        let own = fs::read_to_string("/proc/self/cgroup");
+        let own = own.context("control groups are not available")?;
+        let (parent, file) = memory_limit(&own).context("the memory controller is not available")?;
         let group = MemoryGroup { path: parent.join(format!("fulmar-bench-{}-{name}", std::process::id())) };
-        fs::create_dir(&group.path).with_context(|| format!("cannot make {}", group.path.display()))?;
+        fs::create_dir(&group.path).with_context(|| format!("could not create {}", group.path.display()))?;
         fs::write(group.path.join(file), bytes.to_string())
-            .context("cannot bound a control group's memory")?;
+            .context("could not set the memory limit of a control group")?;
         Ok(group)
     }
 
-    /// Moves a server that has just started into the group; what it starts from then on is born there.
+    /// Moves a server that has just started into the group. Processes that it starts later are
+    /// created in the group.
     pub fn hold(&self, server: &Server) -> anyhow::Result<()> {
-        // Twice: it may have started one between the look and the move.
+        // Twice, because the server may have started a process between the listing and the move.
         for _ in 0..2 {
             for pid in server.processes()?.pids()? {
-                // A process may be gone by now.
+                // The process may have ended.
                 let _ = fs::write(self.path.join("cgroup.procs"), pid.to_string());
             }
         }
-        let held = fs::read_to_string(self.path.join("cgroup.procs"))?;
-        anyhow::ensure!(!held.is_empty(), "{} cannot be moved into a control group", server.name());
+        let members = fs::read_to_string(self.path.join("cgroup.procs"))?;
+        anyhow::ensure!(!members.is_empty(), "could not move {} into a control group", server.name());
         Ok(())
     }
 }
 
-/// The directory of this process's group, and the file that bounds the memory of one below it.
-fn place(own: &str) -> Option<(PathBuf, &'static str)> {
+/// The directory of this process's group, and the name of the file with the memory limit of a group
+/// below it.
+fn memory_limit(own: &str) -> Option<(PathBuf, &'static str)> {
     let below = |root: &str, path: &str| Path::new(root).join(path.trim_start_matches('/'));
-    // "4:memory:/a/b" for version 1, "0::/a/b" for version 2.
+    // The line is "4:memory:/a/b" for version 1 and "0::/a/b" for version 2.
     let of = |controller: &str| {
         own.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller)?.strip_prefix(':'))
     };
@@ -64,11 +70,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_its_own_group() {
-        let first = place("5:devices:/\n4:memory:/a/b\n0::/\n").unwrap();
+    fn finds_the_group_of_both_versions() {
+        let first = memory_limit("5:devices:/\n4:memory:/a/b\n0::/\n").unwrap();
         assert_eq!(first, (PathBuf::from("/sys/fs/cgroup/memory/a/b"), "memory.limit_in_bytes"));
-        let second = place("0::/user.slice/x\n").unwrap();
+        let second = memory_limit("0::/user.slice/x\n").unwrap();
         assert_eq!(second, (PathBuf::from("/sys/fs/cgroup/user.slice/x"), "memory.max"));
-        assert_eq!(place(""), None);
+        assert_eq!(memory_limit(""), None);
     }
 }

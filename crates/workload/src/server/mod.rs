@@ -1,8 +1,9 @@
-//! Servers that a bench starts for itself, measures and ends.
+//! Starts, measures and stops the servers of benchmarks and tests.
 //!
-//! A [`Product`] says how a server is set up and started; a [`Server`] is one that runs: in a temporary directory, on
-//! free loopback ports, connected through TCP. Whatever happens to the bench (an error, a panic, ctrl-C), dropping the
-//! `Server` ends its processes, by their ids, and removes the directory.
+//! A [`Product`] describes how a kind of server is set up and started. A [`Server`] is a running
+//! instance in a temporary directory, on free loopback ports, which clients connect to through TCP.
+//! Dropping it ends its processes, by their ids, and removes the directory, also after an error, a
+//! panic or Ctrl-C.
 
 mod certificate;
 mod fulmar;
@@ -34,65 +35,68 @@ use crate::Target;
 use crate::client::Client;
 use crate::processors::{Half, keep_to};
 
-/// How long a server may take to answer its first query, or to end.
+/// Timeouts: from the start of a server to the response to its first query; from a signal to the
+/// exit; and the same when a server is dropped.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a server that starts is asked whether it answers: the resolution of its start-up time.
+/// The polling interval for a server that starts or stops, and so the resolution of its start-up
+/// time.
 const POLL: Duration = Duration::from_millis(1);
 
-/// How much of a server's log an error shows.
+/// The number of bytes at the end of a server's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 2_000;
 
-/// Where a server runs and what it may use.
+/// The files, ports and resources of a server.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Its data directory (made by [`Product::initialise`]).
+    /// The data directory, created by [`Product::initialise`].
     pub data: PathBuf,
     /// The port for SQL.
     pub sql_port: u16,
-    /// The port for HTTP, if the product has any.
+    /// The port for HTTP, if the product has one.
     pub http_port: u16,
-    /// Its memory: shared buffers, page cache.
+    /// Memory for shared buffers or the page cache.
     pub memory_bytes: u64,
-    /// Client connections that it must accept.
+    /// Number of client connections that it must accept.
     pub connections: u32,
 }
 
-/// How one kind of server is run.
+/// How a kind of server is set up and run.
 pub trait Product: Send + Sync {
-    /// In tables and messages.
+    /// The name in tables and messages.
     fn name(&self) -> &'static str;
-    /// Makes an empty data directory.
+    /// Creates an empty data directory.
     fn initialise<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>>;
-    /// The command that runs in the foreground until it is told to end.
+    /// The command that runs the server in the foreground until it is stopped.
     fn command(&self, place: &Place) -> Command;
-    /// The administrative database, as the administrative user.
+    /// The administrative database, with the administrative user.
     fn target(&self, place: &Place) -> Target;
-    /// What asks it to end cleanly, without waiting for clients.
+    /// The signal for a clean shutdown that does not wait for clients.
     fn stop_signal(&self) -> Signal;
-    /// What makes it, and all its processes, end at once.
+    /// The signal that ends the server and all its processes immediately.
     fn abandon_signal(&self) -> Signal;
-    /// After loading `database`: what its administrator would do (statistics, checkpoint), outside every measurement.
+    /// Performs an administrator's work after loading a database (statistics, checkpoint). It is
+    /// not measured.
     fn settle<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, anyhow::Result<()>>;
 }
 
-/// A server that runs (or was stopped, and can be started again on its data).
+/// A server that runs, or that was stopped and can be started again on its data.
 pub struct Server {
     product: Box<dyn Product>,
     place: Place,
     child: Option<Child>,
     frozen: bool,
-    /// It keeps to its half of the processors.
+    /// It runs only on the server's half of the CPUs.
     apart: bool,
-    // Dropped last: the processes are gone by then.
+    // Dropped last, after the processes have ended.
     directory: TempDir,
     _ports: [Port; 2],
 }
 
 impl Server {
-    /// Sets a server up in a new temporary directory and starts it.
+    /// Sets up a server in a new temporary directory and starts it.
     pub async fn start(
         product: Box<dyn Product>,
         memory_bytes: u64,
@@ -101,7 +105,7 @@ impl Server {
         Self::set_up(product, memory_bytes, connections, false).await
     }
 
-    /// The same, with half of the processors, so that drivers can have the others for themselves.
+    /// Like [`Server::start`], with only half of the CPUs, which leaves the other half to drivers.
     pub async fn start_apart(
         product: Box<dyn Product>,
         memory_bytes: u64,
@@ -116,34 +120,38 @@ impl Server {
         connections: u32,
         apart: bool,
     ) -> anyhow::Result<Server> {
-        let directory =
-            tempfile::Builder::new().prefix("fulmar-bench-").tempdir().context("no temporary directory")?;
+        let directory = tempfile::Builder::new()
+            .prefix("fulmar-bench-")
+            .tempdir()
+            .context("could not create a temporary directory")?;
         let ports = [Port::free()?, Port::free()?];
         let [sql_port, http_port] = ports.each_ref().map(Port::number);
         let data = directory.path().join("data");
         let place = Place { data, sql_port, http_port, memory_bytes, connections };
-        product.initialise(&place).await.with_context(|| format!("cannot set up {}", product.name()))?;
+        product.initialise(&place).await.with_context(|| format!("could not set up {}", product.name()))?;
         let mut server =
             Server { product, place, child: None, frozen: false, apart, directory, _ports: ports };
         server.start_again().await?;
         Ok(server)
     }
 
-    /// Starts the stopped server on its data; answers the time from exec to the first answered query.
+    /// Starts the stopped server on its data. Returns the time from exec to the response to its
+    /// first query.
     pub async fn start_again(&mut self) -> anyhow::Result<Duration> {
         let target = self.target();
         self.start_until(&target, "SELECT 1").await
     }
 
-    /// As [`Server::start_again`], where the first answer must be to `query` in the target's database.
+    /// Like [`Server::start_again`], with `query` in the database of `target` as the first query.
     pub async fn start_until(&mut self, target: &Target, query: &str) -> anyhow::Result<Duration> {
-        anyhow::ensure!(self.child.is_none(), "{} runs already", self.name());
-        let log = File::options().create(true).append(true).open(self.log_path()).context("no log file")?;
+        anyhow::ensure!(self.child.is_none(), "{} is already running", self.name());
+        let log = File::options().create(true).append(true).open(self.log_path());
+        let log = log.context("could not open the log file")?;
         let mut command = self.product.command(&self.place);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let begin = Instant::now();
         let child = if self.apart { spawn_apart(&mut command)? } else { command.spawn() };
-        self.child = Some(child.with_context(|| format!("cannot run {command:?}"))?);
+        self.child = Some(child.with_context(|| format!("could not run {command:?}"))?);
         loop {
             let last = match first_answer(target, query).await {
                 Ok(()) => return Ok(begin.elapsed()),
@@ -152,14 +160,14 @@ impl Server {
             if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 self.child = None;
                 anyhow::bail!(
-                    "{} ended at once, {status}; its log ends with:\n{}",
+                    "{} exited before it answered: {status}; end of its log:\n{}",
                     self.name(),
                     self.log_tail()
                 );
             }
             if begin.elapsed() > START_TIMEOUT {
                 anyhow::bail!(
-                    "{} does not answer: {last}; its log ends with:\n{}",
+                    "{} did not answer within {START_TIMEOUT:?}: {last}; end of its log:\n{}",
                     self.name(),
                     self.log_tail()
                 );
@@ -168,7 +176,7 @@ impl Server {
         }
     }
 
-    /// In tables and messages.
+    /// The name in tables and messages.
     pub fn name(&self) -> &'static str {
         self.product.name()
     }
@@ -178,7 +186,7 @@ impl Server {
         self.product.target(&self.place)
     }
 
-    /// The port that answers HTTP, if the product has one.
+    /// The HTTP port, if the product has one.
     pub fn http_port(&self) -> u16 {
         self.place.http_port
     }
@@ -188,20 +196,20 @@ impl Server {
         self.product.settle(&self.target().with_database(database)).await
     }
 
-    /// Its processes.
+    /// The processes of the server.
     pub fn processes(&self) -> anyhow::Result<ProcessTree> {
-        let child = self.child.as_ref().with_context(|| format!("{} does not run", self.name()))?;
+        let child = self.child.as_ref().with_context(|| format!("{} is not running", self.name()))?;
         Ok(ProcessTree::of(Pid::from_child(child)))
     }
 
-    /// Stops all its processes in their tracks (SIGSTOP), so that another server has the machine for itself.
+    /// Stops all processes with SIGSTOP, so that another server has the machine to itself.
     pub fn freeze(&mut self) -> anyhow::Result<()> {
         self.signal_all(Signal::STOP)?;
         self.frozen = true;
         Ok(())
     }
 
-    /// Lets its processes go on.
+    /// Resumes all processes with SIGCONT.
     pub fn thaw(&mut self) -> anyhow::Result<()> {
         self.frozen = false;
         self.signal_all(Signal::CONT)
@@ -215,20 +223,22 @@ impl Server {
         Ok(())
     }
 
-    /// Asks the server to end cleanly and waits until it has.
+    /// Shuts the server down cleanly and waits until it has exited.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         let status = self.end(self.product.stop_signal()).await?;
-        anyhow::ensure!(status.success(), "{} ended with {status} when asked to stop", self.name());
+        let name = self.name();
+        anyhow::ensure!(status.success(), "{name} exited with {status} after a stop signal");
         Ok(())
     }
 
-    /// Kills the server as a crash would, with nothing written after this moment.
-    /// All its processes are gone afterwards: PostgreSQL's children outlive their parent for a moment, and hold on to
-    /// its shared memory.
+    /// Kills the server like a crash, so that it writes nothing after this moment.
+    ///
+    /// All its processes have exited when this returns. PostgreSQL's child processes outlive their
+    /// parent for a moment and keep its shared memory.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         let mut pids = self.processes()?.pids()?;
         let killed = self.end(Signal::KILL).await;
-        // The children's turn: nobody is left to start others in their place.
+        // The parent has exited, so it cannot replace the children that are killed here.
         for pid in pids.iter().copied().filter(|pid| usage::runs(*pid)).filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -237,7 +247,7 @@ impl Server {
             pids.retain(|pid| usage::runs(*pid));
             anyhow::ensure!(
                 begin.elapsed() < STOP_TIMEOUT,
-                "processes of {} cannot be killed: {pids:?}",
+                "could not kill processes of {}: {pids:?}",
                 self.name()
             );
             tokio::time::sleep(POLL).await;
@@ -250,7 +260,7 @@ impl Server {
         if self.frozen {
             self.thaw()?;
         }
-        let child = self.child.as_mut().with_context(|| format!("{name} does not run"))?;
+        let child = self.child.as_mut().with_context(|| format!("{name} is not running"))?;
         kill_process(Pid::from_child(child), signal)?;
         let begin = Instant::now();
         loop {
@@ -260,7 +270,7 @@ impl Server {
             }
             anyhow::ensure!(
                 begin.elapsed() < STOP_TIMEOUT,
-                "{name} has not ended {STOP_TIMEOUT:?} after {signal:?}"
+                "{name} did not exit within {STOP_TIMEOUT:?} after {signal:?}"
             );
             tokio::time::sleep(POLL).await;
         }
@@ -271,12 +281,12 @@ impl Server {
     }
 
     fn log_tail(&self) -> String {
-        tail(&self.log_path()).unwrap_or_else(|error| format!("(cannot be read: {error})"))
+        tail(&self.log_path()).unwrap_or_else(|error| format!("(could not read it: {error})"))
     }
 }
 
 impl Drop for Server {
-    /// Ends all processes, at most after a few seconds of waiting for them.
+    /// Ends all processes. Waits at most [`DROP_TIMEOUT`] before it kills them.
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         let tree = ProcessTree::of(Pid::from_child(&child)).pids().unwrap_or_default();
@@ -297,19 +307,20 @@ impl Drop for Server {
             std::thread::sleep(Duration::from_millis(2));
         }
         all(Signal::KILL);
-        // It has been killed: this wait is short.
+        // It has been killed, so this wait is short.
         drop(child.wait());
     }
 }
 
-/// Starts a process that keeps to the server's half of the processors: it inherits them from the thread that starts it.
+/// Starts a process on the server's half of the CPUs. It inherits them from the thread that starts
+/// it.
 fn spawn_apart(command: &mut Command) -> anyhow::Result<std::io::Result<Child>> {
     let spawn = || {
         keep_to(Half::Server)?;
         Ok(command.spawn())
     };
     let spawned = std::thread::scope(|scope| scope.spawn(spawn).join());
-    spawned.unwrap_or_else(|_| anyhow::bail!("starting {command:?} panicked"))
+    spawned.unwrap_or_else(|_| anyhow::bail!("panic while starting {command:?}"))
 }
 
 async fn first_answer(target: &Target, query: &str) -> Result<(), crate::client::Error> {

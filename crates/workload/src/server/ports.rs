@@ -1,9 +1,10 @@
-//! Ports for servers that tests and benches start: nobody else takes one between its choice and its use.
+//! Reserves TCP ports for servers that tests and benchmarks start.
 //!
-//! A port that the kernel chooses is free at that moment, and any process's next connection may come from it. So ports are
-//! taken from below the range of such connections, and whoever takes one says so to all others of this kind, for as long as
-//! its server lives: by a Unix socket with the port in its (abstract) name, which no two can have and which goes with its
-//! process.
+//! A port that the kernel chooses is free only at that moment: the next outgoing connection of any
+//! process may use it. Ports are therefore taken from below the range for outgoing connections. To
+//! reserve a port against other users of this module, its owner binds a Unix socket with the port
+//! in its abstract name for the lifetime of the server. Only one process can bind a name, and the
+//! name is released when the process ends.
 
 use std::io;
 use std::net::TcpListener;
@@ -14,29 +15,29 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use anyhow::Context;
 use rand::RngExt;
 
-/// Below Linux's range for connections, which begins at 32768.
+/// Ports below Linux's range for outgoing connections, which starts at 32768.
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// A port of the loopback address, for who holds this.
+/// A reserved port of the loopback address. Dropping it releases the port.
 pub(super) struct Port {
     number: u16,
-    _taken: UnixListener,
+    _reservation: UnixListener,
 }
 
 impl Port {
-    /// One that nobody listens on.
+    /// Reserves a port on which no process listens.
     pub(super) fn free() -> anyhow::Result<Port> {
-        // Not always the same, so that one that was just used rests a while.
+        // A random start makes it unlikely that a recently used port is reused soon.
         let first = rand::rng().random_range(PORTS);
         let mut ports = (first..PORTS.end).chain(PORTS.start..first);
-        ports.find_map(Port::take).context("no free port")
+        ports.find_map(Port::reserve).context("no free port")
     }
 
-    fn take(number: u16) -> Option<Port> {
-        let taken = announce(number).ok()?;
-        // Others may use it too, who know nothing of this.
+    fn reserve(number: u16) -> Option<Port> {
+        let reservation = bind_name(number).ok()?;
+        // Processes that do not use this module may listen on the port.
         TcpListener::bind(("127.0.0.1", number)).ok()?;
-        Some(Port { number, _taken: taken })
+        Some(Port { number, _reservation: reservation })
     }
 
     pub(super) fn number(&self) -> u16 {
@@ -44,7 +45,7 @@ impl Port {
     }
 }
 
-fn announce(number: u16) -> io::Result<UnixListener> {
+fn bind_name(number: u16) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(format!("fulmar-port-{number}"))?)
 }
 
@@ -53,18 +54,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_for_one_until_it_is_let_go() {
+    fn port_is_exclusive_until_it_is_dropped() {
         let port = Port::free().unwrap();
         let number = port.number();
-        assert!(
-            PORTS.contains(&number) && Port::take(number).is_none(),
-            "nobody listens on it, and it is taken"
-        );
+        assert!(PORTS.contains(&number), "the port must be below the ephemeral range");
+        assert!(Port::reserve(number).is_none(), "a reserved port must not be reserved again");
         drop(port);
-        let port = Port::take(number).expect("it is free again");
+        let port = Port::reserve(number).expect("a dropped port is free");
         let server = TcpListener::bind(("127.0.0.1", number)).unwrap();
         drop(port);
-        assert!(Port::take(number).is_none(), "a stranger has it");
+        assert!(Port::reserve(number).is_none(), "a port with a listener must not be reserved");
         drop(server);
     }
 }

@@ -1,8 +1,9 @@
-//! PostgreSQL as Debian ships it, with its default durability.
+//! Runs PostgreSQL as Debian packages it, with its default durability.
 //!
-//! Only what a comparison must fix is set: shared buffers (the memory that the other side gets too), the number of
-//! connections, and where it listens. `fsync`, `synchronous_commit`, `full_page_writes`, autovacuum and the rest stay
-//! as they are. The C locale spares it the cost of collation.
+//! Only what a comparison must fix is configured: `shared_buffers` (the memory that the other
+//! server gets too), the number of connections, and the listen address. `fsync`,
+//! `synchronous_commit`, `full_page_writes`, autovacuum and all other settings keep their defaults.
+//! The C locale avoids the cost of collation.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -16,13 +17,14 @@ use super::{Place, Product};
 use crate::Target;
 use crate::client::Client;
 
-/// Where Debian puts the server's programs.
+/// The directory of Debian's server programs.
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 
-/// The account that runs it if the bench runs as root, as which PostgreSQL refuses to run.
+/// The account that runs the server if the benchmark runs as root, since PostgreSQL refuses to run
+/// as root.
 const ACCOUNT: &str = "postgres";
 
-/// Its superuser, in databases made here.
+/// The superuser of the databases that are created here.
 const SUPERUSER: &str = "postgres";
 
 /// PostgreSQL 15.
@@ -32,7 +34,7 @@ pub struct Postgres {
     account: Option<Account>,
 }
 
-/// How clients prove who they are.
+/// How clients authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Authentication {
     Trust,
@@ -46,18 +48,19 @@ struct Account {
 }
 
 impl Postgres {
-    /// The installed PostgreSQL, trusting its clients.
+    /// The installed PostgreSQL with trust authentication.
     pub fn installed() -> anyhow::Result<Postgres> {
         let programs = PathBuf::from(PROGRAMS);
         anyhow::ensure!(
             programs.join("postgres").exists(),
-            "there is no PostgreSQL in {PROGRAMS}; install Debian's postgresql-15"
+            "PostgreSQL was not found in {PROGRAMS}; install Debian's package postgresql-15"
         );
         let account = if rustix::process::geteuid().is_root() { Some(account_of(ACCOUNT)?) } else { None };
         Ok(Postgres { programs, authentication: Authentication::Trust, account })
     }
 
-    /// Asks clients for this password, by `scram-sha-256`, `md5` or `password`.
+    /// Requires this password from clients, with `scram-sha-256`, `md5` or `password`
+    /// authentication.
     pub fn with_password(self, method: &'static str, password: &str) -> Postgres {
         let password = password.to_owned();
         Postgres { authentication: Authentication::Password { method, password }, ..self }
@@ -66,16 +69,16 @@ impl Postgres {
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         if let Some(Account { uid, gid }) = self.account {
-            // Supplementary groups are dropped along with root.
+            // Command::uid also drops the supplementary groups of root.
             command.uid(uid).gid(gid);
         }
-        // The account may not enter the directory that the bench was started in.
+        // The account may have no access to the current directory.
         command.current_dir("/");
         command
     }
 
     fn initdb(&self, place: &Place) -> anyhow::Result<()> {
-        let directory = place.data.parent().context("a data directory has a parent")?;
+        let directory = place.data.parent().context("data directory has no parent")?;
         if let Some(Account { uid, gid }) = self.account {
             std::os::unix::fs::chown(directory, Some(uid), Some(gid))?;
         }
@@ -92,7 +95,7 @@ impl Postgres {
                 command.args(["--auth-local", method, "--auth-host", method, "--pwfile"]).arg(file)
             }
         };
-        let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+        let output = command.output().with_context(|| format!("could not run {command:?}"))?;
         anyhow::ensure!(
             output.status.success(),
             "initdb failed: {}",
@@ -108,7 +111,7 @@ impl Product for Postgres {
     }
 
     fn initialise<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>> {
-        // A couple of seconds, in which this task has nothing else to do.
+        // This blocks for a few seconds, in which the calling task has nothing else to do.
         async move { self.initdb(place) }.boxed()
     }
 
@@ -120,7 +123,8 @@ impl Product for Postgres {
             ("listen_addresses", "127.0.0.1".to_owned()),
             ("unix_socket_directories", String::new()),
             ("shared_buffers", format!("{}kB", place.memory_bytes / 1024)),
-            // Beyond the clients: the bench's own connections, and the superuser's reserve.
+            // In addition to the clients: the benchmark's own connections and the superuser's
+            // reserve.
             ("max_connections", (place.connections + 20).to_string()),
         ];
         for (name, value) in settings {
@@ -144,12 +148,12 @@ impl Product for Postgres {
     }
 
     fn stop_signal(&self) -> Signal {
-        // "Fast": disconnects clients, writes a checkpoint.
+        // Fast shutdown: disconnects clients and writes a checkpoint.
         Signal::INT
     }
 
     fn abandon_signal(&self) -> Signal {
-        // "Immediate": the postmaster ends its children, then itself.
+        // Immediate shutdown: the postmaster ends its children and then itself.
         Signal::QUIT
     }
 
@@ -168,9 +172,9 @@ fn account_of(name: &str) -> anyhow::Result<Account> {
     let accounts = std::fs::read_to_string("/etc/passwd")?;
     let fields =
         accounts.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields[0] == name);
-    let missing = || format!("PostgreSQL does not run as root, and there is no account {name} to run it as");
+    let missing = || format!("account {name} does not exist, and PostgreSQL does not run as root");
     match fields.with_context(missing)?[..] {
         [_, _, uid, gid, ..] => Ok(Account { uid: uid.parse()?, gid: gid.parse()? }),
-        _ => anyhow::bail!("an odd line for {name} in /etc/passwd"),
+        _ => anyhow::bail!("invalid line for {name} in /etc/passwd"),
     }
 }

@@ -1,4 +1,4 @@
-//! An S3 server on a temporary directory: versitygw, which `make test` builds.
+//! Runs an S3 server on a temporary directory: versitygw, which `make tools` builds.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use super::POLL;
 use super::ports::Port;
 use super::{Certificate, certificate};
 
-/// Where `make` puts it.
+/// Where `make tools` installs versitygw.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/versitygw");
 
 const BUCKET: &str = "fulmar";
@@ -20,57 +20,59 @@ const SECRET_KEY: &str = "not-a-secret";
 
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// An S3 server that runs, with one empty bucket. It ends when this is dropped, and its data with it.
+/// A running S3 server with one empty bucket. Dropping it ends the server and removes its data.
 pub struct S3Server {
     child: Child,
     endpoint: String,
     tls: Option<Certificate>,
-    // Dropped last: the process is gone by then.
+    // Dropped last, after the process has ended.
     directory: TempDir,
     _port: Port,
 }
 
 impl S3Server {
-    /// Starts the server that `make` has built.
+    /// Starts the versitygw that `make tools` has built.
     pub fn start() -> anyhow::Result<S3Server> {
         Self::start_program(Path::new(PROGRAM), false)
     }
 
-    /// Starts another versitygw.
+    /// Starts the versitygw at `program`.
     pub fn start_at(program: &Path) -> anyhow::Result<S3Server> {
         Self::start_program(program, false)
     }
 
-    /// The same, speaking TLS with a certificate that signs itself: [`S3Server::certificate`].
+    /// Like [`S3Server::start`], with TLS and a self-signed certificate: [`S3Server::certificate`].
     pub fn start_with_tls() -> anyhow::Result<S3Server> {
         Self::start_program(Path::new(PROGRAM), true)
     }
 
-    fn start_program(program: &Path, speaks_tls: bool) -> anyhow::Result<S3Server> {
+    fn start_program(program: &Path, with_tls: bool) -> anyhow::Result<S3Server> {
         ensure!(program.exists(), "there is no S3 server at {}; run `make tools`", program.display());
-        let directory =
-            tempfile::Builder::new().prefix("fulmar-s3-").tempdir().context("no temporary directory")?;
-        // A bucket is a directory of the server's.
+        let directory = tempfile::Builder::new()
+            .prefix("fulmar-s3-")
+            .tempdir()
+            .context("could not create a temporary directory")?;
+        // versitygw treats each directory below its root as a bucket.
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join(BUCKET))?;
-        let taken = Port::free()?;
-        let port = taken.number();
+        let reserved_port = Port::free()?;
+        let port = reserved_port.number();
         let mut command = Command::new(program);
         command.args(["--quiet", "--port", &format!("127.0.0.1:{port}")]);
-        // Nobody is to take it for an authority: a client that trusts it must take it as a server's.
+        // Not a CA certificate, so that clients must trust it as a server certificate.
         let no_authority = ["-addext", "basicConstraints=critical,CA:FALSE"];
-        let tls = speaks_tls.then(|| certificate(directory.path(), "server", &no_authority)).transpose()?;
+        let tls = with_tls.then(|| certificate(directory.path(), "server", &no_authority)).transpose()?;
         if let Some(Certificate { certificate, key }) = &tls {
             command.arg("--cert").arg(certificate).arg("--key").arg(key);
         }
         command.arg("posix").arg(&root);
         command.env("ROOT_ACCESS_KEY", ACCESS_KEY).env("ROOT_SECRET_KEY", SECRET_KEY);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+        let child = command.spawn().with_context(|| format!("could not run {command:?}"))?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        // A certificate names a host, not an address.
+        // The certificate is for a host name, not for an address.
         let endpoint = format!("{scheme}://localhost:{port}");
-        let mut server = S3Server { child, endpoint, tls, directory, _port: taken };
+        let mut server = S3Server { child, endpoint, tls, directory, _port: reserved_port };
         server.wait_for(port)?;
         Ok(server)
     }
@@ -78,29 +80,29 @@ impl S3Server {
     fn wait_for(&mut self, port: u16) -> anyhow::Result<()> {
         let begin = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            ensure!(self.child.try_wait()?.is_none(), "the S3 server ended at once");
-            ensure!(begin.elapsed() < START_TIMEOUT, "the S3 server does not answer");
+            ensure!(self.child.try_wait()?.is_none(), "the S3 server exited before it answered");
+            ensure!(begin.elapsed() < START_TIMEOUT, "the S3 server did not answer within {START_TIMEOUT:?}");
             std::thread::sleep(POLL);
         }
         Ok(())
     }
 
-    /// A store in its bucket.
+    /// The URL of a store with this prefix in the bucket.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{BUCKET}/{prefix}")
     }
 
-    /// What a client has to trust, if it speaks TLS.
+    /// The certificate that clients must trust, if the server uses TLS.
     pub fn certificate(&self) -> Option<&Path> {
         self.tls.as_ref().map(|tls| tls.certificate.as_path())
     }
 
-    /// The bucket's name.
+    /// The name of the bucket.
     pub fn bucket(&self) -> &'static str {
         BUCKET
     }
 
-    /// The variables of the environment that let a client in.
+    /// The environment variables with a client's credentials and endpoint.
     pub fn environment(&self) -> Vec<(String, String)> {
         [
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
@@ -112,7 +114,7 @@ impl S3Server {
         .into()
     }
 
-    /// Where it keeps the objects of its bucket, as files of their names.
+    /// The directory of the bucket, in which each object is a file with its name.
     pub fn objects(&self) -> PathBuf {
         self.directory.path().join("root").join(BUCKET)
     }
@@ -120,7 +122,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The server may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

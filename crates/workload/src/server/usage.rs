@@ -1,15 +1,18 @@
-//! What a server costs its machine: CPU time and memory of its whole process tree, from `/proc`.
+//! Measures the resource usage of a server's process tree from `/proc`.
 //!
-//! PostgreSQL is a tree of processes, most of them short-lived; Fulmar is one. Both are measured the same way:
+//! PostgreSQL is a tree of mostly short-lived processes, and Fulmar is one process. Both are
+//! measured in the same way:
 //!
-//! - **CPU**: user and system time of the root, of the children it has waited for, and of every living descendant.
-//!   `/proc/PID/stat` counts in ticks of 10 ms, too coarse for the sum of 500 backends that did little each, so the
-//!   scheduler's nanoseconds (`/proc/PID/task/*/schedstat`) are taken where they say more. (They forget threads that
-//!   have ended, which `stat` remembers: both are lower bounds, the greater one is nearer.)
-//! - **Memory**: PSS, in which a page that n processes share counts 1/n for each, so that shared buffers count once.
-//! - **Disk**: what the living processes have had read from and written to disks (`/proc/PID/io`).
-//! - **Network**: the kernel does not count by process, so all interfaces of the machine (`/proc/net/dev`), loopback
-//!   included.
+//! - **CPU**: user and system time of the root, of the children that it has waited for, and of all
+//!   living descendants. `/proc/PID/stat` counts in ticks of 10 ms, which is too coarse for the sum
+//!   of 500 backends with little work each. If the scheduler's nanoseconds
+//!   (`/proc/PID/task/*/schedstat`) are larger, they are used instead. They exclude threads that
+//!   have ended, which `stat` includes. Both are lower bounds, so the larger value is closer.
+//! - **Memory**: PSS. A page that n processes share counts 1/n for each, so shared buffers count
+//!   once.
+//! - **Disk**: bytes that the living processes read from and wrote to disks (`/proc/PID/io`).
+//! - **Network**: all interfaces of the machine, including loopback (`/proc/net/dev`), because the
+//!   kernel does not count by process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,10 +27,10 @@ pub struct ProcessTree {
     root: Pid,
 }
 
-/// The fields of `/proc/PID/stat` that are used, times in clock ticks.
+/// The used fields of `/proc/PID/stat`. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
-    /// A zombie, or on its way to be one.
+    /// A zombie or a dying process.
     ended: bool,
     parent: i32,
     own_ticks: u64,
@@ -35,12 +38,12 @@ struct Stat {
 }
 
 impl ProcessTree {
-    /// The tree under (and with) this process.
+    /// The tree with this process as its root.
     pub fn of(root: Pid) -> ProcessTree {
         ProcessTree { root }
     }
 
-    /// The process at its root.
+    /// The root process.
     pub fn root(&self) -> Pid {
         self.root
     }
@@ -50,7 +53,7 @@ impl ProcessTree {
         let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process may be gone between the listing and the reading.
+            // The process may have ended since the listing.
             if let Ok(stat) = stat(pid) {
                 children.entry(stat.parent).or_default().push(pid);
             }
@@ -65,7 +68,7 @@ impl ProcessTree {
         Ok(tree)
     }
 
-    /// CPU time that the tree has used since it started. Measure a span by the difference.
+    /// CPU time that the tree has used since its start. For a period, subtract two values.
     pub fn cpu(&self) -> io::Result<Duration> {
         let root = self.root.as_raw_nonzero().get();
         let mut total = Duration::ZERO;
@@ -94,32 +97,32 @@ impl ProcessTree {
     }
 }
 
-/// What servers have used since they started.
+/// The resource usage of servers since their start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// CPU time, user and system.
+    /// User and system CPU time.
     pub cpu: Duration,
-    /// Memory now.
+    /// Current memory (PSS).
     pub pss_bytes: u64,
-    /// Read from disks.
+    /// Bytes read from disks.
     pub read_bytes: u64,
-    /// Written to disks, or to be.
+    /// Bytes written to disks, including those not yet written back.
     pub written_bytes: u64,
-    /// Received by all network interfaces of the machine.
+    /// Bytes received by all network interfaces of the machine.
     pub received_bytes: u64,
-    /// Sent by them.
+    /// Bytes sent by all network interfaces.
     pub sent_bytes: u64,
 }
 
 impl Usage {
-    /// Of all these processes together.
+    /// The total usage of all these process trees.
     pub fn of(trees: &[ProcessTree]) -> io::Result<Usage> {
         let mut usage = Usage::default();
         for tree in trees {
             usage.cpu += tree.cpu()?;
             usage.pss_bytes += tree.pss_bytes()?;
             for pid in tree.pids()? {
-                // A process may be gone, or not ours to look at.
+                // The process may have ended, or may not be readable for this user.
                 let Ok(text) = fs::read_to_string(format!("/proc/{pid}/io")) else { continue };
                 usage.read_bytes += parse_io(&text, "read_bytes:");
                 usage.written_bytes += parse_io(&text, "write_bytes:");
@@ -135,7 +138,7 @@ fn parse_io(text: &str, name: &str) -> u64 {
     value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Bytes received and sent, over all interfaces.
+/// Bytes received and sent by all interfaces.
 fn parse_network(text: &str) -> (u64, u64) {
     let interfaces = text.lines().filter_map(|line| line.split_once(':'));
     interfaces.fold((0, 0), |(received, sent), (_, counters)| {
@@ -144,7 +147,7 @@ fn parse_network(text: &str) -> (u64, u64) {
     })
 }
 
-/// The process is there and has not ended.
+/// Returns true if the process exists and has not ended.
 pub(super) fn runs(pid: i32) -> bool {
     stat(pid).is_ok_and(|stat| !stat.ended)
 }
@@ -155,11 +158,11 @@ fn ticks(count: u64) -> Duration {
 
 fn stat(pid: i32) -> io::Result<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    parse_stat(&text)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("odd /proc/{pid}/stat")))
+    let invalid = || format!("invalid /proc/{pid}/stat");
+    parse_stat(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, invalid()))
 }
 
-/// The process's name, in parentheses, may hold anything; fields are counted behind its last `)`.
+/// The process name in parentheses may contain any byte, so fields are counted from its last `)`.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -172,7 +175,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// CPU time of the living threads of a process, as the scheduler counts it.
+/// CPU time of the living threads of a process, from the scheduler.
 fn scheduled(pid: i32) -> Duration {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Duration::ZERO };
     let nanoseconds = threads.flatten().filter_map(|thread| {
@@ -194,7 +197,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn odd_process_names_do_not_shift_fields() {
+    fn process_names_do_not_shift_fields() {
         let text = "42 (a) b (c) S 7 42 42 0 -1 0 1 2 3 4 100 20 30 4 20 0 1 0";
         assert_eq!(
             parse_stat(text),
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn pss_is_read_in_bytes() {
+    fn pss_is_parsed_in_bytes() {
         assert_eq!(
             parse_pss("x [rollup]\nRss:  1760 kB\nPss:     340 kB\nPss_Dirty: 1 kB\n"),
             Some(340 * 1024)
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_and_networks_are_added_up() {
+    fn disk_and_network_counters_are_summed() {
         let io = "rchar: 5\nwchar: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 7\n";
         assert_eq!((parse_io(io, "read_bytes:"), parse_io(io, "write_bytes:")), (4096, 8192));
         let network = "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop fifo frame compressed \
@@ -221,9 +224,10 @@ mod tests {
         assert_eq!(parse_network(network), (110, 220));
     }
 
-    /// A shell with a child that computes until a line comes from stdin. Then the child has ended, and another one sleeps.
+    /// A shell whose child is busy until it reads a line. Then the child ends, and another one
+    /// sleeps.
     #[test]
-    fn a_tree_counts_its_children() {
+    fn tree_includes_its_children() {
         let script = "(while :; do :; done) & busy=$!; read x; kill $busy; wait $busy; \
                       sleep 600 & echo done; read x; kill $!";
         let mut shell = Command::new("sh")
@@ -240,7 +244,10 @@ mod tests {
             if used > Duration::from_millis(300) {
                 break used;
             }
-            assert!(began.elapsed() < Duration::from_secs(120), "timed out: the child computes");
+            assert!(
+                began.elapsed() < Duration::from_secs(120),
+                "the CPU time of the busy child must be counted"
+            );
         };
         io::Write::write_all(&mut stdin, b"\n").unwrap();
         let mut line = String::new();
@@ -249,9 +256,9 @@ mod tests {
         let (pids, cpu, pss) = (tree.pids().unwrap(), tree.cpu().unwrap(), tree.pss_bytes().unwrap());
         drop(stdin);
         shell.wait().unwrap();
-        assert_eq!(pids.len(), 2, "the shell and its sleep");
-        // The system samples the time of children that have ended, so it is less precise.
-        assert!(cpu * 2 >= used, "the time of a child that has ended must be counted: {cpu:?}, not {used:?}");
+        assert_eq!(pids.len(), 2, "the tree must contain the shell and its sleep");
+        // The kernel samples the time of children that have ended, so it is less precise.
+        assert!(cpu * 2 >= used, "time of an ended child must be counted: {cpu:?}, not {used:?}");
         assert!(pss > 10_000, "{pss}");
     }
 }

@@ -1,8 +1,9 @@
-//! TATP, the telecommunication application transaction processing benchmark: a home location register, seven kinds of
-//! short transactions, 80 % of which read.
+//! TATP, the telecommunication application transaction processing benchmark: a home location
+//! register with seven kinds of short transactions, 80 % of which are reads.
 //!
-//! Some find nothing by design: those have no effect, and are counted as rolled back. Subscribers are chosen by
-//! `--distribution`. What differs from the specification: a location is a number of 31 bits, since parameters are `int4`.
+//! Some transactions find no rows by design. They have no effect and are counted as rolled back.
+//! `--distribution` selects the subscribers. One difference from the specification: a location is a
+//! 31-bit number, because parameters are `int4`.
 
 mod population;
 mod schema;
@@ -17,13 +18,14 @@ use self::terminal::TatpTerminal;
 use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
-/// The workload and its options.
+/// TATP and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Tatp {
-    /// Subscribers of each instance
+    /// Subscribers per instance
     #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub subscribers: u32,
-    /// Who is asked for: uniform, zipfian[:S], hotspot[:CALLS%:SUBSCRIBERS%], low-skew or high-skew[:CALLS%:NUMBER]
+    /// Distribution of the calls over the subscribers: uniform, zipfian[:S],
+    /// hotspot[:CALLS%:SUBSCRIBERS%], low-skew or high-skew[:CALLS%:NUMBER]
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub distribution: Distribution,
 }
@@ -43,7 +45,7 @@ impl Workload for Tatp {
         terminal::KINDS.to_vec()
     }
 
-    /// About: the rows of three tables are drawn.
+    /// An approximate number, because the rows of three tables are random.
     fn rows(&self) -> u64 {
         u64::from(self.subscribers) * population::ROWS_PER_SUBSCRIBER_HALVES / 2
     }
@@ -75,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_command_line() {
+    fn argument_defaults_equal_option_defaults() {
         assert_eq!(Line::try_parse_from(["bench"]).unwrap().workload, Tatp::default());
     }
 
     #[test]
-    fn the_mix_is_the_specifications() {
+    fn mix_equals_the_specification() {
         let weights: Vec<f64> = Tatp::default().kinds().iter().map(|kind| kind.weight).collect();
         assert_eq!(weights, [35.0, 10.0, 35.0, 2.0, 14.0, 2.0, 2.0]);
     }

@@ -1,4 +1,5 @@
-//! The initial rows, as the specification draws them: each subscriber's from a generator of its own.
+//! The initial rows as the specification defines them. Each subscriber has its own random
+//! generators.
 
 use std::fmt::Write;
 
@@ -7,15 +8,15 @@ use rand::RngExt;
 use super::schema::{FLAGS, TABLES};
 use crate::workload::{Loading, Random, generator};
 
-/// Twice the rows that a subscriber has in all tables on average: itself, 2.5 accesses, 2.5 facilities, each with 1.5
-/// forwardings.
+/// Twice the mean number of rows per subscriber in all tables: 1 subscriber, 2.5 accesses, and 2.5
+/// facilities with 1.5 forwardings each.
 pub(super) const ROWS_PER_SUBSCRIBER_HALVES: u64 = 19;
 
-/// Subscribers of one COPY, and of what is sent at once.
-const PER_COPY: u32 = 50_000;
-const PER_PIECE: u32 = 200;
+/// Subscribers per COPY, and per CopyData message.
+const SUBSCRIBERS_PER_COPY: u32 = 50_000;
+const SUBSCRIBERS_PER_MESSAGE: u32 = 200;
 
-/// A subscriber's number: 15 digits.
+/// The number of a subscriber as 15 digits.
 pub(super) type Number = [u8; 15];
 
 /// The number of a subscriber.
@@ -29,25 +30,29 @@ pub(super) fn number(subscriber: i32) -> Number {
     digits
 }
 
-/// Loads all tables if there is nothing; all that is there must be of as many subscribers.
+/// Loads the missing rows of all tables. Existing tables must not have more subscribers than
+/// requested.
 pub(super) async fn load(loading: &mut Loading<'_>, subscribers: u32) -> anyhow::Result<()> {
     for (table_number, table) in TABLES.into_iter().enumerate() {
-        // Children are written in the order of their subscribers too: the last one says how far they have come.
+        // All tables are written in the order of the subscribers, so the last subscriber of a table
+        // shows how far its load has come.
         let answer = loading.client.query(&format!("SELECT coalesce(max(s_id), 0) FROM {table}")).await?;
         let text = answer.into_iter().flatten().flatten().next().unwrap_or_default();
         let mut next = text.parse::<u32>()? + 1;
         anyhow::ensure!(
             next <= subscribers + 1,
-            "table {table} has {} subscribers already; run with --subscribers {0}, or drop TATP's four tables",
+            "table {table} already has {} subscribers; run with --subscribers {0}, \
+             or drop the four TATP tables",
             next - 1
         );
         while next <= subscribers {
-            let end = subscribers.min(next + PER_COPY - 1);
-            let copy = |piece: &mut Vec<u8>| {
-                let (begin, until) = (next, end.min(next.saturating_add(PER_PIECE - 1)));
+            let end = subscribers.min(next + SUBSCRIBERS_PER_COPY - 1);
+            let copy = |message: &mut Vec<u8>| {
+                let until = end.min(next.saturating_add(SUBSCRIBERS_PER_MESSAGE - 1));
+                let begin = next;
                 let mut text = String::new();
                 let rows = (begin..=until).map(|id| rows(loading.seed, table_number, id, &mut text)).sum();
-                piece.extend_from_slice(text.as_bytes());
+                message.extend_from_slice(text.as_bytes());
                 (loading.loaded)(rows);
                 next = until + 1;
                 begin <= until
@@ -58,9 +63,9 @@ pub(super) async fn load(loading: &mut Loading<'_>, subscribers: u32) -> anyhow:
     Ok(())
 }
 
-/// Writes a subscriber's rows of a table; answers how many.
+/// Writes the rows of a subscriber in a table, and returns their number.
 fn rows(seed: u64, table: usize, id: u32, text: &mut String) -> u64 {
-    // Which facilities there are is drawn alike for their own table and for the forwardings.
+    // The same generator draws the facilities for their own table and for the forwardings.
     let mut random = generator(seed, &[table.min(2) as u64, u64::from(id)]);
     match table {
         0 => subscriber(id, &mut random, text),
@@ -71,24 +76,24 @@ fn rows(seed: u64, table: usize, id: u32, text: &mut String) -> u64 {
 }
 
 fn subscriber(id: u32, random: &mut Random, text: &mut String) -> u64 {
-    // Writing to a string cannot fail, here and below.
+    // Writing to a string cannot fail. The same applies below.
     let _ = write!(text, "{id}\t{id:015}");
-    for most in [1, 15, 255] {
+    for max in [1, 15, 255] {
         for _ in 0..FLAGS {
-            let _ = write!(text, "\t{}", random.random_range(0..=most));
+            let _ = write!(text, "\t{}", random.random_range(0..=max));
         }
     }
     let _ = writeln!(text, "\t{}\t{}", location(random), location(random));
     1
 }
 
-/// A location.
+/// Draws a location.
 pub(super) fn location(random: &mut Random) -> i32 {
     random.random_range(1..=i32::MAX)
 }
 
 fn accesses(id: u32, random: &mut Random, text: &mut String) -> u64 {
-    let types = some_of(&[1, 2, 3, 4], 1, random);
+    let types = random_subset(&[1, 2, 3, 4], 1, random);
     for kind in &types {
         let (one, two) = (random.random_range(0..=255), random.random_range(0..=255));
         let _ = writeln!(text, "{id}\t{kind}\t{one}\t{two}\t{}\t{}", letters(3, random), letters(5, random));
@@ -97,7 +102,7 @@ fn accesses(id: u32, random: &mut Random, text: &mut String) -> u64 {
 }
 
 fn facilities(id: u32, random: &mut Random, text: &mut String) -> u64 {
-    let types = some_of(&[1, 2, 3, 4], 1, random);
+    let types = random_subset(&[1, 2, 3, 4], 1, random);
     for kind in &types {
         let active = u8::from(random.random::<f64>() < 0.85);
         let (control, data) = (random.random_range(0..=255), random.random_range(0..=255));
@@ -108,8 +113,8 @@ fn facilities(id: u32, random: &mut Random, text: &mut String) -> u64 {
 
 fn forwardings(id: u32, random: &mut Random, text: &mut String) -> u64 {
     let mut rows = 0;
-    for kind in some_of(&[1, 2, 3, 4], 1, random) {
-        for start in some_of(&[0, 8, 16], 0, random) {
+    for kind in random_subset(&[1, 2, 3, 4], 1, random) {
+        for start in random_subset(&[0, 8, 16], 0, random) {
             let (end, target) = (start + random.random_range(1..=8), random.random_range(1..=999_999_999));
             let _ = writeln!(text, "{id}\t{kind}\t{start}\t{end}\t{target:015}");
             rows += 1;
@@ -118,9 +123,9 @@ fn forwardings(id: u32, random: &mut Random, text: &mut String) -> u64 {
     rows
 }
 
-/// At least `least` of these, each number of them alike, in order.
-fn some_of(all: &[u8], least: usize, random: &mut Random) -> Vec<u8> {
-    let mut left = random.random_range(least..=all.len());
+/// Draws a subset of `all` with at least `min` elements, in order. Each size is equally likely.
+fn random_subset(all: &[u8], min: usize, random: &mut Random) -> Vec<u8> {
+    let mut left = random.random_range(min..=all.len());
     let mut chosen = Vec::new();
     for (place, kind) in all.iter().enumerate() {
         if random.random_range(0..all.len() - place) < left {
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_rows_as_the_specification_says() {
+    fn row_counts_match_the_specification() {
         let counts: Vec<usize> = (0..4).map(|table| lines(table).len()).collect();
         let expected = [5_000.0, 12_500.0, 12_500.0, 18_750.0];
         for (count, expected) in counts.iter().zip(expected) {
@@ -167,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_fifteen_digits() {
+    fn numbers_have_fifteen_digits() {
         assert_eq!(&number(i32::MAX), b"000002147483647");
         assert_eq!(lines(0)[41][1].as_bytes(), number(42));
     }

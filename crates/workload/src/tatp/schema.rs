@@ -1,7 +1,8 @@
-//! The tables and the statements of a connection.
+//! The tables of TATP, and the prepared statements of a connection.
 //!
 //! ```text
-//! subscriber         s_id | sub_nbr (its number as 15 digits) | bit_1.. | hex_1.. | byte2_1.. | msc_location | vlr_location
+//! subscriber         s_id | sub_nbr (the number as 15 digits) | bit_1.. | hex_1.. | byte2_1..
+//!                         | msc_location | vlr_location
 //!   access_info        s_id, ai_type (1-4) | data1 .. data4
 //!   special_facility   s_id, sf_type (1-4) | is_active | error_cntrl | data_a | data_b
 //!     call_forwarding    s_id, sf_type, start_time (0, 8, 16) | end_time | numberx
@@ -9,10 +10,10 @@
 
 use crate::client::{Client, Error, Statement, Type};
 
-/// Bits, hexadecimal digits and bytes of a subscriber: ten each.
+/// Number of bits, of hexadecimal digits and of bytes per subscriber.
 pub(super) const FLAGS: usize = 10;
 
-/// Tables in the order in which they are filled: parents first.
+/// The tables in the order in which they are loaded, parents first.
 pub(super) const TABLES: [&str; 4] = ["subscriber", "access_info", "special_facility", "call_forwarding"];
 
 pub(super) async fn create(client: &mut Client) -> Result<(), Error> {
@@ -46,7 +47,7 @@ pub(super) async fn create(client: &mut Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// The statements of one connection.
+/// The prepared statements of a connection.
 pub struct Statements {
     pub(super) begin: Statement,
     pub(super) commit: Statement,

@@ -9,7 +9,7 @@ use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Kind, Place, Random, Terminal};
 
-/// The specification's transactions and their shares.
+/// The transactions of the specification and their shares.
 pub(super) const KINDS: [Kind; 7] = [
     Kind { name: "get-subscriber-data", weight: 35.0 },
     Kind { name: "get-new-destination", weight: 10.0 },
@@ -20,10 +20,11 @@ pub(super) const KINDS: [Kind; 7] = [
     Kind { name: "delete-call-forwarding", weight: 2.0 },
 ];
 
-/// What an insert of a forwarding may meet by design: there is one already, there is no such facility.
-const FORESEEN: [&str; 2] = ["23505", "23503"];
+/// Errors of an insert of a forwarding that the specification expects: the forwarding already
+/// exists, or the facility does not exist.
+const EXPECTED_ERRORS: [&str; 2] = ["23505", "23503"];
 
-/// A transaction and what it was drawn.
+/// A transaction and its random inputs.
 #[derive(Clone, Copy)]
 enum Plan {
     GetSubscriberData,
@@ -35,7 +36,7 @@ enum Plan {
     DeleteForwarding { facility: i32, start: i32 },
 }
 
-/// The generators of one connection, and the transaction that it runs.
+/// A terminal: the random generators of a connection and its current transaction.
 pub struct TatpTerminal {
     keys: Keys,
     random: Random,
@@ -55,7 +56,7 @@ impl TatpTerminal {
         }
     }
 
-    /// A kind of facility or access.
+    /// Draws a type of facility or access.
     fn kind(&mut self) -> i32 {
         self.random.random_range(1..=4)
     }
@@ -72,10 +73,11 @@ impl TatpTerminal {
     ) -> Result<Done, Failure> {
         let subscriber = Parameter::Int4(self.subscriber);
         client.execute(&statements.begin, &[]).await?;
-        self.one(client.execute(&statements.update_bit, &[Parameter::Int4(bit), subscriber]).await?)?;
+        let parameters = [Parameter::Int4(bit), subscriber];
+        self.expect_one(client.execute(&statements.update_bit, &parameters).await?)?;
         let parameters = [Parameter::Int4(data), subscriber, Parameter::Int4(facility)];
         let changed = client.execute(&statements.update_facility, &parameters).await?;
-        end(client, statements, changed > 0).await
+        commit_or_roll_back(client, statements, changed > 0).await
     }
 
     async fn insert_forwarding(
@@ -91,9 +93,9 @@ impl TatpTerminal {
         let [facility, start, end_time] = [facility, start, end_time].map(Parameter::Int4);
         let row = [Parameter::Int4(self.subscriber), facility, start, end_time, Parameter::Text(target)];
         match client.execute(&statements.insert_forwarding, &row).await {
-            Ok(_) => end(client, statements, true).await,
-            Err(error) if error.sqlstate().is_some_and(|state| FORESEEN.contains(&state)) => {
-                end(client, statements, false).await
+            Ok(_) => commit_or_roll_back(client, statements, true).await,
+            Err(error) if error.sqlstate().is_some_and(|code| EXPECTED_ERRORS.contains(&code)) => {
+                commit_or_roll_back(client, statements, false).await
             }
             Err(error) => Err(error.into()),
         }
@@ -109,26 +111,32 @@ impl TatpTerminal {
         self.by_number(client, statements).await?;
         let key = [self.subscriber, facility, start].map(Parameter::Int4);
         let deleted = client.execute(&statements.delete_forwarding, &key).await?;
-        end(client, statements, deleted > 0).await
+        commit_or_roll_back(client, statements, deleted > 0).await
     }
 
     async fn by_number(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
-        self.one(client.execute(&statements.by_number, &[Parameter::Text(&self.number)]).await?)
+        let rows = client.execute(&statements.by_number, &[Parameter::Text(&self.number)]).await?;
+        self.expect_one(rows)
     }
 
-    fn one(&self, rows: u64) -> Result<(), Failure> {
+    fn expect_one(&self, rows: u64) -> Result<(), Failure> {
         match rows {
             1 => Ok(()),
             _ => Err(Failure::Data(format!(
-                "{rows} subscribers have the number {}, not one: drop TATP's four tables and load again",
+                "{rows} subscribers have the number {}, expected one; \
+                 drop the four TATP tables and load them again",
                 self.subscriber
             ))),
         }
     }
 }
 
-/// Commits what had an effect, rolls back what had none.
-async fn end(client: &mut Client, statements: &Statements, effect: bool) -> Result<Done, Failure> {
+/// Commits a transaction that had an effect, and rolls back one that had none.
+async fn commit_or_roll_back(
+    client: &mut Client,
+    statements: &Statements,
+    effect: bool,
+) -> Result<Done, Failure> {
     let (statement, done) = match effect {
         true => (&statements.commit, Done::Committed),
         false => (&statements.rollback, Done::RolledBack),
@@ -137,8 +145,8 @@ async fn end(client: &mut Client, statements: &Statements, effect: bool) -> Resu
     Ok(done)
 }
 
-/// A read that found nothing had no effect, as foreseen.
-fn found(rows: u64) -> Done {
+/// The outcome of a read: one that found no rows counts as rolled back.
+fn read_outcome(rows: u64) -> Done {
     if rows > 0 { Done::Committed } else { Done::RolledBack }
 }
 
@@ -180,24 +188,26 @@ impl Terminal for TatpTerminal {
         let subscriber = Parameter::Int4(self.subscriber);
         match self.plan {
             Plan::GetSubscriberData => {
-                self.one(client.execute(&statements.subscriber_data, &[subscriber]).await?)?;
+                let rows = client.execute(&statements.subscriber_data, &[subscriber]).await?;
+                self.expect_one(rows)?;
                 Ok(Done::Committed)
             }
             Plan::GetNewDestination { facility, start, end } => {
                 let [facility, start, end] = [facility, start, end].map(Parameter::Int4);
                 let parameters = [subscriber, facility, start, end];
-                Ok(found(client.execute(&statements.new_destination, &parameters).await?))
+                Ok(read_outcome(client.execute(&statements.new_destination, &parameters).await?))
             }
             Plan::GetAccessData { access } => {
                 let parameters = [subscriber, Parameter::Int4(access)];
-                Ok(found(client.execute(&statements.access_data, &parameters).await?))
+                Ok(read_outcome(client.execute(&statements.access_data, &parameters).await?))
             }
             Plan::UpdateSubscriberData { bit, facility, data } => {
                 self.update_subscriber(client, statements, [bit, facility, data]).await
             }
             Plan::UpdateLocation { location } => {
                 let parameters = [Parameter::Int4(location), Parameter::Text(&self.number)];
-                self.one(client.execute(&statements.update_location, &parameters).await?)?;
+                let rows = client.execute(&statements.update_location, &parameters).await?;
+                self.expect_one(rows)?;
                 Ok(Done::Committed)
             }
             Plan::InsertForwarding { facility, start, end, target } => {

@@ -1,17 +1,18 @@
-//! The consistency conditions 1 to 4 (clause 3.3.2), of the whole database.
+//! The consistency conditions 1 to 4 of the specification (clause 3.3.2), checked for the whole
+//! database.
 
 use crate::client::Client;
 use crate::conditions::{self, Condition};
 
 const CONDITIONS: [Condition; 4] = [
     Condition {
-        what: "1 (w_ytd is the sum of its districts' d_ytd)",
+        what: "1 (w_ytd is the sum of d_ytd of the districts)",
         violations: "SELECT w_id, w_ytd, total FROM warehouse LEFT JOIN \
              (SELECT d_w_id, sum(d_ytd) AS total FROM district GROUP BY d_w_id) AS sums ON d_w_id = w_id \
              WHERE total IS NULL OR w_ytd <> total LIMIT 5",
     },
     Condition {
-        what: "2 (d_next_o_id is one more than the newest order, and than the newest open one)",
+        what: "2 (d_next_o_id - 1 is the newest order and the newest open order)",
         violations: "SELECT d_w_id, d_id, d_next_o_id, newest, newest_open FROM district LEFT JOIN \
              (SELECT o_w_id, o_d_id, max(o_id) AS newest FROM orders GROUP BY o_w_id, o_d_id) AS o \
              ON o_w_id = d_w_id AND o_d_id = d_id LEFT JOIN \
@@ -25,13 +26,14 @@ const CONDITIONS: [Condition; 4] = [
              GROUP BY no_w_id, no_d_id HAVING max(no_o_id) - min(no_o_id) + 1 <> count(*) LIMIT 5",
     },
     Condition {
-        what: "4 (districts have as many order lines as their orders say)",
-        violations: "SELECT d_w_id, d_id, said, counted FROM district LEFT JOIN \
-             (SELECT o_w_id, o_d_id, sum(o_ol_cnt) AS said FROM orders GROUP BY o_w_id, o_d_id) AS o \
+        what: "4 (the sum of o_ol_cnt of a district is its number of order lines)",
+        violations: "SELECT d_w_id, d_id, expected, counted FROM district LEFT JOIN \
+             (SELECT o_w_id, o_d_id, sum(o_ol_cnt) AS expected FROM orders \
+             GROUP BY o_w_id, o_d_id) AS o \
              ON o_w_id = d_w_id AND o_d_id = d_id LEFT JOIN \
              (SELECT ol_w_id, ol_d_id, count(*) AS counted FROM order_line GROUP BY ol_w_id, ol_d_id) AS l \
              ON ol_w_id = d_w_id AND ol_d_id = d_id \
-             WHERE said IS NULL OR counted IS NULL OR said <> counted LIMIT 5",
+             WHERE expected IS NULL OR counted IS NULL OR expected <> counted LIMIT 5",
     },
 ];
 

@@ -1,4 +1,5 @@
-//! Delivery (clause 2.7.4), statement by statement: the oldest open order of each district of a warehouse.
+//! Delivery (clause 2.7.4), statement by statement: delivers the oldest open order of each district
+//! of a warehouse.
 
 use super::DISTRICTS;
 use super::inputs::Delivery;
@@ -39,7 +40,7 @@ impl DeliverySteps {
     pub(super) async fn run(&self, client: &mut Client, input: &Delivery) -> Result<Done, Failure> {
         let &Delivery { warehouse, carrier } = input;
         for district in 1..=DISTRICTS as i32 {
-            // A district without open orders is passed over.
+            // A district without open orders is skipped.
             let Some(order) = self.take_oldest(client, warehouse, district).await? else { continue };
             let [w, d, o] = integers([warehouse, district, order]);
             let row = [w, d, o, Parameter::Int4(carrier)];
@@ -57,8 +58,9 @@ impl DeliverySteps {
         Ok(Done::Committed)
     }
 
-    /// Where statements see others' commits (PostgreSQL's READ COMMITTED), another delivery may have taken the order
-    /// meanwhile: then the next one is the oldest.
+    /// Takes the oldest open order. With an isolation level at which statements see later commits
+    /// of others (PostgreSQL's READ COMMITTED), another delivery may have taken that order
+    /// meanwhile. Then the next order is the oldest.
     async fn take_oldest(
         &self,
         client: &mut Client,

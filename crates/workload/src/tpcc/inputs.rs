@@ -1,4 +1,4 @@
-//! What a transaction is given (clauses 2.4.1 to 2.8.1): everything that is random about it is drawn here.
+//! Draws the random inputs of transactions (clauses 2.4.1 to 2.8.1).
 
 use rand::RngExt;
 
@@ -17,20 +17,20 @@ pub(super) enum Input {
     StockLevel(StockLevel),
 }
 
-/// An order that a customer places.
+/// An order of a customer.
 #[derive(Debug)]
 pub(super) struct NewOrder {
     pub(super) warehouse: i32,
     pub(super) district: i32,
     pub(super) customer: i32,
-    /// By supplier and item, but for an unknown item, which comes last.
+    /// Ordered by supplier and item, except for an unknown item, which is last.
     pub(super) lines: Vec<Line>,
-    /// The last item does not exist: the order has to be taken back (1 %).
+    /// The last item does not exist, so the order must be rolled back (1 % of the orders).
     pub(super) unknown_item: bool,
 }
 
 impl NewOrder {
-    /// Whether the home warehouse supplies all.
+    /// Returns true if the home warehouse supplies all lines.
     pub(super) fn is_local(&self) -> bool {
         self.lines.iter().all(|line| line.supplier == self.warehouse)
     }
@@ -44,14 +44,14 @@ pub(super) struct Line {
     pub(super) quantity: i32,
 }
 
-/// A customer, by number or (60 %) by last name.
+/// A customer, given by number or (60 %) by last name.
 #[derive(Debug)]
 pub(super) enum Customer {
     Number(i32),
     LastName(Vec<u8>),
 }
 
-/// A payment, taken at a district for a customer of that or another one.
+/// A payment at a district, by a customer of this or of another district.
 #[derive(Debug)]
 pub(super) struct Payment {
     pub(super) warehouse: i32,
@@ -62,7 +62,7 @@ pub(super) struct Payment {
     pub(super) amount_cents: i64,
 }
 
-/// A question after a customer's last order.
+/// A query for the last order of a customer.
 #[derive(Debug)]
 pub(super) struct OrderStatus {
     pub(super) warehouse: i32,
@@ -70,14 +70,14 @@ pub(super) struct OrderStatus {
     pub(super) customer: Customer,
 }
 
-/// The oldest open order of each district goes out.
+/// The delivery of the oldest open order of each district.
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub(super) warehouse: i32,
     pub(super) carrier: i32,
 }
 
-/// A question after stock that runs low.
+/// A query for items whose stock is below a threshold.
 #[derive(Debug)]
 pub(super) struct StockLevel {
     pub(super) warehouse: i32,
@@ -85,15 +85,15 @@ pub(super) struct StockLevel {
     pub(super) threshold: i32,
 }
 
-/// At which warehouse the transactions of a terminal take place.
+/// The home warehouse of a terminal's transactions.
 enum Home {
-    /// At its own, as in the specification.
+    /// Always the terminal's own warehouse, as in the specification.
     Fixed(u32),
     Drawn(Keys),
 }
 
 impl Home {
-    /// Of the terminal with this number: terminals are dealt out over the warehouses.
+    /// Terminals are assigned to the warehouses round-robin.
     fn new(scale: &Tpcc, terminal: usize) -> Home {
         match scale.distribution {
             Distribution::Uniform => Home::Fixed((terminal % scale.warehouses as usize) as u32 + 1),
@@ -113,24 +113,24 @@ impl Home {
 pub(super) struct Inputs {
     scale: Tpcc,
     home: Home,
-    /// Of stock-level: a terminal stays at it.
+    /// The district for stock-level, which is fixed for a terminal.
     district: u32,
     constants: Constants,
     pub(super) random: Random,
 }
 
-/// Numbers of rows are far below the greatest `INTEGER`.
+/// Converts a row number, which is far below the maximum of `INTEGER`.
 fn sql(number: u32) -> i32 {
     number as i32
 }
 
 impl Inputs {
     pub(super) fn new(scale: &Tpcc, place: Place) -> Inputs {
-        let visits = place.number / scale.warehouses as usize;
+        let round = place.number / scale.warehouses as usize;
         Inputs {
             scale: scale.clone(),
             home: Home::new(scale, place.number),
-            district: (visits % DISTRICTS as usize) as u32 + 1,
+            district: (round % DISTRICTS as usize) as u32 + 1,
             constants: Constants::of_run(place.seed),
             random: place.random(),
         }
@@ -144,7 +144,8 @@ impl Inputs {
         self.random.random_range(1..=DISTRICTS)
     }
 
-    /// Another warehouse than `home`, with this probability; else `home`.
+    /// Returns a warehouse other than `home` with a probability of `percent` per cent, and `home`
+    /// otherwise.
     fn maybe_remote(&mut self, home: u32, percent: u32) -> u32 {
         if self.scale.one_warehouse || self.scale.warehouses == 1 || !self.percent(percent) {
             return home;
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_as_the_specification_says() {
+    fn orders_match_the_specification() {
         let scale = Tpcc { warehouses: 10, ..Tpcc::default() };
         let mut inputs = inputs(scale.clone());
         let orders: Vec<NewOrder> = (0..DRAWS).map(|_| inputs.new_order()).collect();
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn payments_are_as_the_specification_says() {
+    fn payments_match_the_specification() {
         let mut inputs = inputs(Tpcc { warehouses: 10, ..Tpcc::default() });
         let payments: Vec<Payment> = (0..DRAWS).map(|_| inputs.payment()).collect();
         let count =
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_its_warehouse_if_it_is_not_to() {
+    fn one_warehouse_option_prevents_remote_transactions() {
         for scale in [Tpcc { warehouses: 10, one_warehouse: true, ..Tpcc::default() }, Tpcc::default()] {
             let mut inputs = inputs(scale);
             for _ in 0..2_000 {
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_stay_at_their_warehouse_unless_some_are_more_popular() {
+    fn terminals_have_a_fixed_warehouse_unless_the_distribution_is_skewed() {
         let scale = Tpcc { warehouses: 3, ..Tpcc::default() };
         for number in 0..7 {
             let place = Place { tenant: 0, number, of: 7, seed: 5 };
@@ -305,12 +306,12 @@ mod tests {
         let mut counts = [0; 100];
         (0..DRAWS).for_each(|_| counts[inputs.delivery().warehouse as usize - 1] += 1);
         let hot = counts[..3].iter().sum::<usize>() as f64 / DRAWS as f64;
-        assert!((0.6..0.75).contains(&hot), "E-Store's three hot warehouses get {hot}");
-        assert!(counts.iter().all(|count| *count > 0), "and every other something");
+        assert!((0.6..0.75).contains(&hot), "share of E-Store's three hot warehouses: {hot}");
+        assert!(counts.iter().all(|count| *count > 0), "every warehouse must be drawn");
     }
 
     #[test]
-    fn names_are_of_customers_that_there_are() {
+    fn drawn_customers_exist() {
         let mut inputs = inputs(Tpcc { customers: 30, items: 20, ..Tpcc::default() });
         let mut names = vec![Vec::new(); 30];
         (0..).zip(&mut names).for_each(|(number, name)| write_last_name(number, name));

@@ -1,7 +1,8 @@
-//! Loading by COPY: what is missing, a warehouse at a time.
+//! Loads missing warehouses with COPY, one at a time.
 //!
-//! All rows of a warehouse are one transaction, in which its own row comes along: a warehouse is there or it is not, and
-//! a load that was interrupted goes on with the next. So does one that wants more warehouses than there are.
+//! All rows of a warehouse, including its own, are loaded in one transaction. A warehouse therefore
+//! either exists completely or not at all. An interrupted load continues with the next warehouse,
+//! and so does a load that requests more warehouses than exist.
 
 use super::population::Rows;
 use super::schema::{Table, statements};
@@ -9,10 +10,10 @@ use super::{Tpcc, procedures};
 use crate::client::Client;
 use crate::workload::{Dialect, Loading};
 
-/// Bytes that are sent at once, about.
-const PIECE_BYTES: usize = 64 << 10;
+/// Approximate length of a CopyData message.
+const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Rows that a load leaves.
+/// Number of rows after a load.
 pub(super) fn rows(scale: &Tpcc) -> u64 {
     let count = |table| Rows::new(scale, table, 1, 0).count();
     count(Table::Item) + u64::from(scale.warehouses) * Table::of_warehouse().map(count).sum::<u64>()
@@ -24,7 +25,7 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
     }
     let present = present(scale, loading.client).await?;
     if present == 0 {
-        // Items are loaded anew where no warehouse has come to need them.
+        // Without a warehouse the items may be from an interrupted load, so they are loaded again.
         loading.client.query("DELETE FROM item").await?;
         copy(scale, Table::Item, 0, loading).await?;
     } else {
@@ -39,7 +40,8 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
         loading.client.query("COMMIT").await?;
     }
     if present < scale.warehouses && loading.dialect == Dialect::Postgres {
-        // It would do so by itself a minute later. Fulmar finds every row by its key without.
+        // Autovacuum would do this about a minute later. Fulmar finds every row by its key without
+        // statistics.
         loading.client.query("ANALYZE").await?;
     }
     if scale.procedure {
@@ -48,7 +50,7 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
     Ok(())
 }
 
-/// How many warehouses there are; refuses those of another scale.
+/// Returns the number of existing warehouses. Fails if they have another scale.
 async fn present(scale: &Tpcc, client: &mut Client) -> anyhow::Result<u32> {
     let present = number(client, "SELECT count(*) FROM warehouse").await?;
     if present > 0 {
@@ -57,8 +59,8 @@ async fn present(scale: &Tpcc, client: &mut Client) -> anyhow::Result<u32> {
         let customers = number(client, customers).await?;
         anyhow::ensure!(
             (items, customers) == (scale.items, scale.customers),
-            "TPC-C's tables are there with {items} items and {customers} customers a district; run with \
-             --items {items} --customers {customers}, or drop them"
+            "the existing TPC-C tables have {items} items and {customers} customers per district; \
+             run with --items {items} --customers {customers}, or drop the tables"
         );
     }
     Ok(present)
@@ -67,7 +69,7 @@ async fn present(scale: &Tpcc, client: &mut Client) -> anyhow::Result<u32> {
 async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
     let rows = client.query(sql).await?;
     let text = rows.into_iter().flatten().flatten().next();
-    Ok(text.ok_or_else(|| anyhow::anyhow!("no answer to {sql}"))?.parse()?)
+    Ok(text.ok_or_else(|| anyhow::anyhow!("no rows returned by {sql}"))?.parse()?)
 }
 
 async fn copy(scale: &Tpcc, table: Table, warehouse: u32, loading: &mut Loading<'_>) -> anyhow::Result<()> {
@@ -76,8 +78,8 @@ async fn copy(scale: &Tpcc, table: Table, warehouse: u32, loading: &mut Loading<
     let command = format!("COPY {} ({}) FROM STDIN", table.name(), table.names());
     loading
         .client
-        .copy_in(&command, |piece| {
-            let written = rows.write(PIECE_BYTES, piece);
+        .copy_in(&command, |message| {
+            let written = rows.write(MESSAGE_BYTES, message);
             loaded(written);
             written > 0
         })

@@ -1,18 +1,22 @@
-//! TPC-C (revision 5.11): a wholesale supplier's orders. All five transactions on all nine tables, with the
-//! specification's distributions; what is not done is its pricing, its terminals' screens, and the queue of deliveries.
+//! TPC-C (revision 5.11): the orders of a wholesale supplier, with all five transactions on all
+//! nine tables and the distributions of the specification. Pricing, terminal screens and the
+//! delivery queue are not implemented.
 //!
 //! ```text
-//!  45 %  new-order      an order of 5 to 15 items; 1 % of the lines from another warehouse, 1 % of the orders fail
-//!  43 %  payment        a customer pays, by last name in 60 %; 15 % belong to another warehouse
+//!  45 %  new-order      an order of 5 to 15 items; 1 % of the lines are from another warehouse,
+//!                       1 % of the orders are rolled back
+//!  43 %  payment        a payment of a customer, selected by last name in 60 %; 15 % of the
+//!                       customers belong to another warehouse
 //!   4 %  order-status   a customer's last order and its lines
 //!   4 %  delivery       the oldest open order of each of the ten districts
-//!   4 %  stock-level    which of the last twenty orders' items run low
+//!   4 %  stock-level    items of the last 20 orders with low stock
 //! ```
-//! Statement by statement the logic is at the client, a round trip for each; as procedures ([`procedures`]) a
-//! transaction is one call. In a payment the rows that many transactions write (district, warehouse) come last; the lines
-//! of an order come in the order of their keys, so that no circle of waiting transactions can close.
 //!
-//! What a terminal would show is fetched, and not formatted.
+//! - Statement by statement, the logic is in the client, with one round trip per statement. With
+//!   [`procedures`], a transaction is one call.
+//! - A payment writes the rows that many transactions write (district, warehouse) last. The lines
+//!   of an order are processed in the order of their keys. Transactions can therefore not deadlock.
+//! - Values that a terminal would display are fetched but not formatted.
 
 mod consistency;
 mod delivery;
@@ -38,36 +42,37 @@ use crate::client::Client;
 use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
-/// Districts of a warehouse: the specification's, and the number of `s_dist_` columns.
+/// Districts per warehouse, as in the specification. Also the number of `s_dist_` columns.
 const DISTRICTS: u32 = 10;
 
-/// Items, and customers of a district, of the specification.
+/// Items, and customers per district, in the specification.
 const ITEMS: u32 = 100_000;
 const CUSTOMERS: u32 = 3_000;
 
 /// TPC-C and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Tpcc {
-    /// Warehouses: some 90 MB each
+    /// Warehouses, about 90 MB each
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub warehouses: u32,
-    /// Keep each transaction in one warehouse, as ElasTraS and the thesis do: no remote orders and payments
+    /// Keep each transaction within one warehouse, as in ElasTraS and the thesis: no remote orders
+    /// and payments
     #[arg(long)]
     pub one_warehouse: bool,
-    /// At which warehouse a transaction takes place: low-skew and high-skew:60:3 are E-Store's (6.1); with uniform a
-    /// terminal stays at its warehouse
+    /// Distribution of the transactions over the warehouses; low-skew and high-skew:60:3 are those
+    /// of E-Store (6.1), and with uniform each terminal has a fixed warehouse
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub distribution: Distribution,
     /// Run each transaction as one call of a stored procedure
     #[arg(long)]
     pub procedure: bool,
-    /// Keying and think times, as a multiple of the specification's (closed loop)
+    /// Keying and think times in a closed loop, as a multiple of the specification's
     #[arg(long, default_value_t = 0.0, value_name = "FACTOR")]
     pub pauses: f64,
-    /// Items, each of which every warehouse has in stock; fewer for tests
+    /// Items, each of which every warehouse stocks; fewer for tests
     #[arg(long, default_value_t = ITEMS, value_name = "N", value_parser = clap::value_parser!(u32).range(20..=100_000))]
     pub items: u32,
-    /// Customers of a district, who begin with an order each; fewer for tests
+    /// Customers per district, each with one initial order; fewer for tests
     #[arg(long, default_value_t = CUSTOMERS, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=3_000))]
     pub customers: u32,
 }
@@ -87,12 +92,12 @@ impl Default for Tpcc {
 }
 
 impl Tpcc {
-    /// The first orders of a district, which have been delivered already.
+    /// Number of initial orders of a district that have been delivered.
     fn delivered(&self) -> u32 {
         self.customers * 7 / 10
     }
 
-    /// How many last names are in use.
+    /// Number of last names in use.
     fn last_names(&self) -> u32 {
         self.customers.min(random::LAST_NAMES)
     }
@@ -104,10 +109,7 @@ impl Workload for Tpcc {
     type Terminal = TpccTerminal;
 
     fn validate(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            (0.0..=1000.0).contains(&self.pauses),
-            "pauses are 0 to 1000 times the specification's"
-        );
+        anyhow::ensure!((0.0..=1000.0).contains(&self.pauses), "--pauses must be between 0 and 1000");
         Ok(())
     }
 

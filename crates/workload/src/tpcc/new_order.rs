@@ -1,8 +1,9 @@
 //! New-order (clause 2.4.2), statement by statement.
 //!
-//! The district is asked for first, for update: everything that follows hangs on its next order number, and nothing
-//! has been read before that could be out of date when its turn comes. What the stock does is one statement for each
-//! line, whose arithmetic is the specification's: below ten left over, 91 more come in.
+//! The first statement locks the district with FOR UPDATE: the rest depends on its next order
+//! number, and nothing that could be outdated has been read before the lock is granted. Each line
+//! updates its stock with one statement, with the arithmetic of the specification: if fewer than 10
+//! would remain, 91 are added.
 
 use super::DISTRICTS;
 use super::inputs::{Line, NewOrder};
@@ -32,7 +33,9 @@ const ITEM: &str = "SELECT i_price, i_name, i_data FROM item WHERE i_id = $1";
 const LINE: &str = "INSERT INTO order_line (ol_w_id, ol_d_id, ol_o_id, ol_number, ol_i_id, ol_supply_w_id, \
      ol_quantity, ol_amount, ol_dist_info) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// Takes from the stock: quantity, 1 if for another warehouse, supplier, item, and the district whose text is wanted.
+/// The statement that takes from the stock. Its parameters are the quantity, 1 if the supplier is
+/// another warehouse and 0 otherwise, the supplier, the item, and the district for which a text is
+/// returned.
 fn stock() -> String {
     let texts: Vec<String> =
         (1..=DISTRICTS).map(|district| format!("WHEN {district} THEN s_dist_{district:02}")).collect();

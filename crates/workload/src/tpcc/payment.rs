@@ -1,6 +1,7 @@
 //! Payment (clause 2.5.2), statement by statement.
 //!
-//! The customer comes first, for update; the sums of the warehouse and the district, which many payments write, last.
+//! The customer is locked first, with FOR UPDATE. The totals of the warehouse and the district,
+//! which many payments write, are updated last.
 
 use super::inputs::Payment;
 use super::steps::{change_one, integers, number_of, one, prepare_by_name};
@@ -34,7 +35,7 @@ const WAREHOUSE: &str = "UPDATE warehouse SET w_ytd = w_ytd + $2 WHERE w_id = $1
 const HISTORY: &str = "INSERT INTO history (h_c_id, h_c_d_id, h_c_w_id, h_d_id, h_w_id, h_date, h_amount, h_data) \
      VALUES ($1, $2, $3, $4, $5, CURRENT_TIMESTAMP, $6, $7)";
 
-/// The longest `c_data`.
+/// The maximum length of `c_data`.
 const DATA_BYTES: usize = 500;
 
 impl PaymentSteps {
@@ -70,7 +71,8 @@ impl PaymentSteps {
         Ok(Done::Committed)
     }
 
-    /// The customer's own row. With a bad credit it notes each payment, before what it noted so far.
+    /// Updates the row of the customer. For a customer with bad credit, the payment is prepended to
+    /// `c_data`.
     async fn pay(&self, client: &mut Client, input: &Payment, customer: i32) -> Result<(), Failure> {
         let &Payment { warehouse, district, customer_warehouse, customer_district, amount_cents, .. } = input;
         let key = integers([customer_warehouse, customer_district, customer]);

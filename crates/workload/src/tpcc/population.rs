@@ -1,10 +1,11 @@
-//! The initial rows (clause 4.3.3.1), as lines of COPY's text format.
+//! The initial rows (clause 4.3.3.1), as lines in COPY's text format.
 //!
-//! The rows of a table and a warehouse are written one *unit* after the other: a row, or the lines of one order. Each
-//! table of each warehouse has a generator of its own, so that a load that goes on where it was interrupted makes the
-//! same rows. What several tables have to agree about is drawn from a generator of that order.
+//! The rows of a table and a warehouse are written in *units*: a row, or the lines of one order.
+//! Each table of each warehouse has its own random generator, so that a load that continues after
+//! an interruption creates the same rows. Values that must agree between tables are drawn from a
+//! generator per order.
 //!
-//! No text has a byte that COPY would escape.
+//! No text contains a byte that COPY would escape.
 
 use std::io::Write;
 
@@ -16,16 +17,16 @@ use super::schema::Table;
 use super::{DISTRICTS, Tpcc};
 use crate::workload::{Random, generator};
 
-/// When everything was entered. It is fixed, so that equal seeds load equal rows.
+/// The date of all initial rows. It is fixed, so that equal seeds create equal rows.
 const LOADED_AT: &str = "2026-01-01 00:00:00";
 
-/// What each customer has paid so far, in cents: their one row of the history.
+/// The initial payment of each customer in cents, recorded in one row of the history.
 const FIRST_PAYMENT_CENTS: u32 = 1_000;
 
-/// Lines of an order, on average: the progress bar's.
+/// The mean number of lines per order, for the progress display.
 const LINES_OF_ORDER: u64 = 10;
 
-/// The rows of a table that belong to a warehouse (0 for the items, which belong to none).
+/// The rows of a table that belong to a warehouse. Items belong to no warehouse and have number 0.
 pub(super) struct Rows<'a> {
     scale: &'a Tpcc,
     table: Table,
@@ -33,7 +34,7 @@ pub(super) struct Rows<'a> {
     seed: u64,
     random: Random,
     next: u32,
-    /// Which customer has which order of the district under way.
+    /// The customers of the current district, by order.
     customers: Vec<u32>,
 }
 
@@ -54,7 +55,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// How many rows there are (of lines of orders: about).
+    /// The number of rows. For order lines it is approximate.
     pub(super) fn count(&self) -> u64 {
         u64::from(self.units()) * self.rows_of_unit()
     }
@@ -63,7 +64,8 @@ impl<'a> Rows<'a> {
         if self.table == Table::OrderLine { LINES_OF_ORDER } else { 1 }
     }
 
-    /// Writes the next rows, `bytes` or a little more; answers how many (as [`Rows::count`] counts them), 0 at the end.
+    /// Writes the next rows, until `out` has at least `bytes` bytes. Returns their number, as
+    /// counted by [`Rows::count`], or 0 if there are none left.
     pub(super) fn write(&mut self, bytes: usize, out: &mut Vec<u8>) -> u64 {
         let first = self.next;
         while self.next < self.units() && out.len() < bytes {
@@ -100,7 +102,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// How many lines an order has: two tables must agree.
+    /// The number of lines of an order, which is the same in both tables.
     fn lines(&self, district: u32, order: u32) -> u32 {
         let path = [Table::Orders as u64, u64::from(self.warehouse), u64::from(district), u64::from(order)];
         generator(self.seed, &path).random_range(5..=15)
@@ -130,7 +132,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Writes a field and the tab behind it. (Writing to memory cannot fail.)
+/// Writes a field and a tab. Writing to memory cannot fail.
 fn field(out: &mut Vec<u8>, value: impl std::fmt::Display) {
     let _ = write!(out, "{value}\t");
 }
@@ -140,12 +142,12 @@ fn line(out: &mut Vec<u8>, value: impl std::fmt::Display) {
     let _ = writeln!(out, "{value}");
 }
 
-fn text(least: usize, most: usize, random: &mut Random, out: &mut Vec<u8>) {
-    write_letters(least, most, random, out);
+fn text(min: usize, max: usize, random: &mut Random, out: &mut Vec<u8>) {
+    write_letters(min, max, random, out);
     out.push(b'\t');
 }
 
-/// Two streets, city, state and zip code.
+/// Writes two streets, a city, a state and a zip code.
 fn address(random: &mut Random, out: &mut Vec<u8>) {
     for _ in 0..3 {
         text(10, 20, random, out);
@@ -231,14 +233,14 @@ mod tests {
     fn all(scale: &Tpcc, table: Table, seed: u64) -> Vec<Vec<String>> {
         let mut rows = Rows::new(scale, table, 1, seed);
         let mut out = Vec::new();
-        // Small pieces: where they are cut makes no difference.
+        // Small messages, because the rows must not depend on where they are split.
         while rows.write(out.len() + 100, &mut out) > 0 {}
         let text = String::from_utf8(out).unwrap();
         text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
     }
 
     #[test]
-    fn counts_are_those_of_the_specification() {
+    fn counts_match_the_specification() {
         let scale = Tpcc { warehouses: 1, ..Tpcc::default() };
         let counted = |table| Rows::new(&scale, table, 1, 1).count();
         assert_eq!(

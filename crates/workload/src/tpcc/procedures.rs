@@ -1,10 +1,13 @@
-//! The transactions as one call each: procedures in Lua at Fulmar, functions in PL/pgSQL at PostgreSQL.
+//! The transactions as one call each: Lua procedures at Fulmar, PL/pgSQL functions at PostgreSQL.
 //!
-//! Both are given the same, read and change the same in the same order, and answer the same; they stand beside each other
-//! in `procedures/`. What differs is how a row is read and changed, each in the form that costs less there: PostgreSQL changes
-//! it and has it returned; Fulmar reads it and then changes it by its row number, since SQLite makes a table for what a statement
-//! returns. The lines of an order come as three texts of numbers with commas between. An unknown item ends the
-//! call with an error of the procedure's own (P0001), and so takes the order back.
+//! - Both get the same parameters, read and change the same rows in the same order, and return the
+//!   same results. They are in `procedures/`, one file per transaction and language.
+//! - They differ in how a row is read and changed, each in the way that is cheaper at its server.
+//!   PostgreSQL updates the row and returns it. Fulmar reads the row and then updates it by its row
+//!   number, because SQLite stores the rows of a RETURNING clause in a temporary table.
+//! - The lines of an order are passed as three strings of comma-separated numbers.
+//! - An unknown item ends the call with an error that the procedure raises (P0001), which rolls
+//!   back the order.
 
 use super::inputs::{Customer, Delivery, Input, NewOrder, OrderStatus, Payment, StockLevel};
 use crate::client::{Client, Error, Parameter, Statement, Type};
@@ -28,7 +31,7 @@ const PLPGSQL: [&str; 5] = [
     include_str!("procedures/stock_level.plpgsql.sql"),
 ];
 
-/// Makes the procedures, or replaces them.
+/// Creates or replaces the procedures.
 pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), Error> {
     let texts = match dialect {
         Dialect::Fulmar => LUA,
@@ -40,7 +43,7 @@ pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), 
     Ok(())
 }
 
-/// The calls that a connection has prepared.
+/// The prepared calls of a connection.
 pub struct Calls {
     new_order: Statement,
     payment: Statement,
@@ -77,11 +80,11 @@ impl Calls {
                     .await?
             }
             Input::StockLevel(StockLevel { warehouse, district, threshold }) => {
-                let question = [*warehouse, *district, *threshold].map(Parameter::Int4);
-                rows(client, &self.stock_level, &question).await?
+                let parameters = [*warehouse, *district, *threshold].map(Parameter::Int4);
+                rows(client, &self.stock_level, &parameters).await?
             }
         };
-        answered(rows, input)
+        check_rows(rows, input)
     }
 
     async fn new_order(&self, client: &mut Client, order: &NewOrder) -> Result<Done, Failure> {
@@ -100,9 +103,10 @@ impl Calls {
         ];
         match rows(client, &self.new_order, &call).await {
             Ok(rows) if order.unknown_item => {
-                Err(Failure::Data(format!("an order of an unknown item was taken: {rows} rows")))
+                let text = format!("an order with an unknown item was accepted: {rows} rows");
+                Err(Failure::Data(text))
             }
-            Ok(rows) => answered(rows, order),
+            Ok(rows) => check_rows(rows, order),
             Err(error) if order.unknown_item && error.sqlstate() == Some(RAISED) => Ok(Done::RolledBack),
             Err(error) => Err(error.into()),
         }
@@ -129,7 +133,7 @@ impl Calls {
     }
 }
 
-/// Number 0 is nobody's: then the name counts.
+/// The number and the last name as parameters. With number 0 the procedure uses the name.
 fn number_and_name(customer: &Customer) -> (Parameter<'static>, Parameter<'_>) {
     match customer {
         Customer::Number(number) => (Parameter::Int4(*number), Parameter::Text(b"")),
@@ -137,7 +141,7 @@ fn number_and_name(customer: &Customer) -> (Parameter<'static>, Parameter<'_>) {
     }
 }
 
-/// How many rows a call answers (a CALL's tag does not say).
+/// Returns the number of rows that a call returned, which the tag of a CALL does not contain.
 async fn rows(client: &mut Client, call: &Statement, parameters: &[Parameter<'_>]) -> Result<u64, Error> {
     let mut rows = 0;
     client
@@ -149,9 +153,12 @@ async fn rows(client: &mut Client, call: &Statement, parameters: &[Parameter<'_>
     Ok(rows)
 }
 
-fn answered(rows: u64, input: &impl std::fmt::Debug) -> Result<Done, Failure> {
+/// Fails if a call returned no rows.
+fn check_rows(rows: u64, input: &impl std::fmt::Debug) -> Result<Done, Failure> {
     match rows {
-        0 => Err(Failure::Data(format!("no answer to {input:?}: drop the tables of TPC-C and load again"))),
+        0 => Err(Failure::Data(format!(
+            "no rows returned for {input:?}; drop the TPC-C tables and load them again"
+        ))),
         _ => Ok(Done::Committed),
     }
 }

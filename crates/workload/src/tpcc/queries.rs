@@ -1,4 +1,5 @@
-//! Order-status (clause 2.6.2) and stock-level (clause 2.8.2), statement by statement: they only read.
+//! The read-only transactions, statement by statement: order-status (clause 2.6.2) and stock-level
+//! (clause 2.8.2).
 
 use super::inputs::{OrderStatus, StockLevel};
 use super::steps::{integers, missing, number_of, one, prepare_by_name};
@@ -49,7 +50,7 @@ pub(super) struct StockLevelSteps {
 }
 
 const NEXT_NUMBER: &str = "SELECT d_next_o_id FROM district WHERE d_w_id = $1 AND d_id = $2";
-/// The join is written in the order in which it is done: the lines of twenty orders, and the stock of each.
+/// CROSS JOIN fixes the join order: first the lines of 20 orders, then their stock.
 const LOW: &str = "SELECT count(DISTINCT s_i_id) FROM order_line CROSS JOIN stock \
      WHERE ol_w_id = $1 AND ol_d_id = $2 AND ol_o_id < $3 AND ol_o_id >= $3 - 20 \
      AND s_w_id = $1 AND s_i_id = ol_i_id AND s_quantity < $4";

@@ -1,22 +1,24 @@
-//! The nine tables, the same at both servers.
+//! The nine tables, with the same columns at both servers.
 //!
-//! Money is kept in cents, taxes and discounts in hundredths of a per cent, as whole numbers: the specification wants
-//! exact numbers (clause 1.3.1), and whole ones are exact, and cheap, everywhere.
+//! Money is stored in cents, and taxes and discounts in hundredths of a per cent, as integers. The
+//! specification requires exact numbers (clause 1.3.1), and integers are exact and cheap at both
+//! servers.
 //!
-//! The form is each server's own, as its users would choose it; no foreign keys are declared, at neither. PostgreSQL has heaps
-//! with indexes. At Fulmar
-//! - small rows that come in the order of their key (orders, their lines, the undelivered ones, the history) are clustered
-//!   by it (`WITHOUT ROWID`), so that each district has an end of its own at which its rows are added. For that the
-//!   history gets a number to tell payments of one second apart;
-//! - the few rows that all write (of warehouses and districts) have a page each: transactions conflict where they write
-//!   the same pages, and ten warehouses would fit one. A column that nobody reads makes room, as is usual with servers
-//!   that lock pages.
+//! The storage is what users of each server would choose. Neither declares foreign keys. PostgreSQL
+//! uses heap tables with indexes. At Fulmar:
+//!
+//! - Small rows that are added in key order (orders, order lines, new orders, history) are
+//!   clustered by their key (`WITHOUT ROWID`), so that each district appends at a different place.
+//!   For this the history has an additional number, which distinguishes payments within one second.
+//! - Rows of warehouses and districts, which all transactions write, have a page each. Transactions
+//!   conflict if they write the same pages, and ten warehouses would fit into one page. An unused
+//!   column pads the rows, which is common for servers that lock pages.
 
 use super::DISTRICTS;
 use crate::workload::Dialect;
 
-/// With so many bytes more no two rows fit a page.
-const ROOM_BYTES: u32 = 3000;
+/// Padding with which no two rows fit into one page.
+const PADDING_BYTES: u32 = 3000;
 
 /// A table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +47,7 @@ impl Table {
         Table::Stock,
     ];
 
-    /// Those that have rows for each warehouse: all but the items.
+    /// The tables with rows per warehouse: all except the items.
     pub(super) fn of_warehouse() -> impl Iterator<Item = Table> {
         Table::ALL.into_iter().filter(|table| *table != Table::Item)
     }
@@ -64,7 +66,7 @@ impl Table {
         }
     }
 
-    /// The columns of the specification, `NAME TYPE` each, in its order.
+    /// The columns of the specification, in its order, as `NAME TYPE`.
     fn columns(self) -> Vec<String> {
         const ADDRESS: [&str; 5] = [
             "street_1 VARCHAR(20) NOT NULL",
@@ -130,13 +132,13 @@ impl Table {
         columns.split(", ").map(str::to_owned).collect()
     }
 
-    /// The names of its columns, in the order in which [`super::population`] writes them.
+    /// The column names, in the order in which [`super::population`] writes them.
     pub(super) fn names(self) -> String {
         let names = self.columns().into_iter().map(|column| column.split(' ').take(1).collect::<String>());
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// What finds a row; the specification wants none for the history.
+    /// The primary key. The specification requires none for the history.
     fn key(self) -> Option<&'static str> {
         match self {
             Table::Item => Some("i_id"),
@@ -158,7 +160,7 @@ impl Table {
 
     fn create_for_fulmar(self) -> String {
         let keyed = |key: &str| format!("PRIMARY KEY ({key})");
-        let room = |prefix: &str| format!("{prefix}room BLOB NOT NULL DEFAULT (zeroblob({ROOM_BYTES}))");
+        let room = |prefix: &str| format!("{prefix}room BLOB NOT NULL DEFAULT (zeroblob({PADDING_BYTES}))");
         let key = self.key().map(keyed);
         match self {
             Table::NewOrder | Table::Orders | Table::OrderLine => {
@@ -180,7 +182,7 @@ impl Table {
     }
 }
 
-/// What makes the tables and their indexes, where they are not there.
+/// The statements that create the tables and indexes if they do not exist.
 pub(super) fn statements(dialect: Dialect) -> Vec<String> {
     let table = |table: Table| match dialect {
         Dialect::Fulmar => table.create_for_fulmar(),

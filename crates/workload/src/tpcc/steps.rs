@@ -1,4 +1,4 @@
-//! The transactions statement by statement: what they share.
+//! The transactions statement by statement: common code.
 
 use super::delivery::DeliverySteps;
 use super::inputs::{Customer, Input};
@@ -8,7 +8,7 @@ use super::queries::{OrderStatusSteps, StockLevelSteps};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
 use crate::workload::{Done, Failure};
 
-/// What a connection prepares.
+/// The prepared statements of a connection.
 pub struct Steps {
     begin: Statement,
     commit: Statement,
@@ -49,12 +49,12 @@ impl Steps {
     }
 }
 
-/// Parameters of type `INTEGER`.
+/// Converts integers to parameters of type `INTEGER`.
 pub(super) fn integers<const N: usize>(values: [i32; N]) -> [Parameter<'static>; N] {
     values.map(Parameter::Int4)
 }
 
-/// The one row that a statement answers, by what `read` takes of it.
+/// Runs a statement and returns the value that `read` takes from its row. No row is an error.
 pub(super) async fn one<T>(
     client: &mut Client,
     statement: &Statement,
@@ -66,7 +66,8 @@ pub(super) async fn one<T>(
     found.ok_or_else(|| missing(what, parameters))
 }
 
-/// The last row that a statement answers.
+/// Like [`one`], and returns `None` without a row. With several rows it returns the value of the
+/// last.
 pub(super) async fn at_most_one<T>(
     client: &mut Client,
     statement: &Statement,
@@ -83,7 +84,7 @@ pub(super) async fn at_most_one<T>(
     Ok(found)
 }
 
-/// Runs a statement that changes one row.
+/// Runs a statement that must change exactly one row.
 pub(super) async fn change_one(
     client: &mut Client,
     statement: &Statement,
@@ -97,7 +98,7 @@ pub(super) async fn change_one(
 }
 
 pub(super) fn missing(what: &str, parameters: &[Parameter<'_>]) -> Failure {
-    Failure::Data(format!("no {what} for {parameters:?}: drop the tables of TPC-C and load again"))
+    Failure::Data(format!("no {what} for {parameters:?}; drop the TPC-C tables and load them again"))
 }
 
 const BY_NAME: &str =
@@ -108,7 +109,8 @@ pub(super) async fn prepare_by_name(client: &mut Client) -> Result<Statement, Er
     client.prepare(BY_NAME, &BY_NAME_TYPES).await
 }
 
-/// The number of a customer: of those with one last name it is the one in the middle, by first name (clause 2.5.2.2).
+/// Returns the number of a customer. Of all customers with the same last name it is the middle one
+/// by first name (clause 2.5.2.2).
 pub(super) async fn number_of(
     client: &mut Client,
     by_name: &Statement,

@@ -1,4 +1,5 @@
-//! A terminal: draws transactions of the mix and runs them, statement by statement or as procedures.
+//! A terminal: draws transactions of the mix and runs them, statement by statement or as procedure
+//! calls.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use super::steps::Steps;
 use crate::client::{Client, Error};
 use crate::workload::{Dialect, Done, Failure, Kind, Place, Terminal};
 
-/// A kind of transaction, with the specification's times (clause 5.2.5.7).
+/// A kind of transaction, with the pauses of the specification (clause 5.2.5.7).
 pub(super) struct TpccKind {
     pub(super) kind: Kind,
     draw: fn(&mut Inputs) -> Input,
     keying_seconds: f64,
-    /// On average.
+    /// The mean think time.
     think_seconds: f64,
 }
 
@@ -31,7 +32,7 @@ const fn kind(
     TpccKind { kind: Kind { name, weight }, draw, keying_seconds, think_seconds }
 }
 
-/// The mix (clause 5.2.3): the least shares of the four others, and what is left for new-order.
+/// The mix (clause 5.2.3): the minimum shares of the other four kinds, and the rest for new-order.
 pub(super) const KINDS: [TpccKind; 5] = [
     kind("new-order", 45.0, |inputs| Input::NewOrder(inputs.new_order()), 18.0, 12.0),
     kind("payment", 43.0, |inputs| Input::Payment(inputs.payment()), 3.0, 12.0),
@@ -40,10 +41,10 @@ pub(super) const KINDS: [TpccKind; 5] = [
     kind("stock-level", 4.0, |inputs| Input::StockLevel(inputs.stock_level()), 2.0, 5.0),
 ];
 
-/// Think times are negative exponential, ten means at most (clause 5.2.5.4).
-const LONGEST_THINKING: f64 = 10.0;
+/// Think times have a negative exponential distribution, truncated at ten means (clause 5.2.5.4).
+const MAX_THINK_TIME_MEANS: f64 = 10.0;
 
-/// One terminal.
+/// A terminal.
 pub struct TpccTerminal {
     scale: Rc<Tpcc>,
     inputs: Inputs,
@@ -58,7 +59,7 @@ impl TpccTerminal {
     }
 }
 
-/// What a connection has prepared.
+/// The prepared statements of a connection.
 pub enum Statements {
     #[doc(hidden)]
     Steps(Box<Steps>),
@@ -94,7 +95,7 @@ impl Terminal for TpccTerminal {
 
     fn thinking(&mut self) -> Duration {
         let means = -(1.0 - self.inputs.random.random::<f64>()).ln();
-        let seconds = KINDS[self.kind].think_seconds * means.min(LONGEST_THINKING);
+        let seconds = KINDS[self.kind].think_seconds * means.min(MAX_THINK_TIME_MEANS);
         Duration::from_secs_f64(seconds * self.scale.pauses)
     }
 }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_those_of_the_specification() {
+    fn pauses_match_the_specification() {
         let place = Place { tenant: 0, number: 0, of: 1, seed: 1 };
         let mut terminal = TpccTerminal::new(Rc::new(Tpcc { pauses: 1.0, ..Tpcc::default() }), place);
         for (number, kind) in KINDS.iter().enumerate() {
@@ -113,10 +114,11 @@ mod tests {
             let thinks: Vec<f64> = (0..20_000).map(|_| terminal.thinking().as_secs_f64()).collect();
             let mean = thinks.iter().sum::<f64>() / thinks.len() as f64;
             assert!((mean / kind.think_seconds - 1.0).abs() < 0.05, "{mean}");
-            assert!(thinks.iter().all(|think| *think <= kind.think_seconds * LONGEST_THINKING));
+            assert!(thinks.iter().all(|think| *think <= kind.think_seconds * MAX_THINK_TIME_MEANS));
         }
-        let mut hasty = TpccTerminal::new(Rc::new(Tpcc::default()), place);
-        hasty.draw(0);
-        assert_eq!((hasty.keying(), hasty.thinking()), (Duration::ZERO, Duration::ZERO));
+        let mut without_pauses = TpccTerminal::new(Rc::new(Tpcc::default()), place);
+        without_pauses.draw(0);
+        assert_eq!(without_pauses.keying(), Duration::ZERO);
+        assert_eq!(without_pauses.thinking(), Duration::ZERO);
     }
 }

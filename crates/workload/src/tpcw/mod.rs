@@ -1,17 +1,20 @@
-//! TPC-W's shopping path (CloudTPS 6.1 and its figure 4): emulated browsers in a bookshop, the transactions of which need
-//! consistency.
+//! TPC-W's shopping path (CloudTPS 6.1 and its figure 4): the transactions of emulated browsers in
+//! a bookshop that require consistency.
 //!
 //! ```text
 //!  create-cart ---> add-item ---+---> purchase ---> latest-order --+
-//!       ^              ^        |     2 + as many rows as items    |
-//!       |              +--------+     1 to 10 times, evenly        |
+//!       ^              ^        |     2 rows, and one per item     |
+//!       |              +--------+     1 to 10 times, uniformly     |
 //!       +----------------------------------------------------------+
 //! ```
-//! A terminal is a browser, and goes this way again and again, each time as another customer: its next transaction is the
-//! next step, and not drawn from a mix. Items are chosen by `--distribution`; TPC-W's own choice is uniform. A purchase empties
-//! the cart, makes an order with its lines and its payment, and takes the items from the stock, which is filled up below ten,
-//! as TPC-W does. What differs from CloudTPS: the tables are TPC-W's own, as many as the path touches, since there are joins
-//! here; the customer's latest order is found by an index.
+//!
+//! - A terminal is a browser that repeats this path, each time as a different customer. Its next
+//!   transaction is the next step of the path instead of a draw from a mix.
+//! - `--distribution` selects the items. TPC-W selects them uniformly.
+//! - A purchase empties the cart, inserts an order with its lines and its payment, and takes the
+//!   items from stock. Stock below ten is refilled, as in TPC-W.
+//! - Differences from CloudTPS: the tables are those of TPC-W that the path uses, because joins are
+//!   available here. An index finds the latest order of a customer.
 
 mod population;
 mod schema;
@@ -28,22 +31,24 @@ use crate::conditions;
 use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
-/// The most items that a cart has: CloudTPS's, evenly from one on.
-const MOST_ITEMS: u32 = 10;
+/// The maximum number of items in a cart (CloudTPS). The number is uniform, from one.
+const MAX_CART_ITEMS: u32 = 10;
 
-/// The workload and its options.
+/// TPC-W and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Tpcw {
-    /// Items of the shop; CloudTPS has 10,000 and a million
-    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(i64::from(MOST_ITEMS)..=i64::from(i32::MAX)))]
+    /// Items of the shop; CloudTPS uses 10,000 and 1,000,000
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(i64::from(MAX_CART_ITEMS)..=i64::from(i32::MAX)))]
     pub items: u32,
-    /// Customers, nine of ten of whom have an order already, on average
+    /// Customers, with 0.9 initial orders per customer on average
     #[arg(long, default_value_t = 144_000, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=i64::from(i32::MAX)))]
     pub customers: u32,
-    /// Which items are bought: uniform, zipfian[:S], hotspot[:PURCHASES%:ITEMS%], low-skew or high-skew[:PURCHASES%:NUMBER]
+    /// Distribution of the purchases over the items: uniform, zipfian[:S],
+    /// hotspot[:PURCHASES%:ITEMS%], low-skew or high-skew[:PURCHASES%:NUMBER]
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub distribution: Distribution,
-    /// How long a browser waits after an answer, as a multiple of CloudTPS's half a second on average (closed loop)
+    /// Wait of a browser after each answer in a closed loop, as a multiple of CloudTPS's mean of
+    /// 0.5 s
     #[arg(long, default_value_t = 0.0, value_name = "FACTOR")]
     pub pauses: f64,
 }
@@ -55,7 +60,7 @@ impl Default for Tpcw {
 }
 
 impl Tpcw {
-    /// Orders that there are before the first purchase, as TPC-W says.
+    /// Number of initial orders, as in TPC-W.
     fn orders(&self) -> u32 {
         (u64::from(self.customers) * 9 / 10) as u32
     }
@@ -67,7 +72,7 @@ impl Workload for Tpcw {
     type Terminal = TpcwTerminal;
 
     fn validate(&self) -> anyhow::Result<()> {
-        anyhow::ensure!((0.0..=1000.0).contains(&self.pauses), "pauses are 0 to 1000 times half a second");
+        anyhow::ensure!((0.0..=1000.0).contains(&self.pauses), "--pauses must be between 0 and 1000");
         Ok(())
     }
 
@@ -75,7 +80,7 @@ impl Workload for Tpcw {
         terminal::KINDS.to_vec()
     }
 
-    /// About: how many lines an order has is drawn.
+    /// An approximate number, because the number of lines of an order is random.
     fn rows(&self) -> u64 {
         u64::from(self.items) + u64::from(self.orders()) * population::ROWS_PER_ORDER
     }
@@ -112,8 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_command_line() {
+    fn argument_defaults_equal_option_defaults() {
         assert_eq!(Line::try_parse_from(["bench"]).unwrap().workload, Tpcw::default());
-        assert!(Line::try_parse_from(["bench", "--items", "9"]).is_err(), "a cart of ten would not fill");
+        let too_few_items = Line::try_parse_from(["bench", "--items", "9"]);
+        assert!(too_few_items.is_err(), "a cart can have ten different items");
     }
 }

@@ -1,4 +1,4 @@
-//! The initial rows: items in stock and orders that have been shipped, each drawn from a generator of its own.
+//! The initial rows: items in stock and shipped orders, each with its own random generator.
 
 use std::fmt::Write;
 
@@ -7,25 +7,25 @@ use rand::RngExt;
 use crate::client::Client;
 use crate::workload::{Loading, generator};
 
-/// An order, its payment, and one to five lines.
+/// An order, its payment, and three lines on average.
 pub(super) const ROWS_PER_ORDER: u64 = 5;
-const MOST_LINES: u32 = 5;
+const MAX_LINES: u32 = 5;
 
-/// Items or orders of one transaction while loading, and of what is sent at once.
-const PER_COPY: u32 = 20_000;
-const PER_PIECE: u32 = 200;
+/// Items or orders per COPY, and per CopyData message.
+const ROWS_PER_COPY: u32 = 20_000;
+const ROWS_PER_MESSAGE: u32 = 200;
 
-/// Tell the generators apart.
+/// Distinguish the random generators.
 const ITEM: u64 = 0;
 const ORDER: u64 = 1;
 
-/// The tables that hold an order.
-const OF_ORDER: [(&str, WriteOrder); 3] =
+/// The tables with rows of an order.
+const ORDER_TABLES: [(&str, WriteOrder); 3] =
     [("orders", write_order), ("order_line", write_lines), ("cc_xacts", write_payment)];
 
 type WriteOrder = fn(&Order, &mut String) -> u64;
 
-/// Loads what is missing. Tables of another size are refused.
+/// Loads missing rows. Existing tables must not have another size.
 pub(super) async fn load(
     loading: &mut Loading<'_>,
     items: u32,
@@ -36,26 +36,27 @@ pub(super) async fn load(
     let shipped = "SELECT coalesce(max(o_id), 0) FROM orders WHERE o_status = 'SHIPPED'";
     let shipped = number(loading.client, shipped).await?;
     let all = number(loading.client, "SELECT coalesce(max(o_id), 0) FROM orders").await?;
-    // An interrupted load goes on; behind orders of a run there is no room for more.
+    // An interrupted load can continue, but not after orders of a run have been added.
     let fits = present <= items && shipped <= orders && (shipped == orders || all == shipped);
     anyhow::ensure!(
         fits && (shipped == 0 || present == items),
-        "TPC-W's tables are there with {present} items and {shipped} orders; run with --items {present} and ten ninths as \
-         many --customers, or drop item, shopping_cart, shopping_cart_line, orders, order_line and cc_xacts"
+        "the existing TPC-W tables have {present} items and {shipped} orders; run with \
+         --items {present} and 10/9 times as many --customers, or drop item, shopping_cart, \
+         shopping_cart_line, orders, order_line and cc_xacts"
     );
     (loading.loaded)(u64::from(present) + u64::from(shipped) * ROWS_PER_ORDER);
     let seed = loading.seed;
     let mut next = present + 1;
     while next <= items {
-        let end = items.min(next + PER_COPY - 1);
+        let end = items.min(next + ROWS_PER_COPY - 1);
         copy(loading, "item", next..=end, |id, text| Item::drawn(seed, id).write(id, text)).await?;
         next = end + 1;
     }
     let mut next = shipped + 1;
     while next <= orders {
-        let end = orders.min(next + PER_COPY - 1);
+        let end = orders.min(next + ROWS_PER_COPY - 1);
         loading.client.query("BEGIN").await?;
-        for (table, write) in OF_ORDER {
+        for (table, write) in ORDER_TABLES {
             let drawn = |id, text: &mut String| write(&Order::drawn(seed, id, items, customers), text);
             copy(loading, table, next..=end, drawn).await?;
         }
@@ -67,10 +68,10 @@ pub(super) async fn load(
 
 async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
     let text = client.query(sql).await?.into_iter().flatten().flatten().next();
-    Ok(text.ok_or_else(|| anyhow::anyhow!("no answer to {sql}"))?.parse()?)
+    Ok(text.ok_or_else(|| anyhow::anyhow!("no rows returned by {sql}"))?.parse()?)
 }
 
-/// Copies what `write` makes of each number into a table.
+/// Copies the rows that `write` generates for each number into a table.
 async fn copy(
     loading: &mut Loading<'_>,
     table: &str,
@@ -78,14 +79,15 @@ async fn copy(
     write: impl Fn(u32, &mut String) -> u64,
 ) -> anyhow::Result<()> {
     let (mut numbers, loaded) = (numbers.peekable(), loading.loaded);
-    let pieces = |piece: &mut Vec<u8>| {
+    let messages = |message: &mut Vec<u8>| {
         let mut text = String::new();
         let more = numbers.peek().is_some();
-        loaded(numbers.by_ref().take(PER_PIECE as usize).map(|number| write(number, &mut text)).sum());
-        piece.extend_from_slice(text.as_bytes());
+        let next = numbers.by_ref().take(ROWS_PER_MESSAGE as usize);
+        loaded(next.map(|number| write(number, &mut text)).sum());
+        message.extend_from_slice(text.as_bytes());
         more
     };
-    loading.client.copy_in(&format!("COPY {table} FROM STDIN"), pieces).await?;
+    loading.client.copy_in(&format!("COPY {table} FROM STDIN"), messages).await?;
     Ok(())
 }
 
@@ -106,19 +108,19 @@ impl Item {
 
     fn write(&self, id: u32, text: &mut String) -> u64 {
         let Item { title, cost, stock } = self;
-        // Writing to a string cannot fail, here and below.
+        // Writing to a string cannot fail. The same applies below.
         let _ = writeln!(text, "{id}\t{title}\t{cost}\t{stock}\t{stock}");
         1
     }
 }
 
-/// An order that has been shipped.
+/// A shipped order.
 struct Order {
     id: u32,
     customer: u32,
     day: u32,
     card: u64,
-    /// Item, quantity, cost of one.
+    /// Item, quantity and unit price of each line.
     lines: Vec<[u32; 3]>,
 }
 
@@ -127,7 +129,7 @@ impl Order {
         let mut random = generator(seed, &[ORDER, u64::from(id)]);
         let (customer, day) = (random.random_range(1..=customers), random.random_range(1..=28));
         let card = random.random_range(0..10_000_000_000_000_000);
-        let count = random.random_range(1..=MOST_LINES);
+        let count = random.random_range(1..=MAX_LINES);
         let mut line = || {
             let item = random.random_range(1..=items);
             [item, random.random_range(1..=300), Item::drawn(seed, item).cost]
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_of_any_customer_and_have_three_lines_on_average() {
+    fn orders_have_random_customers_and_three_lines_on_average() {
         let orders: Vec<Order> = (1..=5_000).map(|id| Order::drawn(7, id, 100, 50)).collect();
         let lines: usize = orders.iter().map(|order| order.lines.len()).sum();
         assert!((14_600..15_400).contains(&lines), "{lines}");

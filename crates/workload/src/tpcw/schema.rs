@@ -1,15 +1,16 @@
-//! The tables, what must hold of them, and the statements of a connection.
+//! The tables of TPC-W, their consistency conditions, and the prepared statements of a connection.
 //!
 //! ```text
-//! item                 i_id | i_title | i_cost | i_stock | i_loaded (its stock at first)
+//! item                 i_id | i_title | i_cost | i_stock | i_loaded (the initial stock)
 //! shopping_cart        sc_id | sc_time
 //!   shopping_cart_line   scl_sc_id, scl_i_id | scl_qty
 //! orders               o_id | o_c_id (the customer) | o_date | o_total | o_status
 //!   order_line           ol_o_id, ol_number | ol_i_id | ol_qty | ol_cost
 //!   cc_xacts             cx_o_id | cx_type | cx_num | cx_amount
 //! ```
-//! Money is whole cents. Carts and orders are numbered by the server. Orders that were loaded are `SHIPPED`, those of
-//! the run `PENDING`.
+//!
+//! Money is stored in cents. The server generates the numbers of carts and orders. Initial orders
+//! are `SHIPPED`, and those of a run are `PENDING`.
 
 use crate::client::{Client, Error, Statement, Type};
 use crate::conditions::Condition;
@@ -27,9 +28,9 @@ pub(super) const CONDITIONS: [Condition; 3] = [
         violations: "SELECT o_id, o_total, cx_amount FROM orders LEFT JOIN cc_xacts ON cx_o_id = o_id \
              WHERE cx_amount IS NULL OR cx_amount <> o_total LIMIT 5",
     },
-    // What is filled up is 21 at a time, so an update that was lost shows.
+    // Stock is refilled by 21, so a lost update changes the remainder.
     Condition {
-        what: "3 (i_stock is what was loaded less what was sold, filled up by 21)",
+        what: "3 (i_stock is i_loaded minus the sold items plus refills of 21)",
         violations: "SELECT i_id, i_loaded, i_stock, sold FROM item LEFT JOIN \
              (SELECT ol_i_id, sum(ol_qty) AS sold FROM order_line JOIN orders ON o_id = ol_o_id \
              WHERE o_status = 'PENDING' GROUP BY ol_i_id) AS sums ON ol_i_id = i_id \
@@ -37,7 +38,7 @@ pub(super) const CONDITIONS: [Condition; 3] = [
     },
 ];
 
-/// Tables that the server numbers the rows of, and their numbers.
+/// Tables with a key that the server generates, and the key column.
 const NUMBERED: [(&str, &str); 2] = [("shopping_cart", "sc_id"), ("orders", "o_id")];
 
 pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), Error> {
@@ -73,7 +74,8 @@ pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), 
     Ok(())
 }
 
-/// PostgreSQL numbers on from its sequence, which rows that were loaded have not moved; Fulmar from the greatest number.
+/// Advances PostgreSQL's sequences past the loaded rows, which do not move them. Fulmar continues
+/// after the largest number by itself.
 pub(super) async fn number_on(client: &mut Client, dialect: Dialect) -> anyhow::Result<()> {
     if dialect == Dialect::Postgres {
         for (table, column) in NUMBERED {
@@ -85,7 +87,7 @@ pub(super) async fn number_on(client: &mut Client, dialect: Dialect) -> anyhow::
     Ok(())
 }
 
-/// The statements of one connection.
+/// The prepared statements of a connection.
 pub struct Statements {
     pub(super) begin: Statement,
     pub(super) commit: Statement,

@@ -1,19 +1,19 @@
-//! A browser on its way through the shop.
+//! A terminal: a browser that follows the shopping path.
 
 use std::time::Duration;
 
 use rand::RngExt;
 
 use super::schema::Statements;
-use super::{MOST_ITEMS, Tpcw};
+use super::{MAX_CART_ITEMS, Tpcw};
 use crate::client::{Client, Error, Parameter, Statement};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Kind, Place, Random, Terminal};
 
-/// The steps, and how often each comes on the way.
+/// The steps of the path, and how often each occurs in it.
 pub(super) const KINDS: [Kind; 4] = [
     Kind { name: "create-cart", weight: 1.0 },
-    Kind { name: "add-item", weight: (1 + MOST_ITEMS) as f64 / 2.0 },
+    Kind { name: "add-item", weight: (1 + MAX_CART_ITEMS) as f64 / 2.0 },
     Kind { name: "purchase", weight: 1.0 },
     Kind { name: "latest-order", weight: 1.0 },
 ];
@@ -23,22 +23,22 @@ const ADD_ITEM: usize = 1;
 const PURCHASE: usize = 2;
 const LATEST_ORDER: usize = 3;
 
-/// CloudTPS's pause, on average; and the longest, in those (as TPC-W's: 7 s and 70 s).
-const PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: f64 = 10.0;
+/// CloudTPS's mean think time; and the maximum as a multiple of it (TPC-W: 7 s and 70 s).
+const MEAN_THINK_TIME: Duration = Duration::from_millis(500);
+const MAX_THINK_TIME_MEANS: f64 = 10.0;
 
-/// The generators of one connection, and where its browser is.
+/// A terminal: the random generators of a connection, and the state of its browser.
 pub struct TpcwTerminal {
     keys: Keys,
     random: Random,
     customers: u32,
     pauses: f64,
-    /// The next step, and whether it has been tried and did not end.
+    /// The next step, and whether it has been started but not completed.
     step: usize,
-    open: bool,
+    in_progress: bool,
     customer: i32,
     cart: i32,
-    /// What the cart is to have, and how much of that it has.
+    /// The items to be added to the cart, and how many of them have been added.
     items: Vec<i32>,
     added: usize,
 }
@@ -58,7 +58,7 @@ impl TpcwTerminal {
             customers: workload.customers,
             pauses: workload.pauses,
             step: CREATE_CART,
-            open: false,
+            in_progress: false,
             customer: 1,
             cart: 0,
             items: Vec::new(),
@@ -66,13 +66,14 @@ impl TpcwTerminal {
         }
     }
 
-    /// Another customer, who wants some items, all different.
+    /// Starts the path with a new customer and a new set of different items.
     fn enter(&mut self) {
         self.customer = self.random.random_range(1..=self.customers) as i32;
-        let count = self.random.random_range(1..=MOST_ITEMS) as usize;
+        let count = self.random.random_range(1..=MAX_CART_ITEMS) as usize;
         self.items.clear();
         self.added = 0;
-        // A skew may have fewer items than that: so many draws are enough for any cart that can be filled.
+        // With a skewed distribution, different items may be rare. `20 * count` draws suffice for
+        // any cart that can be filled.
         for _ in 0..count * 20 {
             let item = i32::try_from(self.keys.draw(&mut self.random)).map_or(i32::MAX, |key| key + 1);
             if self.items.len() < count && !self.items.contains(&item) {
@@ -105,12 +106,13 @@ impl TpcwTerminal {
             PURCHASE => self.purchase(client, statements).await,
             _ => {
                 let customer = [Parameter::Int4(self.customer)];
-                at_least_one(client.execute(&statements.latest_order, &customer).await?, "the latest order")
+                let rows = client.execute(&statements.latest_order, &customer).await?;
+                at_least_one(rows, "the latest order")
             }
         }
     }
 
-    /// Items come in the order of their keys, so that no two purchases wait for each other.
+    /// Processes the items in the order of their keys, so that purchases cannot deadlock.
     async fn purchase(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
         let cart = [Parameter::Int4(self.cart)];
         client.execute(&statements.begin, &[]).await?;
@@ -124,7 +126,9 @@ impl TpcwTerminal {
             .await?;
         if lines.len() != self.items.len() {
             let (wanted, found) = (self.items.len(), lines.len());
-            return Err(Failure::Data(format!("a cart of {wanted} items has {found}: drop TPC-W's tables")));
+            return Err(Failure::Data(format!(
+                "a cart has {found} items instead of {wanted}; drop the TPC-W tables"
+            )));
         }
         let total: i32 = lines.iter().map(|line| line.quantity * line.cost).sum();
         let order = [self.customer, total].map(Parameter::Int4);
@@ -145,7 +149,7 @@ impl TpcwTerminal {
     }
 }
 
-/// The number that the server has given a new row.
+/// Returns the number that the server generated for a new row.
 async fn number(
     client: &mut Client,
     statement: &Statement,
@@ -159,12 +163,12 @@ async fn number(
             Ok(())
         })
         .await?;
-    number.ok_or_else(|| Failure::Data(format!("{what} has no number")))
+    number.ok_or_else(|| Failure::Data(format!("the server returned no number for {what}")))
 }
 
 fn at_least_one(rows: u64, what: &str) -> Result<(), Failure> {
     match rows {
-        0 => Err(Failure::Data(format!("{what} is not there: drop TPC-W's tables and load again"))),
+        0 => Err(Failure::Data(format!("{what} does not exist; drop the TPC-W tables and load them again"))),
         _ => Ok(()),
     }
 }
@@ -176,9 +180,9 @@ impl Terminal for TpcwTerminal {
         Statements::prepare(client).await
     }
 
-    /// A browser that lost its connection in a step does not know what became of it: it begins anew.
+    /// After a lost connection the outcome of the step is unknown, so the browser starts again.
     fn next_kind(&mut self, _drawn: usize) -> usize {
-        if self.open {
+        if self.in_progress {
             self.step = CREATE_CART;
         }
         self.step
@@ -188,19 +192,19 @@ impl Terminal for TpcwTerminal {
         if kind == CREATE_CART {
             self.enter();
         }
-        self.open = true;
+        self.in_progress = true;
     }
 
     async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
         self.take_step(client, statements).await?;
         self.step = self.next_step();
-        self.open = false;
+        self.in_progress = false;
         Ok(Done::Committed)
     }
 
     fn thinking(&mut self) -> Duration {
         let means = -(1.0 - self.random.random::<f64>()).ln();
-        PAUSE.mul_f64(means.min(LONGEST_PAUSE) * self.pauses)
+        MEAN_THINK_TIME.mul_f64(means.min(MAX_THINK_TIME_MEANS) * self.pauses)
     }
 }
 
@@ -216,24 +220,25 @@ mod tests {
         Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 })
     }
 
-    /// Does as if every step had been answered.
+    /// Simulates a step that completes.
     fn step(terminal: &mut TpcwTerminal) -> usize {
         let kind = terminal.next_kind(PURCHASE);
         terminal.draw(kind);
         terminal.added += usize::from(kind == ADD_ITEM);
         terminal.step = terminal.next_step();
-        terminal.open = false;
+        terminal.in_progress = false;
         kind
     }
 
     #[test]
-    fn steps_follow_each_other_whatever_was_drawn() {
+    fn steps_follow_the_path() {
         let mut terminal = terminal(0.0);
         let (mut counts, mut sizes) = ([0_u32; 4], [0_u32; 11]);
         for _ in 0..20_000 {
             assert_eq!(step(&mut terminal), CREATE_CART);
             let size = terminal.items.len();
-            assert_eq!(terminal.items.iter().collect::<HashSet<_>>().len(), size, "all different");
+            let different = terminal.items.iter().collect::<HashSet<_>>().len();
+            assert_eq!(different, size, "all items of a cart must differ");
             sizes[size] += 1;
             for wanted in std::iter::repeat_n(ADD_ITEM, size).chain([PURCHASE, LATEST_ORDER]) {
                 assert_eq!(step(&mut terminal), wanted);
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_did_not_end_is_the_last_of_its_way() {
+    fn incomplete_step_restarts_the_path() {
         let mut terminal = terminal(0.0);
         step(&mut terminal);
         let kind = terminal.next_kind(0);
@@ -255,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_half_a_second_on_average() {
+    fn mean_think_time_is_half_a_second() {
         let mut terminal = terminal(1.0);
         let pauses: Vec<f64> = (0..50_000).map(|_| terminal.thinking().as_secs_f64()).collect();
         let mean = pauses.iter().sum::<f64>() / pauses.len() as f64;

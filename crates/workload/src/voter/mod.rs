@@ -1,10 +1,11 @@
-//! Voter (E-Store 6.1): a telephone vote, many short transactions that all insert.
+//! Voter (E-Store 6.1): a telephone vote with many short transactions, all of which insert.
 //!
-//! A vote takes four steps: is there such a contestant, has the telephone votes left, which state does its area code
-//! belong to, count the vote. A vote beyond the limit has no effect, and is counted as rolled back.
+//! A vote has four steps: check that the contestant exists, check that the telephone has votes
+//! left, look up the state of its area code, and insert the vote. A vote beyond the limit has no
+//! effect and is counted as rolled back.
 //!
-//! E-Store's skews are of the telephones: `--distribution uniform`, `low-skew`, or `high-skew:80:30`, in which thirty
-//! telephones go on trying though their votes are used up.
+//! E-Store's skews apply to the telephones: `--distribution uniform`, `low-skew` or
+//! `high-skew:80:30`. With the last one, 30 telephones keep trying after their votes are used up.
 
 mod procedure;
 mod schema;
@@ -20,19 +21,20 @@ use crate::client::Client;
 use crate::keys::Distribution;
 use crate::workload::{Dialect, Kind, Loading, Place, Workload};
 
-/// The workload and its options.
+/// Voter and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Voter {
-    /// Telephones that may call
+    /// Telephones
     #[arg(long, default_value_t = 1_000_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=schema::MOST_PHONES))]
     pub phones: u32,
     /// Contestants
     #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub contestants: u32,
-    /// Votes that a telephone has
+    /// Votes per telephone
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub votes: u32,
-    /// Which telephone calls: uniform, zipfian[:S], hotspot[:CALLS%:PHONES%], low-skew or high-skew[:CALLS%:NUMBER]
+    /// Distribution of the calls over the telephones: uniform, zipfian[:S],
+    /// hotspot[:CALLS%:PHONES%], low-skew or high-skew[:CALLS%:NUMBER]
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub distribution: Distribution,
     /// Run each vote as one call of a stored procedure
@@ -82,8 +84,8 @@ impl Workload for Voter {
         VoterTerminal::new(self, place)
     }
 
-    /// No telephone has more votes than it may. Only where transactions are serializable: at READ COMMITTED, two votes at
-    /// once both see room for one.
+    /// Checks that no telephone has more votes than allowed. This holds only with serializable
+    /// transactions: at READ COMMITTED, two concurrent votes can both see room for one.
     async fn check(&self, client: &mut Client) -> anyhow::Result<()> {
         if Dialect::of(client).await? == Dialect::Postgres {
             return Ok(());
@@ -94,7 +96,7 @@ impl Workload for Voter {
         );
         match client.query(&sql).await?.into_iter().flatten().flatten().next() {
             None => Ok(()),
-            Some(phone) => anyhow::bail!("telephone {phone} has more than its {} votes", self.votes),
+            Some(phone) => anyhow::bail!("telephone {phone} has more than {} votes", self.votes),
         }
     }
 }
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_command_line() {
+    fn argument_defaults_equal_option_defaults() {
         assert_eq!(Line::try_parse_from(["bench"]).unwrap().workload, Voter::default());
         assert!(Line::try_parse_from(["bench", "--votes", "0"]).is_err());
     }

@@ -1,5 +1,5 @@
-//! The vote as one call: a procedure in Lua at Fulmar, a function in PL/pgSQL at PostgreSQL. It answers a row if the vote
-//! was counted, and none if the telephone has no votes left.
+//! The vote as one call: a Lua procedure at Fulmar, a PL/pgSQL function at PostgreSQL. It returns a
+//! row if the vote was counted, and none if the telephone has no votes left.
 
 use crate::client::{Client, Error, Statement, Type};
 use crate::workload::Dialect;

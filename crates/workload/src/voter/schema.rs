@@ -1,15 +1,16 @@
-//! The tables, their statements and their data.
+//! The tables of Voter, their data, and the prepared statements of a connection.
 //!
 //! ```text
 //! contestants       contestant_number | contestant_name
-//! area_code_state   area_code | state                       which state an area code belongs to
+//! area_code_state   area_code | state
 //! votes             phone_number | state | contestant_number, with an index on phone_number
 //! ```
 
 use crate::client::{Client, Error, Statement, Type};
 use crate::workload::{Dialect, Loading};
 
-/// Some area codes of North America and their states: enough that a vote's state depends on its telephone.
+/// Some North American area codes and their states, so that the state of a vote depends on its
+/// telephone.
 pub(super) const AREA_CODES: [(&str, &str); 32] = [
     ("201", "NJ"),
     ("202", "DC"),
@@ -45,15 +46,15 @@ pub(super) const AREA_CODES: [(&str, &str); 32] = [
     ("319", "IA"),
 ];
 
-/// Seven digits behind each area code.
+/// Each area code has seven-digit numbers.
 const PHONES_PER_CODE: u32 = 10_000_000;
 
 pub(super) const MOST_PHONES: i64 = AREA_CODES.len() as i64 * PHONES_PER_CODE as i64;
 
-/// A telephone's number: its area code and seven digits.
+/// A telephone number: an area code and seven digits.
 pub(super) type Phone = [u8; 10];
 
-/// The number of the n-th telephone. Neighbours call from different states.
+/// Returns the number of the n-th telephone. Consecutive telephones have different area codes.
 pub(super) fn phone(number: u32) -> Phone {
     let codes = AREA_CODES.len() as u32;
     let (code, mut rest) = (number % codes, number / codes % PHONES_PER_CODE);
@@ -75,7 +76,7 @@ const CREATE: [&str; 4] = [
     "CREATE INDEX IF NOT EXISTS votes_by_phone ON votes (phone_number)",
 ];
 
-/// Makes the tables and loads those that are empty. Votes of earlier runs stay.
+/// Creates the tables and loads those that are empty. Votes of earlier runs are kept.
 pub(super) async fn load(loading: &mut Loading<'_>, contestants: u32) -> anyhow::Result<()> {
     for sql in CREATE {
         loading.client.query(sql).await?;
@@ -86,32 +87,33 @@ pub(super) async fn load(loading: &mut Loading<'_>, contestants: u32) -> anyhow:
     fill(loading, "area_code_state", codes.collect(), AREA_CODES.len() as u64).await
 }
 
-/// Copies `rows` into a table that is empty; one that has as many is left alone.
+/// Copies `lines` into an empty table. A table that already has `rows` rows is left unchanged.
 async fn fill(loading: &mut Loading<'_>, table: &str, lines: String, rows: u64) -> anyhow::Result<()> {
     let answer = loading.client.query(&format!("SELECT count(*) FROM {table}")).await?;
     let present = answer.into_iter().flatten().flatten().next().unwrap_or_default();
     if present == "0" {
         let mut lines = Some(lines.into_bytes());
-        let write = |piece: &mut Vec<u8>| lines.take().map(|bytes| *piece = bytes).is_some();
+        let write = |message: &mut Vec<u8>| lines.take().map(|bytes| *message = bytes).is_some();
         loading.client.copy_in(&format!("COPY {table} FROM STDIN"), write).await?;
     } else {
         anyhow::ensure!(
             present == rows.to_string(),
-            "table {table} has {present} rows already, not {rows}: drop the tables contestants, area_code_state and votes"
+            "table {table} has {present} rows instead of {rows}; \
+             drop the tables contestants, area_code_state and votes"
         );
     }
     (loading.loaded)(rows);
     Ok(())
 }
 
-/// The statements of one connection.
+/// The prepared statements of a connection.
 pub struct Statements {
     pub(super) begin: Statement,
     pub(super) commit: Statement,
     pub(super) contestant: Statement,
     pub(super) votes: Statement,
     pub(super) vote: Statement,
-    /// The whole vote as one call, if it is to be that.
+    /// The vote as one call, if the workload uses a procedure.
     pub(super) call: Option<Statement>,
 }
 
@@ -144,7 +146,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn telephones_differ_and_have_known_area_codes() {
+    fn telephones_are_unique_and_have_known_area_codes() {
         let mut seen = HashSet::new();
         for number in (0..200_000).chain([(MOST_PHONES - 1) as u32]) {
             let phone = phone(number);

@@ -1,4 +1,4 @@
-//! A terminal that calls, one telephone after the other.
+//! A terminal that casts votes.
 
 use rand::RngExt;
 
@@ -8,7 +8,7 @@ use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
 
-/// The generators of one connection, and the vote that it casts.
+/// A terminal: the random generators of a connection and its current vote.
 pub struct VoterTerminal {
     keys: Keys,
     contestants: u32,
@@ -67,6 +67,8 @@ impl Terminal for VoterTerminal {
 fn expect_one(rows: u64, table: &str) -> Result<(), Failure> {
     match rows {
         1 => Ok(()),
-        _ => Err(Failure::Data(format!("{rows} rows of {table} answer, not one: drop it and load again"))),
+        _ => Err(Failure::Data(format!(
+            "{rows} rows of {table} instead of one; drop the table and load it again"
+        ))),
     }
 }

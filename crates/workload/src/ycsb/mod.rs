@@ -1,14 +1,13 @@
-//! YCSB in ElasTraS's transactional form (2013 paper, 7.2.1 and table III).
+//! YCSB in the transactional form of ElasTraS (2013 paper, 7.2.1 and table III).
 //!
-//! A tenant has three tables of ten 100-byte columns. A transaction is a number of single-row operations by primary
-//! key, by default nine reads and one update, each a statement of its own between BEGIN and COMMIT: the logic runs at
-//! the client, as in the paper.
-//!
-//! E-Store's form (2014 paper, 6.1) is one table and one operation, 85 % reads, with the skews of its section 2.2:
-//! `--tables 1 --operations 1 --reads 85 --distribution low-skew`. A transaction of one operation is of a kind by itself.
-//!
-//! ShuttleDB's form (2014 paper, 6.4) mixes reads, writes, sorts and joins in a transaction: `--reads 60 --sorts 10 --joins 10`. The
-//! paper does not say how much of each.
+//! - **ElasTraS**: a tenant has three tables with ten columns of 100 bytes. A transaction is a
+//!   number of single-row operations by primary key, by default nine reads and one update. Each is
+//!   a separate statement between BEGIN and COMMIT: the logic runs at the client, as in the paper.
+//! - **E-Store** (2014 paper, 6.1): one table and one operation, 85 % reads, with the skews of its
+//!   section 2.2: `--tables 1 --operations 1 --reads 85 --distribution low-skew`. Transactions of
+//!   one operation have a kind per action.
+//! - **ShuttleDB** (2014 paper, 6.4): reads, writes, sorts and joins in one transaction: `--reads
+//!   60 --sorts 10 --joins 10`. The paper does not state the shares.
 
 mod procedure;
 mod schema;
@@ -23,31 +22,33 @@ use self::transaction::{Action, YcsbTerminal};
 use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
-/// The workload and its options: the paper's (table III) at a size that loads in a moment.
+/// YCSB and its options. The defaults are those of ElasTraS (table III), with data that loads
+/// quickly.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Ycsb {
-    /// Keys of each instance: a row of a kilobyte in each table for each
+    /// Keys per instance, each with a row of 1 KB in each table
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub records: u32,
-    /// Tables of each instance: ElasTraS has three, E-Store one
+    /// Tables per instance; ElasTraS has three, E-Store one
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub tables: u8,
-    /// uniform, zipfian[:S], hotspot[:OPERATIONS%:KEYS%], low-skew or high-skew[:OPERATIONS%:NUMBER]
+    /// Distribution of the operations over the keys: uniform, zipfian[:S],
+    /// hotspot[:OPERATIONS%:KEYS%], low-skew or high-skew[:OPERATIONS%:NUMBER]
     #[arg(long, default_value = "hotspot:90:20", value_name = "NAME")]
     pub distribution: Distribution,
-    /// Operations of a transaction (1: a single statement without BEGIN and COMMIT)
+    /// Operations per transaction; 1 is a single statement without BEGIN and COMMIT
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub operations: u32,
-    /// Per cent of the operations that read a row; what is left of a hundred updates one field
+    /// Percentage of operations that read a row; the rest of 100 % updates one field
     #[arg(long, default_value_t = 90.0, value_name = "PERCENT")]
     pub reads: f64,
-    /// Per cent of the operations that sort rows by a column without an index (ShuttleDB)
+    /// Percentage of operations that sort rows by a column without an index (ShuttleDB)
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     pub sorts: f64,
-    /// Per cent of the operations that join rows of two tables (ShuttleDB)
+    /// Percentage of operations that join rows of two tables (ShuttleDB)
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     pub joins: f64,
-    /// Rows that a sort or a join covers, neighbours by key
+    /// Number of rows, with consecutive keys, that a sort or a join covers
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub span: u32,
     /// Run each transaction as one call of a stored procedure
@@ -72,19 +73,19 @@ impl Default for Ycsb {
 }
 
 impl Ycsb {
-    /// With as many keys as come to so much data.
+    /// Sets the number of keys so that the data has about `data_bytes`.
     pub(crate) fn of_bytes(self, data_bytes: u64) -> Ycsb {
         let per_key = u64::from(self.tables) * schema::ROW_BYTES;
         let records = (data_bytes / per_key).clamp(1, i32::MAX.unsigned_abs().into());
         Ycsb { records: u32::try_from(records).unwrap_or(u32::MAX), ..self }
     }
 
-    /// What the rows of an instance hold.
+    /// The size of the data of an instance.
     pub(crate) fn data_bytes(&self) -> u64 {
         u64::from(self.records) * u64::from(self.tables) * schema::ROW_BYTES
     }
 
-    /// Per cent of the operations, by what they do. Sorts and joins are there only where they are asked for.
+    /// The percentage of operations per action. Sorts and joins are included only if they are used.
     fn shares(&self) -> Vec<(Action, f64)> {
         let updates = 100.0 - self.reads - self.sorts - self.joins;
         let scans = [(Action::Sort, self.sorts), (Action::Join, self.joins)];
@@ -102,19 +103,16 @@ impl Workload for Ycsb {
         let percent = [self.reads, self.sorts, self.joins];
         anyhow::ensure!(
             percent.iter().all(|percent| *percent >= 0.0) && percent.iter().sum::<f64>() <= 100.0,
-            "reads, sorts and joins are 0 to 100 per cent of the operations, and so are all together"
+            "--reads, --sorts and --joins must not be negative, and their sum must not exceed 100"
         );
-        anyhow::ensure!(
-            self.joins == 0.0 || self.tables > 1,
-            "a join needs two tables: leave --tables as it is"
-        );
+        anyhow::ensure!(self.joins == 0.0 || self.tables > 1, "--joins requires at least two --tables");
         anyhow::ensure!(
             !self.procedure
                 || self.operations == procedure::OPERATIONS
                     && percent == [90.0, 0.0, 0.0]
                     && self.tables == 3,
-            "the procedure has {} operations on three tables, nine of which read and one updates: leave --operations, \
-             --reads, --sorts, --joins and --tables as they are",
+            "--procedure supports only {} operations on three tables, nine reads and one update; \
+             do not set --operations, --reads, --sorts, --joins and --tables",
             procedure::OPERATIONS
         );
         Ok(())
@@ -164,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_command_line() {
+    fn argument_defaults_equal_option_defaults() {
         assert_eq!(Line::try_parse_from(["bench"]).unwrap().workload, Ycsb::default());
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_rejected() {
         let invalid = [
             Ycsb { reads: 90.0, sorts: 6.0, joins: 5.0, ..Ycsb::default() },
             Ycsb { reads: 0.0, joins: 1.0, tables: 1, ..Ycsb::default() },

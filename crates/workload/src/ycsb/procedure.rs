@@ -1,16 +1,16 @@
-//! The YCSB transaction as one call: a procedure in Lua at Fulmar, a function in PL/pgSQL at PostgreSQL.
+//! The YCSB transaction as one call: a Lua procedure at Fulmar, a PL/pgSQL function at PostgreSQL.
 //!
-//! Both are given the tables (a digit for each operation), the place of the update, the value that it writes and ten
-//! keys, and do the same: read whole rows, update one field, fail if a row is not there.
+//! Both get the tables (a digit per operation), the position of the update, the value to write, and
+//! ten keys. Both read whole rows, update one field, and fail if a row does not exist.
 
 use super::schema::{TABLES, fields};
 use crate::client::{Client, Error, Statement, Type};
 use crate::workload::Dialect;
 
-/// Operations of a call: the paper's.
+/// Operations per call, as in ElasTraS.
 pub(super) const OPERATIONS: u32 = 10;
 
-/// Makes the procedure, or replaces it.
+/// Creates or replaces the procedure.
 pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), Error> {
     let text = match dialect {
         Dialect::Fulmar => lua(),
@@ -19,7 +19,7 @@ pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), 
     client.query(&text).await.map(drop)
 }
 
-/// Prepares the call: tables, place, value, keys.
+/// Prepares the call. Its parameters are the tables, the position, the value and the keys.
 pub(super) async fn prepare(client: &mut Client, dialect: Dialect) -> Result<Statement, Error> {
     let mut types = vec![Type::Varchar, Type::Int4, Type::Varchar];
     types.resize(types.len() + OPERATIONS as usize, Type::Int4);
@@ -27,8 +27,8 @@ pub(super) async fn prepare(client: &mut Client, dialect: Dialect) -> Result<Sta
     client.prepare(&format!("{} ycsb_transaction({parameters})", dialect.call()), &types).await
 }
 
-fn keys(with: &str) -> String {
-    (1..=OPERATIONS).map(|n| format!("k{n}{with}")).collect::<Vec<_>>().join(", ")
+fn keys(suffix: &str) -> String {
+    (1..=OPERATIONS).map(|n| format!("k{n}{suffix}")).collect::<Vec<_>>().join(", ")
 }
 
 fn lua() -> String {
@@ -48,7 +48,7 @@ fn lua() -> String {
                  else
                      found = #db.query(read[t], keys[i])
                  end
-                 if found ~= 1 then db.abort('a row is not there') end
+                 if found ~= 1 then db.abort('a row does not exist') end
              end
          $$",
         keys(" INTEGER"),

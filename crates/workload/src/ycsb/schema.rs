@@ -1,12 +1,14 @@
-//! The tables, their statements and their data.
+//! The tables of YCSB, their data, and the prepared statements of a connection.
 //!
 //! ```text
 //! ycsb_primary      id | field0 ... field9      ElasTraS's primary table
-//! ycsb_secondary_1  id | field0 ... field9      and its two secondary ones: a key names
-//! ycsb_secondary_2  id | field0 ... field9      a row group, one row in each table
+//! ycsb_secondary_1  id | field0 ... field9      and its two secondary tables: a key identifies
+//! ycsb_secondary_2  id | field0 ... field9      a row group with one row in each table
 //! ```
-//! Fields are VARCHAR(100) filled with 100 random characters. `id` is INTEGER PRIMARY KEY, which is the clustering key
-//! in SQLite and an ordinary indexed key in PostgreSQL: the natural form of each.
+//!
+//! Fields are VARCHAR(100) with 100 random characters. `id` is INTEGER PRIMARY KEY, which is the
+//! clustering key in SQLite and an ordinary indexed key in PostgreSQL: the usual form at each
+//! server.
 
 use rand::Rng;
 
@@ -19,16 +21,16 @@ pub(super) const FIELDS: usize = 10;
 pub(super) const FIELD_BYTES: usize = 100;
 pub(super) const ROW_BYTES: u64 = (FIELDS * FIELD_BYTES) as u64;
 
-/// Rows of one COPY, and so of one transaction, while loading.
+/// Rows per COPY, and so per transaction, during a load.
 const ROWS_PER_COPY: u32 = 20_000;
 
-/// Rows that are sent at once while loading.
-const ROWS_PER_PIECE: u32 = 64;
+/// Rows per CopyData message.
+const ROWS_PER_MESSAGE: u32 = 64;
 
-/// A field's value.
+/// The value of a field.
 pub(super) type Field = [u8; FIELD_BYTES];
 
-/// Fills a field with fresh random characters (64 different ones, all ASCII).
+/// Fills a field with new random characters from an alphabet of 64 ASCII characters.
 pub(super) fn fill(field: &mut Field, random: &mut impl Rng) {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     for chunk in field.chunks_mut(10) {
@@ -40,7 +42,7 @@ pub(super) fn fill(field: &mut Field, random: &mut impl Rng) {
     }
 }
 
-/// The statements of one connection.
+/// The prepared statements of a connection.
 pub struct Statements {
     pub(super) begin: Statement,
     pub(super) commit: Statement,
@@ -48,17 +50,19 @@ pub struct Statements {
     pub(super) read: Vec<Statement>,
     /// By table.
     pub(super) update: Vec<Statement>,
-    /// By table; empty if nothing is sorted.
+    /// By table. Empty if the workload does not sort.
     pub(super) sort: Vec<Statement>,
-    /// Of the first table with itself and the others; empty if nothing is joined.
+    /// Joins of the first table with itself and with each other table. Empty if the workload does
+    /// not join.
     pub(super) join: Vec<Statement>,
-    /// The whole transaction as one call, if it is to be that.
+    /// The transaction as one call, if the workload uses a procedure.
     pub(super) call: Option<Statement>,
 }
 
 impl Statements {
-    /// Prepares what a connection needs. It updates one field of its own, so that two statements per table do:
-    /// a backend that kept one for every field would be measured by its plan cache.
+    /// Prepares the statements. A connection always updates the same field, so that it needs only
+    /// two statements per table. With a statement per field, the plan cache of the backend would be
+    /// measured.
     pub(super) async fn prepare(
         client: &mut Client,
         field: usize,
@@ -100,22 +104,23 @@ impl Statements {
     }
 }
 
-/// Makes the tables of a database and loads what is missing of keys `0..records`. A load that was interrupted goes on
-/// where it was.
+/// Creates the tables of a database and loads the missing keys of `0..records`. An interrupted load
+/// continues.
 pub(super) async fn load(loading: &mut Loading<'_>, records: u32, tables: u8) -> anyhow::Result<()> {
     for (number, table) in TABLES.into_iter().enumerate().take(usize::from(tables)) {
         create(loading.client, table).await?;
         let present = count(loading.client, table).await?;
         anyhow::ensure!(
             present <= records,
-            "table {table} has {present} rows already; run with --records {present}, or drop the ycsb_ tables"
+            "table {table} already has {present} rows; run with --records {present}, \
+             or drop the ycsb_ tables"
         );
         (loading.loaded)(u64::from(present));
         let mut lines = Lines { seed: loading.seed, table: number as u64, next: present, end: present };
         while lines.next < records {
             lines.end = records.min(lines.next + ROWS_PER_COPY);
-            let write = |piece: &mut Vec<u8>| {
-                let rows = lines.write(piece);
+            let write = |message: &mut Vec<u8>| {
+                let rows = lines.write(message);
                 (loading.loaded)(u64::from(rows));
                 rows > 0
             };
@@ -125,7 +130,7 @@ pub(super) async fn load(loading: &mut Loading<'_>, records: u32, tables: u8) ->
     Ok(())
 }
 
-/// The rows of a table as COPY's text, each from a generator of its own.
+/// The rows of a table in COPY's text format. Each row has its own random generator.
 struct Lines {
     seed: u64,
     table: u64,
@@ -134,19 +139,19 @@ struct Lines {
 }
 
 impl Lines {
-    /// Writes the next ones; answers how many.
-    fn write(&mut self, piece: &mut Vec<u8>) -> u32 {
-        let rows = ROWS_PER_PIECE.min(self.end - self.next);
+    /// Writes the next rows and returns their number.
+    fn write(&mut self, message: &mut Vec<u8>) -> u32 {
+        let rows = ROWS_PER_MESSAGE.min(self.end - self.next);
         let mut field = [0; FIELD_BYTES];
         for key in self.next..self.next + rows {
             let mut random = generator(self.seed, &[self.table, u64::from(key)]);
-            piece.extend_from_slice(key.to_string().as_bytes());
+            message.extend_from_slice(key.to_string().as_bytes());
             for _ in 0..FIELDS {
                 fill(&mut field, &mut random);
-                piece.push(b'\t');
-                piece.extend_from_slice(&field);
+                message.push(b'\t');
+                message.extend_from_slice(&field);
             }
-            piece.push(b'\n');
+            message.push(b'\n');
         }
         self.next += rows;
         rows
@@ -164,11 +169,11 @@ async fn create(client: &mut Client, table: &str) -> Result<(), Error> {
         .map(drop)
 }
 
-/// Keys are loaded in order, so the greatest tells how many there are.
+/// The number of rows. Keys are loaded in order, so it follows from the largest.
 async fn count(client: &mut Client, table: &str) -> anyhow::Result<u32> {
     let rows = client.query(&format!("SELECT coalesce(max(id), -1) + 1 FROM {table}")).await?;
     let text = rows.into_iter().flatten().flatten().next();
-    Ok(text.ok_or_else(|| anyhow::anyhow!("no answer to a count of {table}"))?.parse()?)
+    Ok(text.ok_or_else(|| anyhow::anyhow!("no rows returned by a count of {table}"))?.parse()?)
 }
 
 /// `field0<separator>field1<separator>...field9`
@@ -184,7 +189,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn fields_are_text_and_never_the_same_twice() {
+    fn fields_are_printable_and_unique() {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(3);
         let mut seen = HashSet::new();
         let mut field = [0; FIELD_BYTES];

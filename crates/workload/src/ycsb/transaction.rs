@@ -1,17 +1,18 @@
-//! A terminal that runs YCSB transactions, one after the other.
+//! A terminal that runs YCSB transactions.
 //!
 //! ```text
-//! BEGIN                                     each line a prepared statement, each a round trip
+//! BEGIN                                     each line is a prepared statement and a round trip
 //! SELECT field0, ... FROM t WHERE id = $1   nine of these
-//! UPDATE t SET field3 = $1 WHERE id = $2    one of these, at a random place among them
+//! UPDATE t SET field3 = $1 WHERE id = $2    one of these, at a random position
 //! COMMIT
 //! ```
-//! A transaction of one operation is that statement alone; with a procedure the whole of it is one call
-//! ([`super::procedure`]). Sorts and joins, where they are asked for, cover some neighbours of a key.
 //!
-//! Two generators: keys and the order of operations come from a seed, so that a run can be repeated; what is written
-//! comes from the operating system's randomness, since a second run with the same seed would otherwise write what is
-//! already there, and engines skip updates that change nothing.
+//! - A transaction with one operation is that statement alone. With a procedure, the transaction is
+//!   one call ([`super::procedure`]). Sorts and joins cover a range of keys.
+//! - There are two random generators. Keys and the order of operations come from the seed, so that
+//!   a run can be repeated. Written values come from the operating system's randomness: a second
+//!   run with the same seed would otherwise write the existing values, and engines skip updates
+//!   that change nothing.
 
 use std::rc::Rc;
 
@@ -25,7 +26,7 @@ use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
 
-/// What an operation does.
+/// The action of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Read,
@@ -51,7 +52,7 @@ struct Operation {
     key: i32,
 }
 
-/// The generators of one connection, and the transaction that it runs.
+/// A terminal: the random generators of a connection and its current transaction.
 pub struct YcsbTerminal {
     workload: Rc<Ycsb>,
     keys: Keys,
@@ -126,11 +127,13 @@ impl YcsbTerminal {
         }
         let (table, action) = (TABLES[table], action.name());
         Err(Failure::Data(format!(
-            "a {action} at id {key} of {table} met {rows} rows, not {expected}: drop the ycsb_ tables and load again"
+            "a {action} at id {key} of {table} affected {rows} rows instead of {expected}; \
+             drop the ycsb_ tables and load them again"
         )))
     }
 
-    /// The keys that a sort or a join covers which is drawn this key: the first, and how many there are.
+    /// The range of keys of a sort or a join for a drawn key: the first key, and the number of
+    /// keys.
     fn neighbours(&self, key: i32) -> (i32, i32) {
         let number = |count: u32| i32::try_from(count).unwrap_or(i32::MAX);
         let records = number(self.workload.records);
@@ -138,10 +141,11 @@ impl YcsbTerminal {
         (key.min(records - several), several)
     }
 
-    /// How many operations of a transaction do this; a fraction is the chance of one more.
+    /// The number of operations of a transaction for a percentage. A fraction is the probability of
+    /// one more.
     fn count(&mut self, percent: f64) -> usize {
         let expected = f64::from(self.workload.operations) * percent / 100.0;
-        // Percentages are not exact in binary: 10 x 10 % are to be one.
+        // Percentages are not exact in binary, but 10 x 10 % must be exactly one.
         let expected = (expected * 1e9).round() / 1e9;
         expected as usize + usize::from(self.choices.random::<f64>() < expected.fract())
     }
@@ -161,7 +165,7 @@ impl Terminal for YcsbTerminal {
             self.push(self.shares[kind].0);
             return;
         }
-        // Reads are what the others leave.
+        // The remaining operations are reads.
         for number in 1..self.shares.len() {
             let (action, percent) = self.shares[number];
             for _ in 0..self.count(percent).min(operations - self.plan.len()) {
@@ -180,14 +184,14 @@ impl Terminal for YcsbTerminal {
             self.call(client, statements).await?;
             return Ok(Done::Committed);
         }
-        let bracketed = self.plan.len() > 1;
-        if bracketed {
+        let multiple = self.plan.len() > 1;
+        if multiple {
             client.execute(&statements.begin, &[]).await?;
         }
         for number in 0..self.plan.len() {
             self.operate(client, statements, number).await?;
         }
-        if bracketed {
+        if multiple {
             client.execute(&statements.commit, &[]).await?;
         }
         Ok(Done::Committed)
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_mix_has_one_update_at_a_random_place() {
+    fn default_mix_has_one_update_at_a_random_position() {
         let mut terminal = terminal(10, 90.0);
         let mut places = [0; 10];
         for _ in 0..10_000 {
@@ -225,18 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn a_fraction_of_an_update_is_a_chance() {
+    fn fractional_update_is_a_probability() {
         let mut terminal = terminal(4, 80.0);
         let updates = (0..20_000).map(|_| {
             terminal.draw(0);
             (0..4).filter(|place| updates(&terminal, *place)).count()
         });
         let count: usize = updates.sum();
-        assert!((15_500..16_500).contains(&count), "0.8 of each: {count}");
+        assert!((15_500..16_500).contains(&count), "expected 0.8 updates per transaction: {count}");
     }
 
     #[test]
-    fn a_single_operation_is_what_its_kind_says() {
+    fn single_operation_has_the_action_of_its_kind() {
         let mut terminal = terminal(1, 85.0);
         for kind in [0, 1, 0] {
             terminal.draw(kind);
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn sorts_and_joins_have_their_shares_and_enough_rows() {
+    fn sorts_and_joins_have_their_shares_and_a_full_range() {
         let workload = Ycsb { records: 150, reads: 60.0, sorts: 10.0, joins: 5.0, ..Ycsb::default() };
         let mut terminal = Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 });
         let mut counts = [0; 4];

@@ -1,12 +1,16 @@
-//! `beyond-memory`: YCSB over data that are four times as large as the memory, beside PostgreSQL with as much.
+//! `beyond-memory`: YCSB with four times as much data as memory, against PostgreSQL with the same
+//! memory.
 //!
-//! Both servers run in a control group that bounds them, and the kernel's page cache of their files, to a quarter more than
-//! the budget: else the kernel would hold for them what their memory does not. Fulmar is given the budget as its `--memory`;
-//! PostgreSQL half of it as `shared_buffers` (two fifths of the group, the most that its manual recommends): the rest is its
-//! processes' own, and the kernel's for it. Given all of it, it is ended by its group while it builds an index.
-//!
-//! They are measured in turns, since what a virtual disk gives changes by the minute; the other one stands still meanwhile, and what
-//! it has left to the kernel to write is written before.
+//! - Each server runs in a control group that bounds its memory, including the kernel's page cache
+//!   of its files, to 1.25 times the budget. Otherwise the kernel would cache the data that does
+//!   not fit the server's memory.
+//! - Fulmar gets the budget as its `--memory`. PostgreSQL gets half of it as `shared_buffers`,
+//!   which is 40 % of the group and the maximum that its manual recommends. The rest is left to its
+//!   processes and to the kernel's cache. With the whole budget as `shared_buffers`, the kernel
+//!   kills PostgreSQL while it builds an index.
+//! - The rounds of the two servers alternate, because the throughput of a virtual disk varies from
+//!   minute to minute. The other server is stopped meanwhile, and its dirty pages in the kernel are
+//!   written before a measurement.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +30,7 @@ const CONNECTIONS: usize = 8;
 const WARM_UP: Duration = Duration::from_secs(10);
 const MEASURE: Duration = Duration::from_secs(20);
 
-/// A row of a kilobyte takes a third of a page, and a key has one in each of three tables.
+/// A row of 1 KB takes a third of a page, and a key has a row in each of three tables.
 const BYTES_PER_KEY: u64 = 4096;
 
 pub(super) async fn measure(
@@ -45,7 +49,7 @@ pub(super) async fn measure(
     let group_bytes = budget_bytes + budget_bytes / 4;
     let mut notes = Vec::new();
     let fulmar = Box::new(Fulmar::at(binary.to_owned()));
-    // A group goes after its processes: it is declared first.
+    // Dropped in reverse order: a group must be dropped after its server, so it is bound first.
     let (of_fulmar, fulmar) = start(fulmar, budget_bytes, group_bytes, &mut notes).await?;
     let postgres = Box::new(Postgres::installed()?);
     let (of_postgres, postgres) = start(postgres, budget_bytes / 2, group_bytes, &mut notes).await?;
@@ -83,7 +87,7 @@ pub(super) async fn measure(
     Ok(notes.into_iter().fold(result, CaseResult::with_note))
 }
 
-/// Starts one of the two, and bounds what it takes.
+/// Starts a server and bounds its memory.
 async fn start(
     product: Box<dyn Product>,
     memory_bytes: u64,
@@ -94,7 +98,7 @@ async fn start(
     let group =
         MemoryGroup::new(server.name(), group_bytes).and_then(|group| group.hold(&server).map(|()| group));
     let group = group.inspect_err(|error| {
-        notes.push(format!("{}: the kernel's page cache is not bounded: {error:#}", server.name()))
+        notes.push(format!("{}: kernel page cache is not bounded: {error:#}", server.name()))
     });
     Ok((group.ok(), server))
 }

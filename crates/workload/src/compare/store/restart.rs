@@ -1,8 +1,8 @@
-//! `restart-after-kills-ms` and `restart-after-stop-ms`: how long a node takes from exec to its first answer when its
-//! tenant's commits are made durable in an S3 server on loopback.
+//! `restart-after-kills-ms` and `restart-after-stop-ms`: the time from exec to a node's first
+//! response, for a tenant whose log is in an S3 server on loopback.
 //!
-//! Each round the node runs under load for 15 s, is killed (or stopped by a signal) under that load, and is started again on
-//! the same data. The n-th round therefore measures a start after n kills.
+//! In each round the node runs under load for 15 s, is killed (or stopped by a signal) under that
+//! load, and is started again on the same data. Round n therefore measures a start after n kills.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::ycsb::Ycsb;
 const DATABASE: &str = "shared";
 const CONNECTIONS: u32 = 32;
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Of a node, under load.
-const LIFE: Duration = Duration::from_secs(15);
+/// How long a node runs under load in each round.
+const UPTIME: Duration = Duration::from_secs(15);
 
-/// How a life ends.
+/// How a node is ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Kill,
@@ -54,18 +54,18 @@ pub(super) async fn measure(
     let (mut times, mut objects) = (Vec::new(), Vec::new());
     for round in 1..=arguments.rounds {
         progress.step(&format!("{}: round {round} of {}", case.name, arguments.rounds));
-        // The run ends with an error when the node does.
-        let load = run(Ycsb::default(), RunOptions { seed: round.into(), ..options(4 * LIFE) });
-        let life = async {
-            tokio::time::sleep(LIFE).await;
+        // The run returns an error when the node ends.
+        let load = run(Ycsb::default(), RunOptions { seed: round.into(), ..options(4 * UPTIME) });
+        let ending = async {
+            tokio::time::sleep(UPTIME).await;
             match end {
                 End::Kill => server.kill().await,
                 End::Stop => server.stop().await,
             }
         };
-        let (load, ended) = tokio::join!(load, life);
+        let (load, ended) = tokio::join!(load, ending);
         ended?;
-        anyhow::ensure!(load.is_err(), "the load ended before the node");
+        anyhow::ensure!(load.is_err(), "the load ended before the node was stopped");
         objects.push(files(&s3.objects().join("bench/logs"))?);
         times.push(server.start_again().await?.as_secs_f64() * 1e3);
     }
@@ -74,7 +74,7 @@ pub(super) async fn measure(
     Ok(CaseResult::value(case, times).with_note(note))
 }
 
-/// Files below a directory.
+/// Counts the files below a directory.
 fn files(directory: &Path) -> anyhow::Result<u64> {
     let mut count = 0;
     for entry in std::fs::read_dir(directory)? {

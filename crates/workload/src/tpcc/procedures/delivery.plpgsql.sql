@@ -12,7 +12,8 @@ BEGIN
             SELECT no_o_id INTO number FROM new_order WHERE no_w_id = w AND no_d_id = d
                 ORDER BY no_o_id LIMIT 1;
             EXIT WHEN NOT FOUND;
-            -- Another delivery may have taken it meanwhile: then the next one is the oldest.
+            -- Another delivery may have taken this order meanwhile. Then the next one is the
+            -- oldest.
             DELETE FROM new_order WHERE no_w_id = w AND no_d_id = d AND no_o_id = number;
             EXIT WHEN FOUND;
         END LOOP;
