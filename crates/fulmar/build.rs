@@ -1,9 +1,9 @@
-//! Tells the command which commit it was built from, for what `fulmar bench` writes down.
+//! Sets `FULMAR_COMMIT` to the version and commit of the build. `fulmar bench` records it.
 
 use std::process::Command;
 
 fn main() {
-    // Without a repository (a source archive) there is no commit to tell.
+    // A source archive has no repository, and so no commit.
     let Some(commit) = git(&["describe", "--always", "--dirty", "--abbrev=12"]) else { return };
     let version = env!("CARGO_PKG_VERSION");
     println!("cargo::rustc-env=FULMAR_COMMIT={version} {commit}");

@@ -1,4 +1,4 @@
-//! `fulmar bench`: the workloads of the crate `fulmar-workload`, with a progress bar and a way to print.
+//! `fulmar bench`: runs the workloads of the crate `fulmar-workload` and prints their results.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -13,19 +13,19 @@ use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
 use fulmar_workload::workload::Workload;
 use indicatif::ProgressBar;
 
-use crate::cli::{BenchAction, BenchArgs, Comparison, ReportArgs, Workload as Chosen, WorkloadArgs};
+use crate::cli::{BenchAction, BenchArgs, Comparison, ReportArgs, Workload as WorkloadCommand, WorkloadArgs};
 use crate::output;
 use crate::start::raise_open_files;
 
 /// Runs `fulmar bench`.
 pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
     match arguments.action {
-        BenchAction::Run(chosen) => match *chosen {
-            Chosen::Ycsb(arguments) => run_workload(arguments).await,
-            Chosen::Voter(arguments) => run_workload(arguments).await,
-            Chosen::Tatp(arguments) => run_workload(arguments).await,
-            Chosen::Tpcc(arguments) => run_workload(arguments).await,
-            Chosen::Tpcw(arguments) => run_workload(arguments).await,
+        BenchAction::Run(workload) => match *workload {
+            WorkloadCommand::Ycsb(arguments) => run_workload(arguments).await,
+            WorkloadCommand::Voter(arguments) => run_workload(arguments).await,
+            WorkloadCommand::Tatp(arguments) => run_workload(arguments).await,
+            WorkloadCommand::Tpcc(arguments) => run_workload(arguments).await,
+            WorkloadCommand::Tpcw(arguments) => run_workload(arguments).await,
         },
         BenchAction::Report(arguments) => report(&arguments),
         BenchAction::Figure(arguments) => {
@@ -42,10 +42,10 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
 }
 
 fn this_binary() -> anyhow::Result<PathBuf> {
-    std::env::current_exe().context("cannot find this very command to start a node")
+    std::env::current_exe().context("cannot determine the path of the fulmar executable")
 }
 
-/// The version and, where it was built from a repository, the commit.
+/// The version and, if built from a repository, the commit.
 const BUILD: &str = match option_env!("FULMAR_COMMIT") {
     Some(commit) => commit,
     None => env!("CARGO_PKG_VERSION"),
@@ -59,13 +59,13 @@ fn report(arguments: &ReportArgs) -> anyhow::Result<()> {
     std::fs::write(output, run.html()).with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// Prints by itself, while and after it measures. A case that could not be measured is an error; one that was
-/// slower than hoped for is a result.
+/// Runs a comparison, which prints its own results. Returns an error if a case could not be
+/// measured. A slow case is not an error.
 async fn compare(suite: Suite, arguments: CompareArgs) -> anyhow::Result<()> {
     check(&compare::run(arguments.into_options(suite, this_binary()?)).await?)
 }
 
-/// The same, of the store's cases.
+/// Runs the store benchmarks, with the same error rule as [`compare`].
 async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
     check(&compare::store(&arguments, this_binary()?).await?)
 }
@@ -78,15 +78,15 @@ fn check(results: &[CaseResult]) -> anyhow::Result<()> {
 
 async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result<()> {
     let WorkloadArgs { workload, run, json } = arguments;
-    // A terminal is one.
+    // Each of the workload's connections needs a file descriptor.
     raise_open_files();
     let mut options = run.into_options::<W>().await?;
     if let Processes::Part { .. } = options.processes {
         return run_part(workload, options).await;
     }
     let bar = output::progress("loading", 0);
-    let watched = bar.clone();
-    options.watcher = Some(Arc::new(move |event| show(&watched, event)));
+    let shared_bar = bar.clone();
+    options.watcher = Some(Arc::new(move |event| update(&shared_bar, event)));
     options.build = BUILD;
     let report = run_against(workload, options).await;
     bar.finish_and_clear();
@@ -95,14 +95,12 @@ async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result
         return output::line(&report.to_string());
     }
     if report.driver.is_bottleneck() {
-        eprintln!(
-            "fulmar: the driver may have been the limit, not the server; raise --threads or --processes"
-        );
+        eprintln!("fulmar: the driver may be the bottleneck, not the server; raise --threads or --processes");
     }
     output::json(&report)
 }
 
-fn show(bar: &ProgressBar, event: &RunEvent) {
+fn update(bar: &ProgressBar, event: &RunEvent) {
     match event {
         RunEvent::Loading { rows, of } => {
             bar.set_length(*of);

@@ -1,4 +1,4 @@
-//! What can be asked of `fulmar`, and the help that teaches it.
+//! Subcommands, flags and help texts of `fulmar`.
 
 mod events;
 mod tenant;
@@ -27,7 +27,7 @@ pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
-Try it:
+Run the demo:
   fulmar demo                                   one minute: a node, 100 tenants, a crash
 
 Run a node on this machine, without passwords:
@@ -35,37 +35,37 @@ Run a node on this machine, without passwords:
   fulmar tenant create shop --server postgres://fulmar@127.0.0.1:5433
   psql postgres://fulmar@127.0.0.1:5433/shop
 
-The protocol is PostgreSQL's, the SQL is SQLite's.";
+Fulmar speaks the PostgreSQL protocol and SQLite's SQL.";
 
-/// Fulmar: thousands of small SQL databases in one process, over the Postgres protocol.
+/// Fulmar: thousands of small SQL databases in one process, over the PostgreSQL protocol.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a node in the foreground
     Start(StartArgs),
-    /// Create, drop, rename and list tenants; load, export and import; run a script in many
+    /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
-    /// Create, drop and list tokens for HTTP
+    /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
-    /// Show what happened on a node, and go on
+    /// Show node events (--follow streams new ones)
     Events(EventsArgs),
-    /// Read all data, and compare it with its checksums
+    /// Verify the checksums of all stored data
     Verify(VerifyArgs),
-    /// Show how a node is
+    /// Show node status
     Status(StatusArgs),
-    /// Show which tenants are busy now
+    /// Show the busiest tenants and the longest-running statements
     Top(TopArgs),
-    /// Run workloads, and compare with PostgreSQL
+    /// Run benchmarks, and compare Fulmar with PostgreSQL
     Bench(BenchArgs),
-    /// Show in one minute what Fulmar does
+    /// Run a one-minute demo: a node, 100 tenants and a crash
     Demo(DemoArgs),
 }
 
@@ -73,144 +73,152 @@ const START_EXAMPLES: &str = "\
 On this machine only, without passwords:
   fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
 
-For others, with passwords and TLS:
+For remote clients, with passwords and TLS:
   fulmar start --data /var/lib/fulmar --sql 0.0.0.0:5433 --http 127.0.0.1:8080 \\
       --memory 8GiB --tls-cert server.crt --tls-key server.key
   psql \"postgres://fulmar@db.example:5433/fulmar?sslmode=require\"
 
-With the data in S3 (any server that speaks its protocol), and the log on this machine's disk:
+With the data in S3 or a compatible object store, and the log on the local disk:
   export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_REGION=eu-central-1
-  export AWS_ENDPOINT_URL=https://s3.example           # if it is not Amazon's
+  export AWS_ENDPOINT_URL=https://s3.example           # unless it is Amazon S3
   fulmar start --data /var/lib/fulmar --store s3://bucket/fulmar --sql 0.0.0.0:5433 --http 127.0.0.1:8080
 
-Beside that node, on any machine that reaches the store: its databases, to be read (SET fulmar.staleness):
+A read-only replica of that node, on any machine that can reach the store (see SET fulmar.staleness):
   fulmar start --read-only --store s3://bucket/fulmar --sql 0.0.0.0:5434 --http 127.0.0.1:8081
 
-The first start without --insecure makes the superuser `fulmar` and writes its password to
+The first start without --insecure creates the superuser `fulmar` and writes its password to
 DIR/superuser-password, which only the owner of that file can read.
 
-When the node takes connections it prints one line on stdout: `fulmar ready: ...`.
-SIGINT and SIGTERM end it cleanly; running statements get a few seconds. Logs go to stderr.";
+A node that accepts connections prints one line on stdout: `fulmar ready: ...`. Logs go to stderr.
+SIGINT and SIGTERM shut the node down. Running statements get 5 s to finish; a second signal stops
+the node immediately.";
 
 /// `fulmar start`
 #[derive(Args, Debug)]
 #[command(after_help = START_EXAMPLES)]
 pub struct StartArgs {
-    /// Where everything is kept; made if it is not there. One process at a time
+    /// Data directory. Created if missing; locked while a node uses it
     #[arg(long, value_name = "DIR", required_unless_present = "read_only")]
     pub data: Option<PathBuf>,
-    /// Read the databases of another node beside it: everything comes from its --store, nothing is written there or kept. Large
-    /// answers wait in a directory of TMPDIR
+    /// Run a read-only replica of the node that owns --store. It has no data directory, and writes
+    /// nothing to the store except garbage-collection holds. Large results are spilled to TMPDIR
     #[arg(long, requires = "store", conflicts_with = "data")]
     pub read_only: bool,
-    /// Where segments and manifests are kept: file:///directory, s3://bucket/prefix, or memory: for tests. Always
-    /// the same one for a data directory [default: a directory in it]
+    /// Store for segments, manifests and shared logs: file:///directory, s3://bucket/prefix, or
+    /// memory: for tests. A data directory is bound to its store [default: DIR/store]
     #[arg(long, value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// Use the catalog in DIR at this revision although newer changes of tenants, users and privileges are lost. Only after a start
-    /// was refused with this remedy
+    /// Accept the catalog in DIR at this revision, and lose all later changes to tenants, users and
+    /// privileges. Use it only if the error message of a failed start says so
     #[arg(long, value_name = "REVISION", conflicts_with = "read_only")]
     pub accept_catalog: Option<u64>,
-    /// Where clients of the Postgres protocol connect
+    /// Listen address for the PostgreSQL protocol
     #[arg(long, value_name = "ADDR:PORT")]
     pub sql: SocketAddr,
-    /// Where /healthz and /metrics are served; /metrics wants a token
+    /// Listen address for /healthz and /metrics. /metrics requires a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
-    /// Memory of the node: 256MB, 1GiB, or plain bytes. Pages get what everything else leaves of it, but half in any case
-    /// [default: half of this machine's]
+    /// Memory budget of the node, such as 256MB, 1GiB or a number of bytes. The page cache gets
+    /// what remains after other uses, at least half [default: half of the machine's or container's
+    /// memory]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
-    /// Space of the disk that is kept free: writers are refused before it is full. 0 for none
-    /// [default: 1GiB, or 5 % of the disk if that is less]
+    /// Free disk space to reserve. Writes are rejected below it. 0 disables the check [default:
+    /// 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
     pub disk_reserve: Option<Bytes>,
-    /// Space of the disk that may hold copies of what was read from a store in S3, so that it is read there once. 0 for none;
-    /// else at least 64MB
+    /// Disk space for caching data that was read from an S3 store, at least 64MB. 0 disables the
+    /// cache [default: 0]
     #[arg(long, value_name = "BYTES", conflicts_with = "read_only")]
     pub disk_cache: Option<Bytes>,
-    /// Address space of a statement's stack. A statement that needs more than a sixteenth of it gets SQLSTATE 54001. At least 4MiB
+    /// Address space of a statement's stack, at least 4MiB. A statement that needs more than 1/16
+    /// of it fails with SQLSTATE 54001
     #[arg(long, value_name = "BYTES", default_value = "16MiB", hide = true)]
     pub statement_stack: Bytes,
-    /// The longest SQL text of one statement, 64KiB to 16MiB. A script of many statements may be longer
+    /// Maximum size of one SQL statement, 64KiB to 16MiB. A script of many statements may be larger
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = statement_size)]
     pub max_statement_size: Bytes,
-    /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
+    /// Certificate chain (PEM). Enables TLS. Reloaded when the file changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key, PEM
+    /// Private key of --tls-cert (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Serve /metrics without a token: for an address that only your monitoring reaches
+    /// Serve /metrics without a token. Use it only on an address that only your monitoring can
+    /// reach
     #[arg(long)]
     pub public_metrics: bool,
-    /// No passwords: everybody who can connect is superuser. Loopback addresses only
+    /// Disable authentication: every client is a superuser. Loopback addresses only
     #[arg(long)]
     pub insecure: bool,
-    /// Log statements that take longer than so many milliseconds, without their literals; 0 for none
+    /// Log statements that take longer than this many milliseconds, without their literals. 0
+    /// disables the slow statement log
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     pub slow_statement: u64,
-    /// How logs are written
+    /// Log format
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     pub log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace, or as in fulmar_gateway=debug,info
+    /// Log filter: error, warn, info, debug, trace, or levels per crate as in
+    /// fulmar_gateway=debug,info
     #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
 }
 
-/// A size that the engine accepts for statements.
+/// Parses `--max-statement-size` within the engine's bounds.
 fn statement_size(text: &str) -> Result<Bytes, String> {
     let size: Bytes = text.parse()?;
-    let (least, most) = (Bytes(MIN_STATEMENT_BYTES as u64), Bytes(MAX_STATEMENT_BYTES as u64));
-    match (least..=most).contains(&size) {
+    let (min, max) = (Bytes(MIN_STATEMENT_BYTES as u64), Bytes(MAX_STATEMENT_BYTES as u64));
+    match (min..=max).contains(&size) {
         true => Ok(size),
-        false => Err(format!("must be between {least} and {most}")),
+        false => Err(format!("must be between {min} and {max}")),
     }
 }
 
-/// How logs are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Human-readable lines.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Which node to ask, and how.
+/// The node to connect to, and the password.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// The node: postgres://USER:PASSWORD@HOST:PORT; sslmode and sslrootcert behind it as for psql
+    /// Node to connect to: postgres://USER:PASSWORD@HOST:PORT, with ?sslmode= and &sslrootcert= as
+    /// in psql
     #[arg(long, global = true, env = "FULMAR_SERVER", value_name = "URL", hide_env_values = true)]
     #[arg(default_value = "postgres://fulmar@127.0.0.1:5433")]
     pub server: String,
-    /// A file that holds the password
+    /// File that contains the password
     #[arg(long, global = true, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
 }
 
 const VERIFY_EXAMPLES: &str = "\
 Examples:
-  fulmar verify --data /var/lib/fulmar        of a node that does not run, or of a backup
-  fulmar verify --store s3://bucket/fulmar    of a store that no node uses, whose data directory is elsewhere
+  fulmar verify --data /var/lib/fulmar        the data directory of a stopped node, or a backup
+  fulmar verify --store s3://bucket/fulmar    a store without its data directory
   fulmar verify --server postgres://fulmar@127.0.0.1:5433 --deep
 
-Nothing is changed. Exit code 1 if there is damage; each place is listed.";
+Stored data is not modified. If any is damaged, each damaged place is listed and the exit code is 1.";
 
 /// `fulmar verify`
 #[derive(Args, Debug)]
 #[command(after_help = VERIFY_EXAMPLES)]
 pub struct VerifyArgs {
-    /// Read this data directory, which no node uses, instead of asking a node
+    /// Verify this data directory instead of a running node. No node may be using it
     #[arg(long, value_name = "DIR", conflicts_with = "deep")]
     pub data: Option<PathBuf>,
-    /// Read this store, which no node uses, without its data directory: tenants are told by their numbers
+    /// Verify this store without its data directory. No node may be using it. Tenants are listed by
+    /// partition id if the store has no readable catalog
     #[arg(long, value_name = "URL", conflicts_with_all = ["data", "deep"])]
     pub store: Option<StoreUrl>,
-    /// Let SQLite check the structure of every tenant too (PRAGMA quick_check)
+    /// Also run PRAGMA quick_check in every tenant
     #[arg(long)]
     pub deep: bool,
-    /// The node to ask.
+    /// The node to connect to.
     #[command(flatten)]
     pub server: ServerArgs,
     /// Print the result as JSON
@@ -222,19 +230,19 @@ const STATUS_EXAMPLES: &str = "\
 Examples:
   fulmar status --http 127.0.0.1:8080
   fulmar status --json | jq '.metrics[].name'
-  fulmar status --token-file /etc/fulmar/token        a token of `fulmar token create`; not with --insecure
+  fulmar status --token-file /etc/fulmar/token        a token from `fulmar token create`
 
-Without a token a node that wants one shows its health, and no metrics.
-Exit code 0 if the node is healthy, else 1.";
+Without a token, only the health is shown, unless the node runs with --insecure or --public-metrics.
+Exit code 0 if the node is healthy, otherwise 1.";
 
 /// `fulmar status`
 #[derive(Args, Debug)]
 #[command(after_help = STATUS_EXAMPLES)]
 pub struct StatusArgs {
-    /// Where the node serves HTTP
+    /// HTTP address of the node
     #[arg(long, env = "FULMAR_HTTP", default_value = "127.0.0.1:8080", value_name = "ADDR:PORT")]
     pub http: String,
-    /// A file that holds a token for /metrics
+    /// File that contains a token for /metrics
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Print the result as JSON
@@ -245,25 +253,25 @@ pub struct StatusArgs {
 /// `fulmar bench`
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub action: BenchAction,
 }
 
-/// What to measure.
+/// A subcommand of `fulmar bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchAction {
-    /// Run a workload against any server that speaks the Postgres protocol
+    /// Run a workload against any server that speaks the PostgreSQL protocol
     #[command(subcommand)]
     Run(Box<Workload>),
-    /// Run cases against PostgreSQL and Fulmar in turns, on this machine
+    /// Run benchmark cases against Fulmar and PostgreSQL alternately, on this machine
     #[command(subcommand)]
     Compare(Comparison),
-    /// Make an HTML page, with charts and without anything from elsewhere, of a run's JSON lines
+    /// Render a run's JSON lines as a self-contained HTML report with charts
     Report(ReportArgs),
-    /// Run the experiment of a paper's figure, scaled, against a node of its own; the rows come as CSV
+    /// Reproduce a figure of a paper at reduced scale, on a dedicated node, and print CSV
     Figure(FigureArgs),
-    /// Measure what the store costs and gives, on this machine
+    /// Measure the overhead and the performance of the store, on this machine
     #[command(after_help = BENCH_STORE_EXAMPLES)]
     Store(StoreArgs),
 }
@@ -271,10 +279,10 @@ pub enum BenchAction {
 /// `fulmar bench report`
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// What `fulmar bench run ... --output FILE` has written
+    /// File written by `fulmar bench run ... --output FILE.jsonl`
     #[arg(value_name = "FILE.jsonl")]
     pub lines: PathBuf,
-    /// Where the page goes
+    /// HTML file to write
     #[arg(long, short, value_name = "FILE.html")]
     pub output: PathBuf,
 }
@@ -284,35 +292,35 @@ Examples:
   fulmar bench store                              all cases
   fulmar bench store --case cold-s3-ms --rounds 9
 
-Starts Fulmar nodes of its own, and an S3 server for the cases that need one: versitygw, which `make tools`
-builds (or say where it is with --s3-server). docs/benchmarks.md tells how each case is made.";
+Starts dedicated Fulmar nodes, and an S3 server for the cases that need one: versitygw, which
+`make tools` builds (or set its path with --s3-server). docs/benchmarks.md describes each case.";
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
-  fulmar tenant create shop                           the database must be there
+  fulmar tenant create shop                           the database must exist
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop
   fulmar bench run ycsb --target postgres://postgres@127.0.0.1:5432/postgres --connections 32
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --tables 1 --operations 1 --reads 85 \
-      --distribution high-skew                                            E-Store's form
-  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --reads 60 --sorts 10 --joins 10 --rate 50   ShuttleDB's mix
+      --distribution high-skew                                            as in E-Store
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --reads 60 --sorts 10 --joins 10 --rate 50   as in ShuttleDB
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --rate 500 --arrival schedule \
-      --trace world-cup --seconds 600 --output run.jsonl                  an open loop through a match day";
+      --trace world-cup --seconds 600 --output run.jsonl                  open loop over a match day";
 
 const VOTER_EXAMPLES: &str = "\
 Examples:
-  fulmar tenant create votes                          the database must be there
+  fulmar tenant create votes                          the database must exist
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes --distribution high-skew:80:30 --procedure";
 
 const TATP_EXAMPLES: &str = "\
 Examples:
-  fulmar tenant create register                       the database must be there
+  fulmar tenant create register                       the database must exist
   fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
 const TPCC_EXAMPLES: &str = "\
 Examples:
-  fulmar tenant create shop                           the database must be there
+  fulmar tenant create shop                           the database must exist
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
   fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedure
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
@@ -321,35 +329,36 @@ Examples:
 const TPCW_EXAMPLES: &str = "\
 Examples:
   fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop
-  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop --connections 400 --pauses 1   browsers that wait";
+  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop --connections 400 --pauses 1   with think time";
 
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
-    /// YCSB as ElasTraS runs it: transactions of ten operations, nine reads and one update
+    /// YCSB as in ElasTraS: transactions of ten operations, nine reads and one update
     #[command(after_help = YCSB_EXAMPLES)]
     Ycsb(WorkloadArgs<Ycsb>),
-    /// Voter: a telephone vote, many short transactions that insert
+    /// Voter: a telephone vote, with many short insert transactions
     #[command(after_help = VOTER_EXAMPLES)]
     Voter(WorkloadArgs<Voter>),
-    /// TATP: a home location register, seven kinds of short transactions, 80 % of which read
+    /// TATP: a home location register, with seven types of short transactions, 80 % of them reads
     #[command(after_help = TATP_EXAMPLES)]
     Tatp(WorkloadArgs<Tatp>),
-    /// TPC-C: orders, payments and deliveries of a wholesale supplier; its consistency is checked after the run
+    /// TPC-C: orders, payments and deliveries of a wholesale supplier, checked for consistency
+    /// after the run
     #[command(after_help = TPCC_EXAMPLES)]
     Tpcc(WorkloadArgs<Tpcc>),
-    /// TPC-W's shopping path: carts that are filled and bought; its consistency is checked after the run
+    /// TPC-W's shopping path: carts are filled and bought, checked for consistency after the run
     #[command(after_help = TPCW_EXAMPLES)]
     Tpcw(WorkloadArgs<Tpcw>),
 }
 
-/// The run of a workload.
+/// `fulmar bench run WORKLOAD`
 #[derive(Args, Debug)]
 pub struct WorkloadArgs<W: Args> {
-    /// The workload's own arguments.
+    /// Arguments of this workload.
     #[command(flatten)]
     pub workload: W,
-    /// Those that all workloads share.
+    /// Arguments common to all workloads.
     #[command(flatten)]
     pub run: RunArgs,
     /// Print the result as JSON
@@ -361,57 +370,58 @@ const COMPARE_NODE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
   fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
-  fulmar bench compare node --before ./fulmar-0.1 what an update changes";
+  fulmar bench compare node --before ./fulmar-0.1 two builds of Fulmar";
 
 const COMPARE_TPCC_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare tpcc                       both cases
   fulmar bench compare tpcc --case tpcc-proc-16 --seconds 60";
 
-const COMPARE_HOW: &str = "\
-Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
-temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
-each case is made. With --before the peer is another build of Fulmar instead of PostgreSQL.";
+const COMPARE_METHOD: &str = "\
+Starts a dedicated PostgreSQL server (Debian's postgresql-15, default durability) and a Fulmar node,
+each in a temporary directory and with equal memory, and runs each case against both alternately.
+With --before, the peer is another build of Fulmar instead of PostgreSQL. docs/benchmarks.md
+describes each case.";
 
 const CONSOLIDATION_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare consolidation              both cases
   fulmar bench compare consolidation --case noisy-neighbour --seconds 15";
 
-const CONSOLIDATION_HOW: &str = "\
-Starts Fulmar nodes of its own, with memory for all of their data, up to 7.5 GB. docs/benchmarks.md tells how
-each case is made.";
+const CONSOLIDATION_METHOD: &str = "\
+Starts dedicated Fulmar nodes with memory for all of their data, up to 7.5 GB. docs/benchmarks.md
+describes each case.";
 
-/// The end of a comparison's help: examples, which cases there are, and how they are measured.
-fn compare_help(examples: &str, suite: Suite, how: &str) -> String {
-    let cases = cases(suite).map(|(name, what)| format!("  {name:20} {what}\n"));
-    format!("{examples}\n\nCases:\n{}\n{how}", cases.collect::<String>())
+/// The trailing help of a comparison: examples, the list of cases, and the method.
+fn compare_help(examples: &str, suite: Suite, method: &str) -> String {
+    let cases = cases(suite).map(|(name, description)| format!("  {name:20} {description}\n"));
+    format!("{examples}\n\nCases:\n{}\n{method}", cases.collect::<String>())
 }
 
 /// A comparison.
 #[derive(Debug, Subcommand)]
 pub enum Comparison {
-    /// One node against one PostgreSQL
-    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node, COMPARE_HOW))]
+    /// One Fulmar node against one PostgreSQL server
+    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node, COMPARE_METHOD))]
     Node(CompareArgs),
-    /// TPC-C: statement by statement and as procedures
-    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc, COMPARE_HOW))]
+    /// TPC-C, with individual statements and with procedures
+    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc, COMPARE_METHOD))]
     Tpcc(CompareArgs),
-    /// Many tenants on one node: beside a loud one, and a hundred of them; Fulmar alone
-    #[command(after_help = compare_help(CONSOLIDATION_EXAMPLES, Suite::Consolidation, CONSOLIDATION_HOW))]
+    /// Many tenants on one node: with a noisy neighbour, and with 100 tenants; Fulmar only
+    #[command(after_help = compare_help(CONSOLIDATION_EXAMPLES, Suite::Consolidation, CONSOLIDATION_METHOD))]
     Consolidation(CompareArgs),
 }
 
 /// `fulmar demo`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Needs PostgreSQL's pgbench: on Debian, apt-get install postgresql-15. Leaves nothing behind."
+    after_help = "Requires pgbench (Debian: apt-get install postgresql-15). Removes all its files at the end."
 )]
 pub struct DemoArgs {
-    /// Seconds of load, half of them before the crash and half after
+    /// Seconds of load, half before the crash and half after it
     #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=3600))]
     pub seconds: u64,
-    /// Tenants, of which four run pgbench, one keeps a ledger, and the rest run YCSB
+    /// Number of tenants: four run pgbench, one keeps a ledger, and the rest run YCSB
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=5000))]
     pub tenants: u32,
 }
@@ -422,35 +432,37 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn the_flags_of_start_are_a_contract() {
+    fn start_accepts_its_documented_flags_and_rejects_invalid_values() {
         let line = "fulmar start --data d --sql 127.0.0.1:1 --http [::1]:2 --memory 256MB --tls-cert c --tls-key k \
                     --insecure";
         let Command::Start(start) = Cli::parse_from(line.split(' ').filter(|word| !word.is_empty())).command
         else {
-            panic!("not start");
+            panic!("parsed as another subcommand than start");
         };
         assert_eq!((start.memory, start.insecure, start.http.port()), (Some(Bytes(256 << 20)), true, 2));
         assert_eq!((start.slow_statement, start.max_statement_size), (1000, Bytes(1 << 20)));
         for size in ["63KiB", "17MiB", "x"] {
-            let refused = Cli::try_parse_from(line.split_whitespace().chain(["--max-statement-size", size]));
-            assert!(refused.is_err(), "{size}");
+            let parsed = Cli::try_parse_from(line.split_whitespace().chain(["--max-statement-size", size]));
+            assert!(parsed.is_err(), "accepted --max-statement-size {size}");
         }
-        let refused =
+        let invalid =
             ["fulmar start --data d", "fulmar start --data d --sql 127.0.0.1:1 --http h:1 --tls-cert c"];
-        for line in refused {
-            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        for line in invalid {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "accepted: {line}");
         }
     }
 
     #[test]
-    fn global_flags_may_come_after_the_action() {
+    fn global_flags_are_accepted_after_the_action() {
         let line = "fulmar tenant list --server postgres://a@b --json";
-        let Command::Tenant(tenant) = Cli::parse_from(line.split(' ')).command else { panic!("not tenant") };
+        let Command::Tenant(tenant) = Cli::parse_from(line.split(' ')).command else {
+            panic!("parsed as another subcommand than tenant");
+        };
         assert!(tenant.json && tenant.server.server == "postgres://a@b");
     }
 }

@@ -1,4 +1,4 @@
-//! `fulmar events`: the journal of a node, as a client of `fulmar.events`.
+//! `fulmar events`: shows the event log of a node, read from the table `fulmar.events`.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::interrupt::{Interrupted, or_interrupted};
 use crate::output;
 use crate::tenant::SYSTEM_DATABASE;
 
-/// How often a node is asked for more.
-const PERIOD: Duration = Duration::from_secs(1);
-/// As SQLite's LIMIT: all of them.
-const ALL: i64 = -1;
+/// Interval between polls with `--follow`.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// A LIMIT without effect, in SQLite.
+const NO_LIMIT: i64 = -1;
 
-/// A line.
+/// One event, as printed with `--json`.
 #[derive(Serialize)]
-struct Shown {
+struct EventRow {
     id: i64,
     time: String,
     kind: String,
@@ -34,9 +34,9 @@ struct Shown {
 /// Runs `fulmar events`.
 pub async fn run(arguments: EventsArgs) -> anyhow::Result<()> {
     match or_interrupted(watch(&arguments)).await {
-        // There is no other way out.
+        // An interruption is the only way to end `--follow`.
         Err(error) if arguments.follow && error.is::<Interrupted>() => Ok(()),
-        ended => ended,
+        result => result,
     }
 }
 
@@ -44,56 +44,57 @@ async fn watch(arguments: &EventsArgs) -> anyhow::Result<()> {
     let database = arguments.server.database()?;
     let client = connect(&arguments.server, database.as_deref().unwrap_or(SYSTEM_DATABASE)).await?;
     let mut last_id = 0;
-    let mut at_most = i64::from(arguments.last);
+    let mut limit = i64::from(arguments.last);
     let tenant = arguments.tenant.as_deref();
     loop {
-        for event in newest(&client, last_id, tenant, at_most).await? {
+        for event in newest(&client, last_id, tenant, limit).await? {
             last_id = event.id;
             if arguments.json { output::json(&event) } else { output::line(&event.line()) }?;
         }
         if !arguments.follow {
             if let Some(tenant) = tenant.filter(|_| last_id == 0) {
-                eprintln!("fulmar: no events of {tenant}");
+                eprintln!("fulmar: no events for tenant \"{tenant}\"");
             }
             return Ok(());
         }
-        at_most = ALL;
-        tokio::time::sleep(PERIOD).await;
+        limit = NO_LIMIT;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The newest events after one, the oldest first.
+/// Reads the newest events with an id above `after`, at most `limit`, in ascending order.
 async fn newest(
     client: &Client,
     after: i64,
     tenant: Option<&str>,
-    at_most: i64,
-) -> anyhow::Result<Vec<Shown>> {
-    // Times have three digits behind the point, always: what stands in a line below another begins where that does.
+    limit: i64,
+) -> anyhow::Result<Vec<EventRow>> {
+    // Times always have three decimal places, so that the columns of the output align.
     let sql = format!(
-        "SELECT * FROM (SELECT id, strftime('%Y-%m-%d %H:%M:%f', time) AS time, kind, severity, database AS tenant, \
-         \"user\", address, text, CAST(details AS TEXT) AS details FROM fulmar.events \
-         WHERE id > {after} AND database IS coalesce($1, database) ORDER BY id DESC LIMIT {at_most}) ORDER BY id"
+        "SELECT * FROM (SELECT id, strftime('%Y-%m-%d %H:%M:%f', time) AS time, kind, severity, \
+         database AS tenant, \"user\", address, text, CAST(details AS TEXT) AS details FROM \
+         fulmar.events WHERE id > {after} AND database IS coalesce($1, database) ORDER BY id DESC \
+         LIMIT {limit}) ORDER BY id"
     );
     let rows = client.query(&sql, &[&tenant]).await.map_err(|error| server_error(&error))?;
-    rows.iter().map(Shown::read).collect()
+    rows.iter().map(EventRow::read).collect()
 }
 
-impl Shown {
-    fn read(row: &Row) -> anyhow::Result<Shown> {
+impl EventRow {
+    fn read(row: &Row) -> anyhow::Result<EventRow> {
         let details: Option<String> = row.try_get("details")?;
         let details = details.map(|text| serde_json::from_str(&text)).transpose();
-        Ok(from_row!(row => Shown {
+        Ok(from_row!(row => EventRow {
             id, time, kind, severity, tenant, user, address, text;
-            details: details.context("the server answered with details that are no JSON")?
+            details: details.context("the server returned event details that are not JSON")?
         }))
     }
 
-    /// For people: the time, the kind, where, by whom, what, and what else there is to know.
+    /// Formats the event as text: time, severity, kind, origin, message and details.
     fn line(&self) -> String {
         let mut line = format!("{} {:7} {:22}", self.time, self.severity, self.kind);
-        let named = [("tenant", &self.tenant), ("user", &self.user), ("address", &self.address)];
-        for (name, value) in named {
+        let origin = [("tenant", &self.tenant), ("user", &self.user), ("address", &self.address)];
+        for (name, value) in origin {
             value.iter().for_each(|value| line.push_str(&format!(" {name}={value}")));
         }
         line.push_str(&format!(" {}", self.text));

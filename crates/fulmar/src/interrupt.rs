@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM.
+//! Handling of SIGINT (Ctrl-C) and SIGTERM.
 //!
-//! The long commands start processes and make temporary directories, whose guards clean up when they are
-//! dropped. So an interruption is an error like any other: the future of the command is dropped, its guards
-//! run, and `main` answers with the exit code that shells expect.
+//! Long-running commands start child processes and create temporary directories, and clean both up
+//! with drop guards. An interruption is therefore an ordinary error: the future of the command is
+//! dropped, its guards run, and `main` returns the exit code that shells expect.
 
 use std::fmt;
 use std::future::Future;
@@ -10,7 +10,7 @@ use std::future::Future;
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The user, or whoever manages this process, asked it to end.
+/// The error of a command that was interrupted by a signal.
 #[derive(Debug)]
 pub struct Interrupted;
 
@@ -22,20 +22,21 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Both signals that ask a process to end.
+/// A listener for SIGINT and SIGTERM.
 pub struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl EndSignals {
-    /// From now on the signals do not kill the process: [`EndSignals::next`] must be awaited.
+    /// Installs the handlers. The signals no longer kill the process; the caller must await
+    /// [`EndSignals::next`].
     pub fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// The name of the next one.
+    /// Waits for the next signal and returns its name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
@@ -44,7 +45,7 @@ impl EndSignals {
     }
 }
 
-/// Runs `command` until it ends or the process is asked to; then it is dropped, with all it holds.
+/// Runs `command` to completion. A signal drops it and returns [`Interrupted`].
 pub async fn or_interrupted(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut signals = EndSignals::listen()?;
     tokio::select! {

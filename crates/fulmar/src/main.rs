@@ -1,22 +1,23 @@
-//! `fulmar`: the one command. It starts a node, looks after tenants, measures, and shows itself.
+//! `fulmar`: the command-line program. Runs nodes, administers tenants and runs benchmarks.
 //!
 //! ```text
-//!   main ─ cli (what can be asked, and the help that teaches it)
-//!     ├── start    a node in the foreground: lock, engine, catalog, gateway, signals
-//!     ├── tenant   administration, loads and migrations over the Postgres protocol, as any client could
-//!     ├── token    tokens for HTTP, in the same way
-//!     ├── events   the journal of a node
-//!     ├── verify   everything that is kept, compared with its checksums
+//!   main ─ cli (subcommands, flags and help texts)
+//!     ├── start    runs a node in the foreground: lock, engine, catalog, gateway, signals
+//!     ├── tenant   administration, data loads and schema migrations over the PostgreSQL protocol
+//!     ├── token    tokens for HTTP, over the PostgreSQL protocol
+//!     ├── events   the event log of a node
+//!     ├── verify   checksum verification of all stored data
 //!     ├── status   /healthz and /metrics of a node, as a table
-//!     ├── top      the busiest tenants of a node, again and again
+//!     ├── top      the busiest tenants of a node, refreshed periodically
 //!     ├── bench    the workloads of the crate `fulmar-workload`
-//!     └── demo     a node, a hundred tenants, a crash: one minute
+//!     └── demo     a node, 100 tenants and a crash, in one minute
 //! ```
 //!
-//! No logic of a server lives here: what the command knows is how to put the rooms together, and how to talk
-//! to people. Results go to stdout (`--json` where a script would read them), everything else to stderr. Exit
-//! codes: 0 done, 1 an error (its cause and its remedy are on stderr), 2 a command line that makes no sense,
-//! 130 interrupted.
+//! The crate has no server logic: it assembles a node from the other crates, and formats results.
+//!
+//! - Results go to stdout, as JSON with `--json`. Everything else goes to stderr.
+//! - Exit codes: 0 success; 1 error, with its cause and remedy on stderr; 2 invalid command line;
+//!   130 interrupted.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use interrupt::Interrupted;
 
-/// For SQLite too: see docs/decisions/0006 and 0013.
+/// Allocates for Rust and for SQLite: see docs/decisions/0006 and 0013.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -63,14 +64,14 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
-    // rustls asks the process which cryptography it uses; ring it is (a second call would be refused).
+    // rustls needs one crypto provider per process. A second call fails, which is harmless.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("fulmar")
         .enable_all()
         .build()
-        .context("cannot start the runtime; raise the limit of threads (ulimit -u)")?;
+        .context("cannot start the runtime; raise the limit on threads (ulimit -u)")?;
     runtime.block_on(async {
         match command {
             Command::Start(arguments) => start::run(arguments).await,

@@ -1,7 +1,7 @@
-//! Sizes in bytes as people write them: `256MB`, `1GiB`, `4096`.
+//! Parses and formats byte sizes: `256MB`, `1GiB`, `4096`.
 //!
-//! `MB` and `MiB` both mean 2^20 bytes, as in PostgreSQL's configuration: nobody who gives a database 256MB of
-//! memory means 15 MB less.
+//! `MB` and `MiB` both mean 2^20 bytes, as in PostgreSQL's configuration: a user that configures
+//! 256MB of memory does not mean 12 MB less.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,14 +31,14 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("\"{text}\" is no size; write bytes, or a number with a unit: 256MB, 1GiB");
+        let invalid = || format!("invalid size \"{text}\"; use bytes or a number with a unit: 256MB, 1GiB");
         let text = text.trim();
         let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
-        let number: u64 = number.parse().map_err(|_| refused())?;
+        let number: u64 = number.parse().map_err(|_| invalid())?;
         let unit = unit.trim().to_ascii_lowercase();
-        let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refused)?;
-        number.checked_mul(1 << shift).map(Bytes).ok_or_else(refused)
+        let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+        number.checked_mul(1 << shift).map(Bytes).ok_or_else(invalid)
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::Bytes;
 
     #[test]
-    fn people_write_sizes_in_many_ways() {
+    fn parses_units_in_any_case_and_rejects_invalid_sizes() {
         for (text, bytes) in [
             ("4096", 4096),
             ("256MB", 256 << 20),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_in_the_largest_unit_that_fits() {
+    fn displays_sizes_in_the_largest_unit_that_fits() {
         assert_eq!(Bytes(1000).to_string(), "1000 bytes");
         assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
         assert_eq!(Bytes(3 << 30).to_string(), "3.0 GiB");

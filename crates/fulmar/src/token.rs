@@ -1,4 +1,4 @@
-//! `fulmar token`: tokens for HTTP, as statements of a client.
+//! `fulmar token`: creates, drops and lists HTTP tokens with SQL statements.
 
 use anyhow::Context;
 use serde::Serialize;
@@ -9,16 +9,16 @@ use crate::client::{connect, server_error};
 use crate::output;
 use crate::tenant::{SYSTEM_DATABASE, quoted, texts};
 
-/// A new token.
+/// A new token, for `--json`.
 #[derive(Serialize)]
-struct Made<'a> {
+struct CreatedToken<'a> {
     name: &'a str,
     token: &'a str,
 }
 
-/// A line of the list.
+/// A row of the token list.
 #[derive(Serialize)]
-struct Listed {
+struct TokenRow {
     name: String,
     tenant: Option<String>,
     created: String,
@@ -32,9 +32,13 @@ pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
         TokenAction::Create { name, tenant, expires } => {
             let statement = create(&name, tenant.as_deref(), expires.as_deref());
             let rows = texts::<1>(&client, &statement).await;
-            let rows = rows.with_context(|| format!("token \"{name}\" was not made"))?;
-            let [token] = rows.first().context("the server answered no token")?;
-            if arguments.json { output::json(&Made { name: &name, token }) } else { output::line(token) }
+            let rows = rows.with_context(|| format!("cannot create token \"{name}\""))?;
+            let [token] = rows.first().context("the server returned no token")?;
+            if arguments.json {
+                output::json(&CreatedToken { name: &name, token })
+            } else {
+                output::line(token)
+            }
         }
         TokenAction::Drop { names } => drop_all(&client, &names, arguments.json).await,
         TokenAction::List => list(&client, arguments.json).await,
@@ -55,7 +59,7 @@ async fn drop_all(client: &Client, names: &[String], json: bool) -> anyhow::Resu
         let dropped = client.batch_execute(&format!("DROP TOKEN {}", quoted(name))).await;
         dropped
             .map_err(|error| server_error(&error))
-            .with_context(|| format!("token \"{name}\" was not dropped"))?;
+            .with_context(|| format!("cannot drop token \"{name}\""))?;
         if !json {
             output::line(&format!("dropped {name}"))?;
         }
@@ -64,17 +68,17 @@ async fn drop_all(client: &Client, names: &[String], json: bool) -> anyhow::Resu
 }
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
-    // What is not there is shown as nothing.
+    // `texts` accepts no NULLs: they are sent as empty strings.
     let sql = "SELECT name, coalesce(database, ''), CAST(created AS TEXT), coalesce(CAST(expires AS TEXT), '') \
                FROM fulmar.tokens ORDER BY name";
-    let some = |text: String| (!text.is_empty()).then_some(text);
+    let non_empty = |text: String| (!text.is_empty()).then_some(text);
     let rows = texts(client, sql).await?.into_iter();
-    let tokens: Vec<Listed> = rows
-        .map(|[name, tenant, created, expires]| Listed {
+    let tokens: Vec<TokenRow> = rows
+        .map(|[name, tenant, created, expires]| TokenRow {
             name,
-            tenant: some(tenant),
+            tenant: non_empty(tenant),
             created,
-            expires: some(expires),
+            expires: non_empty(expires),
         })
         .collect();
     if json {

@@ -1,4 +1,5 @@
-//! The command as its users meet it: flags, exit codes, output, signals, the lock, the password file.
+//! The command line: flags, exit codes, output, signals, the data directory lock, the password
+//! file.
 
 mod common;
 
@@ -9,30 +10,33 @@ use common::{Node, fulmar, refusal, run, stdout};
 use tokio_postgres::NoTls;
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_remedy() {
+fn invalid_flags_and_unreachable_nodes_are_reported_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let start = |flags: &[&str]| {
         let line = [&["start", "--data", data.to_str().unwrap(), "--http", "127.0.0.1:0"], flags].concat();
         run(&line)
     };
-    let open = refusal(&start(&["--sql", "0.0.0.0:0", "--insecure"]), 1);
-    assert!(open.contains("leave --insecure out"), "{open}");
+    let insecure = refusal(&start(&["--sql", "0.0.0.0:0", "--insecure"]), 1);
+    assert!(insecure.contains("remove --insecure"), "{insecure}");
     let memory = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "12 parsecs"]), 2);
     assert!(memory.contains("256MB"), "{memory}");
-    let little = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "1kB"]), 1);
-    assert!(little.contains("at least"), "{little}");
+    let memory = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "1kB"]), 1);
+    assert!(memory.contains("at least"), "{memory}");
     let tls =
         refusal(&start(&["--sql", "127.0.0.1:0", "--tls-cert", "none.pem", "--tls-key", "none.pem"]), 1);
     assert!(tls.contains("none.pem"), "{tls}");
-    assert!(!data.exists(), "a refused start leaves nothing behind");
-    let nobody = refusal(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
-    assert!(nobody.contains("cannot connect to 127.0.0.1:1; is the node running"), "{nobody}");
+    assert!(!data.exists(), "a start with invalid flags must not create the data directory");
+    let unreachable = refusal(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
+    assert!(
+        unreachable.contains("cannot connect to 127.0.0.1:1; check that the node is running"),
+        "{unreachable}"
+    );
     refusal(&run(&["status", "--http", "127.0.0.1:1"]), 1);
 }
 
 #[test]
-fn tenants_from_create_to_drop() {
+fn tenants_are_created_renamed_listed_and_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &["--insecure"]);
     let url = node.url();
@@ -69,7 +73,7 @@ fn tenants_from_create_to_drop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_is_loaded_whole_or_not_at_all() {
+async fn load_is_all_or_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(&directory.path().join("data"), &["--insecure"]);
     let url = node.url();
@@ -83,10 +87,10 @@ async fn a_file_is_loaded_whole_or_not_at_all() {
     let rows: String = (1..=50_000).map(|id| format!("{id},\"row, {id}\"\n")).collect();
     std::fs::write(&file, format!("id,s\n{rows}")).unwrap();
     assert!(stdout(&load(&["t", path, "--header"])).starts_with("loaded 50000 rows into t of fulmar"));
-    // Some new rows, then one that is there.
+    // A new row, then a duplicate key.
     std::fs::write(&file, "0,zero\n1,again\n").unwrap();
-    let refused = refusal(&load(&["t", path]), 1);
-    assert!(refused.contains("nothing was loaded") && refused.contains("23505"), "{refused}");
+    let error = refusal(&load(&["t", path]), 1);
+    assert!(error.contains("no rows were loaded") && error.contains("23505"), "{error}");
     std::fs::write(&file, "only s\n").unwrap();
     let loaded = stdout(&load(&["t", path, "--columns", "s", "--json"]));
     let loaded: serde_json::Value = serde_json::from_str(&loaded).unwrap();
@@ -95,13 +99,15 @@ async fn a_file_is_loaded_whole_or_not_at_all() {
     assert_eq!(count, 50_001);
     assert!(refusal(&load(&["nowhere", path]), 1).contains("does not exist"));
     let other = run(&["tenant", "--server", &url, "load", "nobody", "t", path]);
-    assert!(refusal(&other, 1).contains("the node refused: database \"nobody\" does not exist (3D000)"));
+    assert!(
+        refusal(&other, 1).contains("rejected the connection: database \"nobody\" does not exist (3D000)")
+    );
     assert!(refusal(&load(&["t", "/nowhere"]), 1).contains("cannot open /nowhere"));
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 }
 
 #[test]
-fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
+fn first_start_creates_the_superuser_and_later_starts_keep_it() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &[]);
     let file = directory.path().join("superuser-password");
@@ -109,24 +115,24 @@ fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let (url, file) = (node.url(), file.to_str().unwrap());
     let list = ["tenant", "list", "--server", &url];
-    let without = refusal(&run(&list), 1);
-    assert!(without.contains("the node wants a password: --password-file"), "{without}");
-    let guessed = refusal(&fulmar(&list).env("PGPASSWORD", "guess").output().unwrap(), 1);
-    assert!(guessed.contains("the node refused: ") && guessed.contains("(28P01)"), "{guessed}");
+    let missing = refusal(&run(&list), 1);
+    assert!(missing.contains("the node requires a password; set --password-file"), "{missing}");
+    let wrong = refusal(&fulmar(&list).env("PGPASSWORD", "guess").output().unwrap(), 1);
+    assert!(wrong.contains("the node rejected the connection: ") && wrong.contains("(28P01)"), "{wrong}");
     stdout(&run(&[&list[..], &["--password-file", file]].concat()));
     stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
     assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
 
     std::fs::remove_file(file).unwrap();
     let node = Node::start(directory.path(), &[]);
-    assert!(!Path::new(file).exists(), "a password that is set is not set again");
+    assert!(!Path::new(file).exists(), "an existing password must not be replaced");
     let url = node.url();
     let list = ["tenant", "list", "--server", &url];
     stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
 }
 
 #[test]
-fn a_data_directory_has_one_process() {
+fn data_directory_is_locked_until_its_process_exits() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().to_str().unwrap();
     let node = Node::start(directory.path(), &["--insecure"]);
@@ -134,13 +140,13 @@ fn a_data_directory_has_one_process() {
     let second =
         run(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0", "--insecure"]);
     assert!(refusal(&second, 1).contains(&format!("process {id}")));
-    // However it ends, the directory is free again.
+    // The lock is released even if the process is killed.
     assert_eq!(node.end(rustix::process::Signal::KILL), None);
     drop(Node::start(directory.path(), &["--insecure"]));
 }
 
 #[tokio::test]
-async fn limits_of_tenants_survive_a_kill() {
+async fn tenant_limits_survive_a_crash() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &["--insecure"]);
     stdout(&run(&["tenant", "create", "shop", "--server", &node.url()]));
@@ -156,12 +162,12 @@ async fn limits_of_tenants_survive_a_kill() {
     tokio::spawn(connection);
     let shown = client.query_one("SHOW statement_timeout", &[]).await.unwrap();
     assert_eq!(shown.get::<_, &str>(0), "90s");
-    let grown = client.batch_execute("CREATE TABLE t AS SELECT randomblob(2000000)").await.unwrap_err();
-    assert_eq!(grown.code().map(|code| code.code()), Some("53100"));
+    let error = client.batch_execute("CREATE TABLE t AS SELECT randomblob(2000000)").await.unwrap_err();
+    assert_eq!(error.code().map(|code| code.code()), Some("53100"), "max_size must be enforced");
 }
 
 #[tokio::test]
-async fn a_killed_node_comes_back_with_everything() {
+async fn commits_survive_repeated_kills() {
     let directory = tempfile::tempdir().unwrap();
     let mut node = Node::start(directory.path(), &["--insecure"]);
     for round in 0..3 {

@@ -1,5 +1,5 @@
-//! The demo, shortened: it checks itself; here it is made to run twice, and to be interrupted, and must leave
-//! nothing behind. Needs PostgreSQL's pgbench.
+//! Runs a shortened demo, which verifies its own results, to completion and with an interruption,
+//! and checks that it removes its files. Requires PostgreSQL's pgbench.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,28 +15,28 @@ fn is_empty(directory: &Path) -> bool {
 }
 
 #[test]
-fn it_runs_twice_and_cleans_up() {
+fn demo_can_be_repeated_and_removes_its_files() {
     let temporary = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let output = demo(temporary.path()).output().unwrap();
-        let (said, errors) =
+        let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{said}\n{errors}");
-        assert!(said.contains("nothing lost") && said.contains("psql postgres://"), "{said}");
-        assert!(is_empty(temporary.path()));
+        assert!(output.status.success(), "{stdout}\n{stderr}");
+        assert!(stdout.contains("nothing lost") && stdout.contains("psql postgres://"), "{stdout}");
+        assert!(is_empty(temporary.path()), "the demo must remove its files");
     }
 }
 
 #[test]
-fn an_interruption_cleans_up() {
+fn interrupted_demo_removes_its_files() {
     use std::io::{BufRead, BufReader};
     let temporary = tempfile::tempdir().unwrap();
     let mut demo = demo(temporary.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let loaded = lines.find(|line| line.starts_with("Loaded."));
+    let loaded = lines.find(|line| line.starts_with("Data loaded."));
     assert!(loaded.is_some() && !is_empty(temporary.path()), "the demo ended before it was interrupted");
     let process = rustix::process::Pid::from_child(&demo);
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
     assert_eq!(demo.wait().unwrap().code(), Some(130));
-    assert!(is_empty(temporary.path()));
+    assert!(is_empty(temporary.path()), "an interrupted demo must remove its files");
 }

@@ -1,4 +1,4 @@
-//! The journal and tokens as operators meet them: over restarts, on the command line, without secrets.
+//! The event log and tokens: across restarts, on the command line, and without secrets in any file.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_tells_how_it_began_and_ended() {
+async fn starts_shutdowns_and_crashes_are_recorded() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &["--insecure"]);
     stdout(&run(&["tenant", "--server", &node.url(), "create", "shop"]));
@@ -28,7 +28,7 @@ async fn a_node_tells_how_it_began_and_ended() {
     assert_eq!(kinds, ["node.started", "database.created"]);
     assert_eq!(first[0]["details"]["after"], "nothing");
     client(&node, "shop").await.batch_execute("CREATE TABLE t(a); INSERT INTO t VALUES (1)").await.unwrap();
-    // What is shown is on its way to the disk; a signal that can be handled waits for it.
+    // Events are written in the background. A clean shutdown waits until they are on disk.
     assert_eq!(node.end(Signal::TERM), Some(0));
 
     let node = Node::start(directory.path(), &["--insecure"]);
@@ -41,7 +41,7 @@ async fn a_node_tells_how_it_began_and_ended() {
     assert_eq!(node.end(Signal::KILL), None);
 
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
-    let full = async {
+    let disk_full = async {
         loop {
             let third = events(&node, &[]);
             if !of_kind(&third, "disk.full").is_empty() {
@@ -50,26 +50,27 @@ async fn a_node_tells_how_it_began_and_ended() {
             tokio::task::yield_now().await;
         }
     };
-    let third = within("the disk is reported as full", full).await;
+    let third = within("the event disk.full is recorded", disk_full).await;
     let started = of_kind(&third, "node.started");
     assert_eq!(started.last().unwrap()["details"]["after"], "a crash");
     assert!(started.last().unwrap()["details"]["log_records"].as_u64() >= Some(1), "{started:?}");
     assert!(third.is_sorted_by_key(|event| event["id"].as_u64()));
     let of_shop = events(&node, &["--tenant", "shop"]);
     assert!(of_shop.len() == 1 && of_shop[0]["kind"] == "database.created", "{of_shop:?}");
-    // As long as "2026-01-02 03:04:05.678", all of them.
+    // All times have the length of "2026-01-02 03:04:05.678".
     assert!(third.iter().all(|event| event["time"].as_str().unwrap().len() == 23), "{third:?}");
-    let nobody = run(&["events", "--server", &node.url(), "--tenant", "nobody"]);
-    assert_eq!(stdout(&nobody), "");
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no events of nobody"), "{nobody:?}");
-    // That the disk is full may be seen before the node takes connections, or after.
+    let unknown = run(&["events", "--server", &node.url(), "--tenant", "nobody"]);
+    assert_eq!(stdout(&unknown), "");
+    let stderr = String::from_utf8_lossy(&unknown.stderr);
+    assert!(stderr.contains("no events for tenant \"nobody\""), "{unknown:?}");
+    // disk.full may be recorded before node.started, or after it.
     let printed = stdout(&run(&["events", "--server", &node.url(), "-n", "2"]));
     assert!(printed.contains(" error   disk.full ") && printed.lines().count() == 2, "{printed}");
     assert_eq!(node.end(Signal::INT), Some(0));
 }
 
 #[test]
-fn events_are_followed() {
+fn follow_streams_new_events_until_interrupted() {
     use std::io::{BufRead, BufReader};
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &["--insecure"]);
@@ -90,7 +91,7 @@ fn events_are_followed() {
     assert_eq!(wait(&mut following).code(), Some(0));
 }
 
-/// Everything under a directory, one after the other.
+/// Appends the contents of all files below a directory.
 fn all_bytes(directory: &Path, all: &mut Vec<u8>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -116,7 +117,7 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     };
     stdout(&run(&["tenant", "--server", &url, "--password-file", password, "create", "shop"]));
     let all = stdout(&token(&["create", "all"])).trim().to_owned();
-    let made: Value = serde_json::from_str(&stdout(&token(&[
+    let created: Value = serde_json::from_str(&stdout(&token(&[
         "create",
         "one",
         "--database",
@@ -126,7 +127,7 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
         "--json",
     ])))
     .unwrap();
-    let one = made["token"].as_str().unwrap().to_owned();
+    let one = created["token"].as_str().unwrap().to_owned();
     let listed: Value = serde_json::from_str(&stdout(&token(&["list", "--json"]))).unwrap();
     assert_eq!(
         (&listed[0]["name"], &listed[0]["tenant"], &listed[0]["expires"]),
@@ -134,7 +135,7 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     );
     assert_eq!((&listed[1]["tenant"], listed[1]["expires"].is_string()), (&"shop".into(), true));
     assert!(stdout(&token(&["list"])).contains("never"));
-    assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is no time"));
+    assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is not a time interval"));
     assert!(refusal(&token(&["create", "two", "--expires", "90"]), 1).contains("\"90\" has no unit"));
 
     let file = directory.path().join("token");
@@ -146,7 +147,7 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     assert!(metrics(stdout(&status(&all))).contains("fulmar_sessions_total"));
     let of_one = metrics(stdout(&status(&one)));
     assert!(of_one.contains("shop") && !of_one.contains("fulmar_sessions_total"), "{of_one}");
-    // Health is for everybody.
+    // The health requires no token.
     let none = run(&["status", "--http", &node.http]);
     assert!(String::from_utf8_lossy(&none.stderr).contains("fulmar token create"), "{none:?}");
     assert_eq!(stdout(&none).lines().count(), 1, "{none:?}");
@@ -154,12 +155,12 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
         serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
     assert_eq!((&none["healthy"], &none["metrics"]), (&true.into(), &Value::Null));
     let guessed = status("fulmar_guessed-token");
-    assert!(refusal(&guessed, 1).contains("does not know this token"));
+    assert!(refusal(&guessed, 1).contains("the token is invalid or has expired"));
     assert!(String::from_utf8_lossy(&guessed.stdout).contains("\"healthy\":true"));
     assert_eq!(stdout(&token(&["drop", "one"])), "dropped one\n");
     refusal(&status(&one), 1);
 
-    // Passwords on each way that they can take.
+    // Send passwords in every way that the protocol and the SQL dialect allow.
     let mut config: tokio_postgres::Config = format!("{url}/fulmar").parse().unwrap();
     let (root, connection) = config.password(&superuser).connect(tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -175,15 +176,15 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
 
     let mut written = std::fs::read(&log).unwrap();
     let text = String::from_utf8_lossy(&written);
-    for line in ["the node takes connections", "asked to end"] {
+    for line in ["node is ready to accept connections", "shutting down"] {
         assert!(text.contains(line), "the log must be complete: {text}");
     }
     all_bytes(&data, &mut written);
     let secrets = [superuser.as_str(), &all, &one, "hunter2", "guessed-token"];
     for secret in secrets {
         let found = written.windows(secret.len()).position(|window| window == secret.as_bytes());
-        let around =
+        let context =
             found.map(|at| String::from_utf8_lossy(&written[at.saturating_sub(200)..at + 20]).into_owned());
-        assert_eq!(around, None, "{secret}");
+        assert_eq!(context, None, "the log or the data directory contains the secret {secret}");
     }
 }

@@ -1,5 +1,8 @@
-//! `docs/operations.md` has a remedy for every alarm and every SQLSTATE that the code can raise, and says what every event is;
-//! `docs/sql.md` lists the SQLSTATEs.
+//! Checks the documentation against the code:
+//!
+//! - `docs/operations.md` documents every warning and error log message, every SQLSTATE and every
+//!   kind of event.
+//! - The table of errors in `docs/sql.md` lists exactly the SQLSTATEs in the code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +11,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All sources that end up in the node or the command, without their tests.
+/// Returns the sources of the node and the command, without their unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
         for entry in std::fs::read_dir(directory).unwrap() {
@@ -23,15 +26,39 @@ fn sources() -> Vec<(PathBuf, String)> {
         }
     }
     let mut found = Vec::new();
-    for room in ["pages", "store", "engine", "meta", "gateway", "fulmar"] {
-        walk(&workspace().join("crates").join(room).join("src"), &mut found);
+    for name in ["pages", "store", "engine", "meta", "cluster", "gateway", "fulmar"] {
+        walk(&workspace().join("crates").join(name).join("src"), &mut found);
     }
     found
 }
 
-/// What stands between quotes in a piece of code; no literal of interest has a quote in it.
+/// Returns the string literals in a piece of code. No literal of interest contains a quote.
 fn literals(code: &str) -> impl Iterator<Item = &str> {
     code.split('"').skip(1).step_by(2)
+}
+
+/// Returns the arguments of a macro call: the code up to the parenthesis that closes it.
+fn arguments(code: &str) -> &str {
+    let (mut depth, mut in_literal) = (1, false);
+    for (at, character) in code.char_indices() {
+        match character {
+            '"' => in_literal = !in_literal,
+            '(' if !in_literal => depth += 1,
+            ')' if !in_literal => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return &code[..at];
+        }
+    }
+    code
+}
+
+/// Joins a literal that is continued on the next line with a backslash.
+fn joined(literal: &str) -> String {
+    let mut lines = literal.split("\\\n");
+    let first = lines.next().unwrap_or_default().to_owned();
+    lines.fold(first, |joined, line| joined + line.trim_start())
 }
 
 fn operations() -> String {
@@ -39,28 +66,28 @@ fn operations() -> String {
 }
 
 #[test]
-fn every_alarm_has_a_remedy() {
+fn every_warning_and_error_message_is_documented() {
     let documented = operations();
-    let mut alarms = 0;
+    let mut messages = 0;
     for (path, code) in sources() {
-        for alarm in
-            ["tracing::warn!(", "tracing::error!("].iter().flat_map(|start| code.split(start).skip(1))
+        for rest in ["tracing::warn!(", "tracing::error!("].iter().flat_map(|start| code.split(start).skip(1))
         {
-            let call = alarm.split(");").next().unwrap_or_default().split("),\n").next().unwrap_or_default();
-            // Its last literal is the message; a brace may close the match arm that it stands in.
+            // The last literal is the message.
+            let call = arguments(rest);
             let Some(message) = literals(call).last() else { panic!("{}: {call}", path.display()) };
+            let message = joined(message);
             assert!(
                 documented.contains(&format!("`{message}`")),
-                "{}: \"{message}\" has no remedy",
+                "{}: docs/operations.md does not document \"{message}\"",
                 path.display()
             );
-            alarms += 1;
+            messages += 1;
         }
     }
-    assert!(alarms >= 15, "only {alarms} were found: does the code write them in another way now?");
+    assert!(messages >= 15, "only {messages} log messages found: the search no longer matches the code");
 }
 
-/// Every SQLSTATE of an error that the code has, wherever it stands.
+/// Returns all SQLSTATEs of errors in the code.
 fn states() -> BTreeSet<String> {
     let is_state = |text: &&str| {
         let begins = text.starts_with(|first: char| first.is_ascii_digit()) || is_own_class(text);
@@ -70,33 +97,32 @@ fn states() -> BTreeSet<String> {
     for (_, code) in sources() {
         states.extend(code.lines().flat_map(literals).filter(is_state).map(str::to_owned));
     }
-    states.retain(|state| !["00000", "01000"].contains(&state.as_str())); // no errors
-    assert!(states.len() > 50, "only {} were found", states.len());
+    states.retain(|state| !["00000", "01000"].contains(&state.as_str())); // success and warning
+    assert!(states.len() > 50, "only {} SQLSTATEs found", states.len());
     states
 }
 
-/// The classes that do not begin with a digit.
+/// Returns true for the classes that do not begin with a digit.
 fn is_own_class(state: &str) -> bool {
     ["P0", "XX"].iter().any(|class| state.starts_with(class))
 }
 
-/// The words of a text: letters and digits.
+/// Splits a text into words of letters and digits.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric())
 }
 
 #[test]
-fn every_sqlstate_has_a_remedy() {
+fn every_sqlstate_is_in_the_operations_guide() {
     let documented = operations();
     let words: BTreeSet<&str> = words(&documented).collect();
     for state in states() {
-        assert!(words.contains(state.as_str()), "SQLSTATE {state} has no remedy");
+        assert!(words.contains(state.as_str()), "docs/operations.md does not document SQLSTATE {state}");
     }
 }
 
-/// The table of errors in `docs/sql.md` has what clients can be told, all of it and nothing else.
 #[test]
-fn every_sqlstate_is_in_the_table_of_errors() {
+fn sql_reference_lists_exactly_the_sqlstates_in_the_code() {
     let sql = std::fs::read_to_string(workspace().join("docs/sql.md")).unwrap();
     let table = sql.split("\n## Errors\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let first = |line: &str| line.strip_prefix("| ")?.split(" |").next().map(str::to_owned);
@@ -107,9 +133,10 @@ fn every_sqlstate_is_in_the_table_of_errors() {
 }
 
 #[test]
-fn every_event_is_explained() {
+fn every_kind_of_event_is_documented() {
     let documented = operations();
     for kind in fulmar_gateway::events::Kind::ALL {
-        assert!(documented.contains(&format!("`{}`", kind.name())), "{}", kind.name());
+        let name = kind.name();
+        assert!(documented.contains(&format!("`{name}`")), "docs/operations.md does not document {name}");
     }
 }

@@ -1,4 +1,4 @@
-//! The operators' tools: scripts in many tenants, tenants as files, verification, a disk that gets full.
+//! Tools for operators: `tenant exec`, restore, export and import, `verify`, and a full disk.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::{Output, Stdio};
 use common::{Node, client, fulmar, number, refusal, run, stdout, until, wait};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_script_runs_once_in_each_tenant() {
+async fn exec_runs_a_script_once_in_each_tenant() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(&directory.path().join("data"), &["--insecure"]);
     let url = node.url();
@@ -23,11 +23,11 @@ async fn a_script_runs_once_in_each_tenant() {
     )
     .unwrap();
 
-    // It fails in one tenant, which keeps nothing of it.
+    // The script fails in one tenant, and is rolled back there.
     client(&node, "a-2").await.batch_execute("CREATE TABLE t(y)").await.unwrap();
-    let refused = exec(&["--like", "A-_", "-f", path, "--json"]);
-    assert!(refusal(&refused, 1).contains("the script failed"));
-    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    let output = exec(&["--like", "A-_", "-f", path, "--json"]);
+    assert!(refusal(&output, 1).contains("script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["done"], &report["skipped"]), (&1.into(), &0.into()));
     let failed = report["failed"].as_array().unwrap();
     assert_eq!(
@@ -36,28 +36,29 @@ async fn a_script_runs_once_in_each_tenant() {
     );
     assert!(failed[0]["message"].as_str().unwrap().contains("already exists"));
     assert_eq!(number(&client(&node, "a-2").await, "SELECT count(*) FROM log").await, 0);
-    let listed = exec(&["--like", "a-_", "-f", path]);
-    assert!(refusal(&listed, 1).contains("goes on there"));
-    let table = String::from_utf8(listed.stdout).unwrap();
-    assert!(table.contains("42P07") && table.contains("done in 0 tenants, 1 had it, 1 failed"), "{table}");
+    let output = exec(&["--like", "a-_", "-f", path]);
+    assert!(refusal(&output, 1).contains("re-run the same command"));
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("42P07") && table.contains("done in 0 tenants, 1 skipped, 1 failed"), "{table}");
 
-    // The cause is mended: the next run goes on where it has not been done, and the one after has nothing to do.
+    // Without the cause of the failure, the next run completes the other tenants, and a further run
+    // skips all of them.
     client(&node, "a-2").await.batch_execute("DROP TABLE t").await.unwrap();
-    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 2 tenants, 1 had it, 0 failed"));
-    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 0 tenants, 3 had it, 0 failed"));
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 2 tenants, 1 skipped, 0 failed"));
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 0 tenants, 3 skipped, 0 failed"));
     for name in ["a-1", "a-2", "b-1"] {
         assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM log").await, 1);
     }
 
-    // Another text is another script; tenants that are not there are failures like others.
+    // A changed text is a new script. A tenant that does not exist counts as failed.
     std::fs::write(&file, "INSERT INTO log VALUES (2)").unwrap();
-    let refused = exec(&["a-1", "nobody", "-f", path, "--json"]);
-    assert!(refusal(&refused, 1).contains("the script failed"));
-    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    let output = exec(&["a-1", "nobody", "-f", path, "--json"]);
+    assert!(refusal(&output, 1).contains("script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["done"], &report["failed"][0]["sqlstate"]), (&1.into(), &"3D000".into()));
 
     let ends = exec(&["a-1", "-c", "INSERT INTO log VALUES (9); ROLLBACK; INSERT INTO log VALUES (9)"]);
-    assert!(String::from_utf8_lossy(&ends.stdout).contains("ends its transaction itself"));
+    assert!(String::from_utf8_lossy(&ends.stdout).contains("the script ends its transaction"));
     assert_eq!(number(&client(&node, "a-1").await, "SELECT count(*) FROM log WHERE n = 9").await, 1);
     stdout(&exec(&["a-1", "-c", "VACUUM", "--no-transaction"]));
     refusal(&exec(&["--all", "a-1", "-c", "SELECT 1"]), 2);
@@ -66,7 +67,7 @@ async fn a_script_runs_once_in_each_tenant() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_became_of_an_interrupted_script_is_asked_for() {
+async fn exec_checks_the_outcome_of_an_interrupted_commit() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(&directory.path().join("data"), &["--insecure"]);
     let url = node.url();
@@ -78,19 +79,19 @@ async fn what_became_of_an_interrupted_script_is_asked_for() {
     stdout(&run(&["tenant", "--server", &url, "exec", "--all", "-c", table]));
     std::fs::write(&file, "SELECT * FROM log WHERE n = 1 FOR UPDATE; INSERT INTO log VALUES (2)").unwrap();
 
-    // In one tenant it has to wait for a row, and Ctrl-C comes meanwhile.
+    // In tenant b the script waits for a row lock. Interrupt it there.
     let holder = client(&node, "b").await;
     holder.batch_execute("BEGIN; SELECT * FROM log WHERE n = 1 FOR UPDATE").await.unwrap();
     let mut process = fulmar(&exec).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    let one = client(&node, "a").await;
-    let is_done = async || number(&one, "SELECT count(*) FROM log WHERE n = 2").await > 0;
-    until("the script has run in the first tenant", is_done).await;
+    let observer = client(&node, "a").await;
+    let is_done = async || number(&observer, "SELECT count(*) FROM log WHERE n = 2").await > 0;
+    until("the script has committed in tenant a", is_done).await;
     rustix::process::kill_process(rustix::process::Pid::from_child(&process), rustix::process::Signal::INT)
         .unwrap();
     assert_eq!(wait(&mut process).code(), Some(130));
     holder.batch_execute("ROLLBACK").await.unwrap();
 
-    // As if it had died between its COMMIT and the note.
+    // Simulate a crash between the COMMIT and the note of its success.
     let notes = std::fs::read_to_string(directory.path().join("migrate.sql.state")).unwrap();
     let begun: Vec<&str> = notes.lines().filter(|line| line.ends_with("\"done\":false}")).collect();
     assert!(begun.iter().all(|line| line.contains("\"tenant\":\"a\"")), "{notes}");
@@ -105,7 +106,7 @@ async fn what_became_of_an_interrupted_script_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_goes_back_to_what_it_was_and_stays_there() {
+async fn restore_and_branches_at_a_time_survive_a_crash() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let node = Node::start(&data, &["--insecure"]);
@@ -113,7 +114,7 @@ async fn a_tenant_goes_back_to_what_it_was_and_stays_there() {
     let tenant = |url: &str, arguments: &[&str]| run(&[&["tenant", "--server", url], arguments].concat());
     stdout(&tenant(&url, &["create", "shop"]));
     client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
-    // A branch flushes what it is made of.
+    // Creating a branch flushes its template, which adds a restore point.
     stdout(&tenant(&url, &["create", "one", "--template", "shop"]));
     let points: serde_json::Value =
         serde_json::from_str(&stdout(&tenant(&url, &["history", "shop", "--json"]))).unwrap();
@@ -135,7 +136,7 @@ async fn a_tenant_goes_back_to_what_it_was_and_stays_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_leaves_as_a_file_and_comes_back() {
+async fn export_and_import_preserve_all_data() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let node = Node::start(&data, &["--insecure"]);
@@ -162,7 +163,7 @@ async fn a_tenant_leaves_as_a_file_and_comes_back() {
     assert!(refusal(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist"));
     assert_eq!(tenant(&["export", "shop", "-"]).stdout, std::fs::read(&file).unwrap());
 
-    // As it was.
+    // Export at a restore point.
     let history: serde_json::Value =
         serde_json::from_str(&stdout(&tenant(&["history", "shop", "--json"]))).unwrap();
     let time = history.as_array().unwrap().last().unwrap()["time"].as_str().unwrap();
@@ -170,45 +171,48 @@ async fn a_tenant_leaves_as_a_file_and_comes_back() {
     let early = path("early.db");
     stdout(&tenant(&["export", "shop", &early, "--at", time]));
     assert_eq!(std::fs::read(&early).unwrap(), std::fs::read(&file).unwrap());
-    let refused = refusal(&tenant(&["export", "shop", &path("none.db"), "--at", "2020-01-01"]), 1);
-    assert!(refused.contains("does not reach back") && !Path::new(&path("none.db")).exists(), "{refused}");
+    let error = refusal(&tenant(&["export", "shop", &path("none.db"), "--at", "2020-01-01"]), 1);
+    assert!(
+        error.contains("no restore point at or before") && !Path::new(&path("none.db")).exists(),
+        "{error}"
+    );
 
-    // A file that others use is not changed meanwhile; what is not all in the file is refused.
+    // A file with a write-ahead log is rejected.
     let user = rusqlite::Connection::open(&file).unwrap();
     user.execute_batch("PRAGMA journal_mode = WAL; UPDATE item SET name = 'changed' WHERE id = 1").unwrap();
-    let refused = refusal(&tenant(&["import", "store", &file]), 1);
-    assert!(refused.contains("write-ahead log") && refused.contains("VACUUM INTO"), "{refused}");
+    let error = refusal(&tenant(&["import", "store", &file]), 1);
+    assert!(error.contains("write-ahead log") && error.contains("VACUUM INTO"), "{error}");
     drop(user);
     assert!(stdout(&tenant(&["import", "store", &file])).contains(" as store: "));
     assert!(refusal(&tenant(&["import", "store", &file]), 1).contains("already exists"));
     std::fs::write(path("text"), "no database").unwrap();
     assert!(
-        refusal(&tenant(&["import", "other", &path("text")]), 1).contains("nothing was imported as other")
+        refusal(&tenant(&["import", "other", &path("text")]), 1).contains("cannot import tenant \"other\"")
     );
     assert!(!stdout(&tenant(&["list"])).contains("other"));
     let names: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().contains("partial")), "{names:?}");
 
-    // It is there for good, like any tenant.
+    // The imported tenant survives a crash.
     client(&node, "store").await.batch_execute("INSERT INTO item VALUES (0, 'zero')").await.unwrap();
     assert_eq!(node.end(rustix::process::Signal::KILL), None);
     let node = Node::start(&data, &["--insecure"]);
     let store = client(&node, "store").await;
     assert_eq!(number(&store, "SELECT count(*) FROM item WHERE name IN ('zero', 'changed')").await, 2);
     assert_eq!(number(&store, "SELECT count(*) FROM item").await, 20_001);
-    let sound: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
-    assert_eq!(sound, "ok");
+    let integrity: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+    assert_eq!(integrity, "ok");
 }
 
-/// Files below a directory whose names begin or end so.
-fn files(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+/// Returns the files below a directory with a path that matches `filter`.
+fn files(directory: &Path, filter: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            true => found.extend(files(&path, wanted)),
-            false if wanted(path.to_str().unwrap()) => found.push(path),
+            true => found.extend(files(&path, filter)),
+            false if filter(path.to_str().unwrap()) => found.push(path),
             false => {}
         }
     }
@@ -222,7 +226,7 @@ fn flip(file: &Path, byte: usize) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// Places that `fulmar verify` names, each with its byte.
+/// Returns the damaged places in the report of `fulmar verify`, each with its byte offset.
 fn damage(output: &Output) -> Vec<(String, Option<u64>)> {
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -236,30 +240,30 @@ fn damage(output: &Output) -> Vec<(String, Option<u64>)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_names_every_damaged_file() {
+async fn verify_reports_every_damaged_file() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().canonicalize().unwrap().join("data");
     let verify = || run(&["verify", "--data", data.to_str().unwrap(), "--json"]);
-    assert!(refusal(&verify(), 1).contains("no data directory"));
+    assert!(refusal(&verify(), 1).contains("is not a data directory"));
     let node = Node::start(&data, &["--insecure"]);
     stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "big"]));
     let shop = client(&node, "shop").await;
     shop.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1), (2)").await.unwrap();
-    // So much at once that the log only names the segment.
+    // A commit so large that it is written as a segment, which the log only references.
     let large =
         "CREATE TABLE t(x); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
         INSERT INTO t SELECT randomblob(4000) FROM n";
     client(&node, "big").await.batch_execute(large).await.unwrap();
     assert!(refusal(&verify(), 1).contains("in use by process"));
-    // What a crash leaves is sound.
+    // The data of a killed node is not damaged.
     assert_eq!(node.end(rustix::process::Signal::KILL), None);
     assert_eq!(damage(&verify()), []);
-    let named_by_log = files(&data.join("store"), &|name| name.contains("/segments/"));
-    assert_eq!(named_by_log.len(), 1);
-    let aside = directory.path().join("aside");
-    std::fs::rename(&named_by_log[0], &aside).unwrap();
-    assert_eq!(damage(&verify()), [(named_by_log[0].to_str().unwrap().to_owned(), None)]);
-    std::fs::rename(&aside, &named_by_log[0]).unwrap();
+    let referenced_by_log = files(&data.join("store"), &|name| name.contains("/segments/"));
+    assert_eq!(referenced_by_log.len(), 1);
+    let moved = directory.path().join("moved");
+    std::fs::rename(&referenced_by_log[0], &moved).unwrap();
+    assert_eq!(damage(&verify()), [(referenced_by_log[0].to_str().unwrap().to_owned(), None)]);
+    std::fs::rename(&moved, &referenced_by_log[0]).unwrap();
 
     let node = Node::start(&data, &["--insecure"]);
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
@@ -275,50 +279,52 @@ async fn verify_names_every_damaged_file() {
         kinds += 1;
         for file in found {
             let length = std::fs::metadata(&file).unwrap().len() as usize;
-            places.extend(bytes(length).into_iter().map(|(at, named)| (file.clone(), at, named)));
+            places.extend(bytes(length).into_iter().map(|(byte, reported)| (file.clone(), byte, reported)));
         }
     };
-    // Header, first frame, index, footer, magic.
+    // In segments: header, first frame, index, footer, magic.
     add(files(&data.join("store"), &|name| name.contains("/segments/")), &|length| {
         vec![(0, Some(0)), (40, Some(17)), (length - 46, None), (length - 30, None), (length - 1, None)]
     });
-    // Lists of hot pages lie there too: they are hints, of which damage is none; and anchors, which are names without contents.
-    let beside = ["/hot-", "/anchor-"];
+    // The directory also contains lists of hot pages, which are hints and not verified, and
+    // anchors, which have no contents.
+    let other_objects = ["/hot-", "/anchor-"];
     let is_manifest =
-        |name: &str| name.contains("/manifests/") && !beside.iter().any(|other| name.contains(other));
+        |name: &str| name.contains("/manifests/") && !other_objects.iter().any(|other| name.contains(other));
     add(files(&data.join("store"), &is_manifest), &|length| {
         vec![(0, Some(0)), (30, None), (length - 1, None)]
     });
-    // The header, the head of the first frame, and its body; of files that have been begun.
-    let begun = |file: &PathBuf| std::fs::read(file).unwrap().starts_with(b"FULMCLOG");
+    // In log files that are not preallocated only: the header, the header of the first frame, its
+    // body.
+    let is_used = |file: &PathBuf| std::fs::read(file).unwrap().starts_with(b"FULMCLOG");
     let logs = files(&data.join("log"), &|name| name.ends_with(".log"));
-    add(logs.into_iter().filter(begun).collect(), &|_| vec![(0, Some(0)), (50, Some(48)), (70, Some(48))]);
-    for (file, at, named) in &places {
-        flip(file, *at);
+    add(logs.into_iter().filter(is_used).collect(), &|_| vec![(0, Some(0)), (50, Some(48)), (70, Some(48))]);
+    for (file, byte, reported) in &places {
+        flip(file, *byte);
         let found = damage(&verify());
-        assert_eq!(found.len(), 1, "byte {at} of {}: {found:?}", file.display());
-        assert_eq!(Path::new(&found[0].0), file, "byte {at}");
-        if named.is_some() {
-            assert_eq!(found[0].1, *named, "byte {at} of {}", file.display());
+        assert_eq!(found.len(), 1, "byte {byte} of {}: {found:?}", file.display());
+        assert_eq!(Path::new(&found[0].0), file, "byte {byte}");
+        if reported.is_some() {
+            assert_eq!(found[0].1, *reported, "byte {byte} of {}", file.display());
         }
-        flip(file, *at);
+        flip(file, *byte);
     }
     assert_eq!((kinds, damage(&verify())), (4, vec![]));
 
-    // A node that runs tells the same of what it has in the store.
+    // A running node reports the same damage in its store.
     let node = Node::start(&data, &["--insecure"]);
-    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
-    assert_eq!(damage(&ask(&["--deep"])), []);
+    let verify_node = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    assert_eq!(damage(&verify_node(&["--deep"])), []);
     let segments = files(&data.join("store"), &|name| name.contains("/segments/"));
     let big = segments.iter().max_by_key(|file| std::fs::metadata(file).unwrap().len()).unwrap();
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
     flip(big, 5_000_000);
     let node = Node::start(&data, &["--insecure"]);
-    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
-    let found = damage(&ask(&[]));
+    let verify_node = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    let found = damage(&verify_node(&[]));
     let place = format!("store/{}", big.strip_prefix(data.join("store")).unwrap().display());
     assert_eq!(found.iter().map(|(place, _)| place).collect::<Vec<_>>(), [&place]);
-    let found = damage(&ask(&["--deep"]));
+    let found = damage(&verify_node(&["--deep"]));
     assert_eq!(
         found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
         [place.as_str(), "tenant big"]
@@ -326,21 +332,21 @@ async fn verify_names_every_damaged_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_disk_is_nearly_full_reads_and_drops() {
+async fn full_disk_rejects_writes_but_allows_reads_and_drops() {
     let directory = tempfile::tempdir().unwrap();
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "0"]);
     stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "old"]));
     client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 
-    // No disk has so much.
+    // No disk has this much free space.
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
     let shop = client(&node, "shop").await;
     assert_eq!(number(&shop, "SELECT count(*) FROM t").await, 1);
-    let refused = shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap_err();
-    let refused = refused.as_db_error().unwrap();
-    assert_eq!(refused.code().code(), "53100");
-    assert!(refused.hint().unwrap().contains("goes on by itself"), "{refused:?}");
+    let error = shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap_err();
+    let error = error.as_db_error().unwrap();
+    assert_eq!(error.code().code(), "53100");
+    assert!(error.hint().unwrap().contains("resume automatically"), "{error:?}");
     let created = run(&["tenant", "--server", &node.url(), "create", "new"]);
     assert!(refusal(&created, 1).contains("53100"));
     stdout(&run(&["tenant", "--server", &node.url(), "drop", "old"]));

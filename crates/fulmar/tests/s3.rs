@@ -1,4 +1,5 @@
-//! A node whose data lie in S3: killed between any two steps of a flush, started with the wrong store, verified.
+//! Nodes with a store in S3: crashes between the steps of a flush, crashes under load, the disk
+//! cache, `fulmar verify`, and starts with the wrong store.
 
 mod common;
 
@@ -33,16 +34,17 @@ impl Rig {
         Node::run(self.command())
     }
 
-    /// Starts a node that kills itself at a place, at the latest when it is told to end and flushes.
-    fn start_to_die_at(&self, place: &str) {
+    /// Starts a node that kills itself at a failpoint, at the latest during the flush of its
+    /// shutdown.
+    fn start_and_die_at(&self, failpoint: &str) {
         let mut command = self.command();
-        command.env("FULMAR_FAILPOINTS", format!("{place}=exit:1")).stdout(Stdio::piped());
+        command.env("FULMAR_FAILPOINTS", format!("{failpoint}=exit:1")).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        // Until it is ready, or dead.
+        // Wait until the node is ready or dead.
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         rustix::process::kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
-        assert_eq!(wait(&mut process).signal(), Some(Signal::KILL.as_raw()), "{place}");
+        assert_eq!(wait(&mut process).signal(), Some(Signal::KILL.as_raw()), "{failpoint}");
     }
 
     fn verify(&self) -> Output {
@@ -68,47 +70,47 @@ async fn rig() -> Rig {
     rig
 }
 
-/// All tenants have as many rows, and are sound.
-async fn holds(node: &Node, rows: i64) {
+/// Checks that all tenants have this number of rows and are intact.
+async fn check_tenants(node: &Node, rows: i64) {
     for tenant in TENANTS {
         let client = client(node, tenant).await;
         assert_eq!(number(&client, "SELECT count(*) FROM t").await, rows, "tenant {tenant}");
-        let sound: String = client.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
-        assert_eq!(sound, "ok", "tenant {tenant}");
+        let integrity: String = client.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+        assert_eq!(integrity, "ok", "tenant {tenant}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_killed_in_a_flush_loses_nothing() {
+async fn commits_survive_crashes_during_a_flush() {
     let rig = rig().await;
     let mut rows = 0;
-    for place in ["flush-after-segment", "flush-after-manifest", "flush-before-truncate"] {
+    for failpoint in ["flush-after-segment", "flush-after-manifest", "flush-before-truncate"] {
         let node = rig.start();
-        holds(&node, rows).await;
+        check_tenants(&node, rows).await;
         for tenant in TENANTS {
             let client = client(&node, tenant).await;
             client.batch_execute("INSERT INTO t(v) VALUES (randomblob(9000)), ('small')").await.unwrap();
         }
         rows += 2;
         assert_eq!(node.end(Signal::KILL), None);
-        rig.start_to_die_at(place);
+        rig.start_and_die_at(failpoint);
     }
     let node = rig.start();
-    holds(&node, rows).await;
+    check_tenants(&node, rows).await;
     assert_eq!(node.end(Signal::TERM), Some(0));
     let node = rig.start();
-    holds(&node, rows).await;
+    check_tenants(&node, rows).await;
     let metrics = stdout(&run(&["status", "--json", "--http", &node.http]));
     assert!(metrics.contains("fulmar_store_seconds_count"), "{metrics}");
     assert_eq!(node.end(Signal::KILL), None);
     let found: serde_json::Value = serde_json::from_str(&stdout(&rig.verify())).unwrap();
     let manifests = found["checked"]["manifests"].as_u64().unwrap();
-    assert!(manifests >= TENANTS.len() as u64, "one each at least: {found}");
+    assert!(manifests >= TENANTS.len() as u64, "each tenant must have a manifest: {found}");
 }
 
-/// Killed under load, its disk's log and its store's log half written: what was acknowledged is there, in both.
+/// The node is killed under load on tenants with local and with shared durability.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
+async fn acknowledged_commits_of_local_and_shared_tenants_survive_crashes_under_load() {
     const CLIENTS: i64 = 6;
     let rig = rig().await;
     let node = rig.start();
@@ -121,24 +123,24 @@ async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
     let mut acknowledged = [0; CLIENTS as usize];
     for round in 0..3 {
         let node = rig.start();
-        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut writers = Vec::new();
         for (number, before) in (0..CLIENTS).zip(acknowledged) {
-            let (client, told) = (client(&node, tenant_of(number)).await, told.clone());
+            let (client, sender) = (client(&node, tenant_of(number)).await, sender.clone());
             writers.push(tokio::spawn(async move {
                 let insert =
                     client.prepare("INSERT INTO t(id, v) VALUES ($1, randomblob(300))").await.unwrap();
                 let mut last = before;
-                // Until the node is gone.
+                // Insert rows until the node is killed.
                 while client.execute(&insert, &[&((last + 1) * CLIENTS + number)]).await.is_ok() {
                     last += 1;
-                    told.send(()).unwrap();
+                    sender.send(()).unwrap();
                 }
                 last
             }));
         }
         for _ in 0..1000 {
-            heard.recv().await.unwrap();
+            receiver.recv().await.unwrap();
         }
         assert_eq!(node.end(Signal::KILL), None);
         let node = rig.start();
@@ -147,23 +149,23 @@ async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
             let tenant = tenant_of(number);
             let count = format!("SELECT count(*) FROM t WHERE id % {CLIENTS} = {number}");
             let rows = number_of(&node, tenant, &count).await;
-            // The one that was on its way may be there too.
+            // The insert in flight at the crash may have committed as well.
             assert!((last..=last + 1).contains(&rows), "round {round}: {rows} rows of {last} in {tenant}");
             acknowledged[number as usize] = rows;
         }
         assert_eq!(node.end(Signal::KILL), None);
     }
     let node = rig.start();
-    let sound: String =
+    let integrity: String =
         client(&node, "shared").await.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
-    assert_eq!(sound, "ok");
+    assert_eq!(integrity, "ok");
     assert_eq!(node.end(Signal::TERM), Some(0));
 }
 
-/// Each commit is one log object or part of one. A killed node leaves only the objects that it added; a stopped node leaves
-/// none but seals.
+/// Each commit is one log object or part of one. A killed node leaves only the objects that it
+/// added. A stopped node leaves only seals.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_in_the_store_does_not_grow_over_kills() {
+async fn shared_log_does_not_grow_across_crashes() {
     const COMMITS: i64 = 300;
     let rig = rig().await;
     let objects = || {
@@ -180,10 +182,11 @@ async fn the_log_in_the_store_does_not_grow_over_kills() {
     assert_eq!(node.end(Signal::KILL), None);
     for life in 1..=4 {
         let node = rig.start();
-        // Recovered records are flushed without any client. Left: a seal of each earlier start, a claim, and a mark.
+        // Recovered records are flushed without any client activity. The remaining objects are the
+        // seals of all earlier starts, a claim and a mark.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while objects() > life + 2 {
-            assert!(std::time::Instant::now() < deadline, "life {life}: {} objects are left", objects());
+            assert!(std::time::Instant::now() < deadline, "life {life}: {} objects remain", objects());
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         let shared = client(&node, "shared").await;
@@ -197,7 +200,7 @@ async fn the_log_in_the_store_does_not_grow_over_kills() {
     let node = rig.start();
     assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
     assert_eq!(node.end(Signal::TERM), Some(0));
-    assert_eq!(objects(), 6, "a seal of each of six starts with a shared tenant");
+    assert_eq!(objects(), 6, "one seal for each of the six starts with a shared tenant");
     let node = rig.start();
     assert_eq!(metric(&node, "fulmar_shared_log_backlog_objects"), 0.0);
     assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
@@ -208,7 +211,7 @@ async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
     number(&client(node, tenant).await, sql).await
 }
 
-/// What a node's metrics say.
+/// Returns the value of a node's metric.
 fn metric(node: &Node, name: &str) -> f64 {
     let status = stdout(&run(&["status", "--json", "--http", &node.http]));
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
@@ -216,12 +219,13 @@ fn metric(node: &Node, name: &str) -> f64 {
     found.and_then(|metric| metric["value"].as_f64()).unwrap_or_else(|| panic!("{name} in {status}"))
 }
 
-/// Killed again and again while it writes its disk cache, started with what is left of that, with damaged files, and without.
+/// The node is killed several times while it writes its disk cache, and restarted with the
+/// remaining cache, with corrupted cache files, and without a cache.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_cache_is_killed_damaged_and_left_out() {
+async fn disk_cache_tolerates_crashes_corruption_and_removal() {
     const DIGEST: &str = "SELECT CAST(sum(length(v)) + sum(unicode(hex(v)) * id) AS BIGINT) FROM t";
     let rig = rig().await;
-    let cached = || {
+    let start_with_cache = || {
         let mut command = rig.command();
         command.args(["--disk-cache", "64MB"]);
         Node::run(command)
@@ -230,25 +234,25 @@ async fn a_disk_cache_is_killed_damaged_and_left_out() {
         let files = std::fs::read_dir(rig.data().join("cache")).unwrap();
         files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
     };
-    // Without one at first: then it has everything to write while it is killed.
+    // Load the data without a cache, so that the later scans have to fill it.
     let node = rig.start();
     let a = client(&node, "a").await;
-    // More than the node's memory has room for.
+    // More data than fits in the node's memory.
     let fill = "INSERT INTO t(v) WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < 15000) \
                 SELECT randomblob(3500) FROM i";
     a.batch_execute(fill).await.unwrap();
     let expected = number(&a, DIGEST).await;
     assert_eq!(node.end(Signal::TERM), Some(0));
     for round in 0..4 {
-        let node = cached();
+        let node = start_with_cache();
         let a = client(&node, "a").await;
         assert_eq!(number(&a, DIGEST).await, expected, "round {round}");
-        // Killed in the midst of another look.
+        // Kill the node during another scan.
         let scan = tokio::spawn(async move { a.query_one(DIGEST, &[]).await.map(drop) });
         let written = metric(&node, "fulmar_disk_cache_written_bytes_total");
         assert!(round > 0 || written > 1e6, "{written}");
         assert_eq!(node.end(Signal::KILL), None);
-        // It may have been done already.
+        // The scan may have completed before the kill.
         let _ = scan.await.unwrap();
         let bytes: u64 = files().iter().map(|file| file.metadata().unwrap().len()).sum();
         assert!(bytes <= 64 << 20, "{bytes}");
@@ -258,20 +262,20 @@ async fn a_disk_cache_is_killed_damaged_and_left_out() {
             std::fs::write(file, bytes).unwrap();
         }
     }
-    let node = cached();
+    let node = start_with_cache();
     assert_eq!(number_of(&node, "a", DIGEST).await, expected);
     assert!(metric(&node, "fulmar_disk_cache_hits_total") > 0.0);
     assert_eq!(node.end(Signal::TERM), Some(0));
     assert!(!files().is_empty());
     let node = rig.start();
-    assert!(!rig.data().join("cache").exists());
+    assert!(!rig.data().join("cache").exists(), "a start without --disk-cache must delete the cache");
     assert_eq!(number_of(&node, "a", DIGEST).await, expected);
     assert_eq!(node.end(Signal::TERM), Some(0));
     stdout(&rig.verify());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_in_s3_is_found_and_named() {
+async fn verify_reports_a_corrupted_segment_in_s3() {
     let rig = rig().await;
     stdout(&rig.verify());
     let segment = rig.segments().pop().unwrap();
@@ -287,22 +291,22 @@ async fn damage_in_s3_is_found_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_starts_with_its_own_store_only() {
+async fn start_with_another_store_is_refused() {
     let rig = rig().await;
     let start = |data: &Path, flags: &[&str]| {
         Node::command(data, &[]).args(["--insecure"]).args(flags).envs(rig.s3.environment()).output().unwrap()
     };
-    let refused = refusal(&start(rig.data(), &[]), 1);
-    assert!(refused.contains(&format!("start with --store {}", rig.s3.url("node"))), "{refused}");
-    let refused = refusal(&start(rig.data(), &["--store", &rig.s3.url("other")]), 1);
-    assert!(refused.contains("is not the store of this data directory"), "{refused}");
+    let error = refusal(&start(rig.data(), &[]), 1);
+    assert!(error.contains(&format!("start with --store {}", rig.s3.url("node"))), "{error}");
+    let error = refusal(&start(rig.data(), &["--store", &rig.s3.url("other")]), 1);
+    assert!(error.contains("is not the store of this data directory"), "{error}");
     let other = tempfile::tempdir().unwrap();
-    let refused = refusal(&start(other.path(), &["--store", &rig.s3.url("node")]), 1);
-    assert!(refused.contains("belongs to another data directory"), "{refused}");
-    let refused = refusal(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
-    assert!(refused.contains("s3://nowhere/x") && refused.contains("check the store's URL"), "{refused}");
-    let refused = refusal(&start(other.path(), &["--disk-cache", "1GiB"]), 1);
-    assert!(refused.contains("--disk-cache is for a store in S3"), "{refused}");
-    let refused = refusal(&start(other.path(), &["--store", "http://x"]), 2);
-    assert!(refused.contains("write file:///directory, s3://bucket/prefix or memory:"), "{refused}");
+    let error = refusal(&start(other.path(), &["--store", &rig.s3.url("node")]), 1);
+    assert!(error.contains("belongs to another data directory"), "{error}");
+    let error = refusal(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
+    assert!(error.contains("s3://nowhere/x") && error.contains("check the store's URL"), "{error}");
+    let error = refusal(&start(other.path(), &["--disk-cache", "1GiB"]), 1);
+    assert!(error.contains("--disk-cache requires an S3 store"), "{error}");
+    let error = refusal(&start(other.path(), &["--store", "http://x"]), 2);
+    assert!(error.contains("expected file:///directory, s3://bucket/prefix or memory:"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! TPC-C at a small scale, against a real node and a real PostgreSQL.
+//! TPC-C at a small scale, against a Fulmar node and a PostgreSQL server.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ fn small() -> Tpcc {
     Tpcc { warehouses: 2, items: 200, customers: 60, ..Tpcc::default() }
 }
 
-async fn go(server: &Server, workload: Tpcc, seconds: f64) -> anyhow::Result<Report> {
+async fn run_for(server: &Server, workload: Tpcc, seconds: f64) -> anyhow::Result<Report> {
     let options = RunOptions {
         connections: 6,
         warm_up: Duration::from_millis(100),
@@ -47,85 +47,88 @@ async fn number(client: &mut Client, sql: &str) -> i64 {
     rows[0][0].as_ref().unwrap().parse().unwrap()
 }
 
-const NOTED: &str =
+const BAD_CREDIT_PAYMENTS: &str =
     "SELECT count(*) FROM customer WHERE c_credit = 'BC' AND c_payment_cnt > 1 AND c_data LIKE '% | %'";
-const DELIVERED: &str = "SELECT count(*) FROM orders WHERE o_carrier_id IS NOT NULL AND o_id > 42";
+const DELIVERED_ORDERS: &str = "SELECT count(*) FROM orders WHERE o_carrier_id IS NOT NULL AND o_id > 42";
 
-/// All that a run must leave beside what the consistency conditions say.
-async fn traces_of_every_kind(server: &Server) {
+/// Checks the effects of all kinds of transactions that the consistency conditions do not cover.
+async fn check_effects(server: &Server) {
     let client = &mut client(server).await;
     let placed = number(client, "SELECT count(*) FROM orders").await - 1200;
-    assert!(placed > 0, "new-order places orders");
-    let with_number = number(client, "SELECT sum(d_next_o_id - 61) FROM district").await;
-    assert_eq!(placed, with_number, "numbers are given to placed orders only");
-    let taken = number(client, "SELECT sum(s_order_cnt) FROM stock").await;
+    assert!(placed > 0, "new-order must insert orders");
+    let assigned_ids = number(client, "SELECT sum(d_next_o_id - 61) FROM district").await;
+    assert_eq!(placed, assigned_ids, "order ids must be assigned only to committed orders");
+    let stock_orders = number(client, "SELECT sum(s_order_cnt) FROM stock").await;
     let lines = number(client, "SELECT count(*) FROM order_line WHERE ol_o_id > 60").await;
-    assert_eq!(taken, lines, "each line has taken from a stock");
-    assert!(number(client, "SELECT min(s_quantity) FROM stock").await >= 10, "stock is filled up");
+    assert_eq!(stock_orders, lines, "each order line must be counted in its stock");
+    assert!(number(client, "SELECT min(s_quantity) FROM stock").await >= 10, "stock must be replenished");
     let paid = number(client, "SELECT sum(h_amount) FROM history").await;
-    assert_eq!(paid, number(client, "SELECT sum(w_ytd) FROM warehouse").await, "payments have a history");
+    let received = number(client, "SELECT sum(w_ytd) FROM warehouse").await;
+    assert_eq!(paid, received, "each payment must have a history row");
     assert_eq!(paid, number(client, "SELECT sum(c_ytd_payment) FROM customer").await);
     assert!(number(client, "SELECT count(*) FROM history").await > 1200);
     let balances = number(client, "SELECT sum(c_balance + c_ytd_payment) FROM customer").await;
     let delivered = "SELECT sum(ol_amount) FROM order_line WHERE ol_delivery_d IS NOT NULL";
-    assert_eq!(balances, number(client, delivered).await, "balances are deliveries less payments");
+    assert_eq!(balances, number(client, delivered).await, "balances must equal deliveries minus payments");
     let open = number(client, "SELECT count(*) FROM new_order").await;
     assert_eq!(open, number(client, "SELECT count(*) FROM orders WHERE o_carrier_id IS NULL").await);
-    let out = number(client, DELIVERED).await;
-    assert_eq!(out, number(client, "SELECT sum(c_delivery_cnt) FROM customer").await);
+    let deliveries = number(client, DELIVERED_ORDERS).await;
+    assert_eq!(deliveries, number(client, "SELECT sum(c_delivery_cnt) FROM customer").await);
 }
 
-async fn both_ways(server: &Server) {
+/// Runs the workload with statements and with procedures, and checks both.
+async fn run_and_check(server: &Server) {
     for procedure in [false, true] {
         until_every_kind_has_committed(server, Tpcc { procedure, ..small() }).await;
-        traces_of_every_kind(server).await;
+        check_effects(server).await;
     }
 }
 
-/// However slow the machine is. Of ten payments one is of a customer with bad credit, of 25 transactions one delivers.
+/// Runs until every kind of transaction has committed, on a machine of any speed. One in ten
+/// payments is by a customer with bad credit, and one in 25 transactions is a delivery.
 async fn until_every_kind_has_committed(server: &Server, workload: Tpcc) {
     let mut transactions = 0;
     loop {
-        let report = go(server, workload.clone(), 1.5).await.unwrap();
+        let report = run_for(server, workload.clone(), 1.5).await.unwrap();
         assert_eq!(report.failed, 0, "{report}");
         transactions += report.transactions;
         let client = &mut client(server).await;
-        let left = [number(client, NOTED).await, number(client, DELIVERED).await];
-        if left.iter().all(|count| *count > 0) && report.kinds.iter().all(|kind| kind.committed > 0) {
+        let effects = [number(client, BAD_CREDIT_PAYMENTS).await, number(client, DELIVERED_ORDERS).await];
+        if effects.iter().all(|count| *count > 0) && report.kinds.iter().all(|kind| kind.committed > 0) {
             return;
         }
-        assert!(transactions < 2_000, "some kind never commits: {left:?} {report}");
+        assert!(transactions < 2_000, "some kind of transaction never commits: {effects:?} {report}");
     }
 }
 
 #[tokio::test]
-async fn a_node_keeps_the_books() {
-    both_ways(&fulmar().await).await;
+async fn fulmar_stays_consistent() {
+    run_and_check(&fulmar().await).await;
 }
 
 #[tokio::test]
-async fn postgres_keeps_the_books() {
-    both_ways(&postgres().await).await;
+async fn postgres_stays_consistent() {
+    run_and_check(&postgres().await).await;
 }
 
 async fn client(server: &Server) -> Client {
     Client::connect(&server.target().with_database(DATABASE)).await.unwrap()
 }
 
-/// Loads; answers how many rows it told of.
+/// Loads the data, and returns the number of rows that the workload reported.
 async fn load(server: &Server, workload: &Tpcc) -> anyhow::Result<u64> {
     let mut client = client(server).await;
     let dialect = Dialect::of(&mut client).await?;
-    let told = Cell::new(0);
-    let loaded = |rows| told.set(told.get() + rows);
+    let reported = Cell::new(0);
+    let loaded = |rows| reported.set(reported.get() + rows);
     workload.load(&mut Loading { client: &mut client, dialect, seed: 3, loaded: &loaded }).await?;
-    Ok(told.get())
+    Ok(reported.get())
 }
 
 #[tokio::test]
-async fn equal_seeds_load_the_same_into_both() {
+async fn equal_seeds_load_equal_data() {
     let (fulmar, postgres) = (fulmar().await, postgres().await);
-    // All at once, and in two goes.
+    // In one step into Fulmar, in two steps into PostgreSQL.
     assert_eq!(load(&fulmar, &small()).await.unwrap(), small().rows());
     for warehouses in [1, 2] {
         let part = Tpcc { warehouses, ..small() };
@@ -143,7 +146,7 @@ async fn equal_seeds_load_the_same_into_both() {
         ("order_line", "ol_w_id, ol_d_id, ol_o_id, ol_number"),
         ("stock", "s_w_id, s_i_id"),
     ] {
-        // Fulmar's tables have a column or two besides.
+        // Some tables have additional columns in Fulmar.
         let columns = format!(
             "SELECT string_agg(column_name, ', ' ORDER BY ordinal_position) \
              FROM information_schema.columns WHERE table_schema = 'public' AND table_name = '{table}'"
@@ -159,7 +162,7 @@ async fn equal_seeds_load_the_same_into_both() {
 }
 
 #[tokio::test]
-async fn broken_books_fail_the_run() {
+async fn violated_consistency_conditions_fail_the_run() {
     let server = fulmar().await;
     load(&server, &small()).await.unwrap();
     let mut client = client(&server).await;
@@ -190,7 +193,7 @@ async fn broken_books_fail_the_run() {
         let error = small().check(&mut client).await.unwrap_err().to_string();
         assert!(error.contains(condition), "{error}");
         if condition == "condition 1" {
-            let error = go(&server, small(), 0.1).await.unwrap_err();
+            let error = run_for(&server, small(), 0.1).await.unwrap_err();
             assert!(format!("{error:#}").contains(condition), "{error:#}");
         }
         client.query(right).await.unwrap();
@@ -198,7 +201,7 @@ async fn broken_books_fail_the_run() {
 }
 
 #[tokio::test]
-async fn skews_and_pauses_run() {
+async fn skewed_load_and_pauses_are_supported() {
     let server = fulmar().await;
     let hot = Tpcc {
         distribution: "high-skew:60:1".parse().unwrap(),
@@ -206,9 +209,9 @@ async fn skews_and_pauses_run() {
         procedure: true,
         ..small()
     };
-    assert!(go(&server, hot, 0.3).await.unwrap().transactions > 0);
+    assert!(run_for(&server, hot, 0.3).await.unwrap().transactions > 0);
     let slow = Tpcc { distribution: Distribution::LowSkew, pauses: 0.001, ..small() };
-    let report = go(&server, slow, 1.0).await.unwrap();
-    // A terminal's cycle is 23 ms on average, its transactions beside.
+    let report = run_for(&server, slow, 1.0).await.unwrap();
+    // The pauses of a terminal's cycle add up to 23 ms on average, in addition to its transactions.
     assert!((1..=6 * 60).contains(&report.transactions), "{report}");
 }

@@ -1,4 +1,5 @@
-//! The workloads against a real node and a real PostgreSQL, by the library and by the command.
+//! The workloads against a Fulmar node and a PostgreSQL server, through the library and the
+//! command.
 
 mod common;
 
@@ -20,7 +21,7 @@ use fulmar_workload::ycsb::Ycsb;
 
 const DATABASE: &str = "bench";
 
-/// A server of each kind, with an empty database.
+/// Starts Fulmar and PostgreSQL, each with an empty database.
 async fn servers() -> [Server; 2] {
     let fulmar = Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar")));
     [start(Box::new(fulmar)).await, start(Box::new(Postgres::installed().unwrap())).await]
@@ -40,14 +41,14 @@ async fn client(server: &Server) -> Client {
     Client::connect(&target(server)).await.unwrap()
 }
 
-/// Runs a workload on four connections.
-async fn go(server: &Server, workload: impl Workload) -> Report {
-    // Enough for each kind of a workload to occur.
-    go_until(server, workload, |report| report.transactions >= 500).await
+/// Runs a workload on four connections until every kind of transaction has occurred.
+async fn run_workload(server: &Server, workload: impl Workload) -> Report {
+    // 500 transactions are enough for each kind to occur.
+    run_until(server, workload, |report| report.transactions >= 500).await
 }
 
-/// Runs a workload on four connections for as long as this machine needs for `enough`.
-async fn go_until(server: &Server, workload: impl Workload, enough: impl Fn(&Report) -> bool) -> Report {
+/// Runs a workload on four connections with increasing duration until `enough` returns true.
+async fn run_until(server: &Server, workload: impl Workload, enough: impl Fn(&Report) -> bool) -> Report {
     let mut measure = Duration::from_secs(1);
     loop {
         let options = RunOptions {
@@ -67,8 +68,8 @@ async fn go_until(server: &Server, workload: impl Workload, enough: impl Fn(&Rep
     }
 }
 
-/// How many independent events of this probability have a share that is five standard deviations
-/// within `slack` of it.
+/// Returns the number of independent events for which five standard deviations of the share of
+/// events with this probability are equal to `slack`.
 fn events_for(probability: f64, slack: f64) -> u64 {
     (probability * (1.0 - probability) * (5.0 / slack).powi(2)).ceil() as u64
 }
@@ -77,60 +78,62 @@ async fn number(client: &mut Client, sql: &str) -> u64 {
     client.query(sql).await.unwrap()[0][0].as_ref().unwrap().parse().unwrap()
 }
 
-/// How many transactions of a kind committed, and how many ended as they should.
+/// Returns the number of committed transactions of a kind, and that of all completed ones:
+/// committed or rolled back as the workload intends.
 fn committed_of(report: &Report, kind: &str) -> (u64, u64) {
     let kind = report.kinds.iter().find(|report| report.kind == kind).unwrap();
     (kind.committed, kind.committed + kind.rolled_back)
 }
 
-/// A share of a kind of transaction that committed.
+/// Returns the share of committed transactions among the completed ones of a kind.
 fn committed_share(report: &Report, kind: &str) -> f64 {
-    let (committed, ended) = committed_of(report, kind);
-    committed as f64 / ended as f64
+    let (committed, completed) = committed_of(report, kind);
+    committed as f64 / completed as f64
 }
 
 #[tokio::test]
-async fn voter_counts_every_vote_that_it_says_it_counted() {
+async fn voter_stores_every_acknowledged_vote() {
     for server in servers().await {
         for procedure in [false, true] {
-            votes_are_counted(&server, procedure).await;
+            check_votes(&server, procedure).await;
         }
     }
 }
 
-async fn votes_are_counted(server: &Server, procedure: bool) {
+async fn check_votes(server: &Server, procedure: bool) {
     let client = &mut client(server).await;
     client.query("DROP TABLE IF EXISTS votes").await.unwrap();
     let distribution = Distribution::HighSkew { operations_percent: 80.0, hot_keys: 3 };
-    // Until a telephone has no votes left.
-    let mut counted = 0;
+    // Run until a phone number has reached its limit of votes.
+    let mut acknowledged = 0;
     loop {
-        let report = go(server, Voter { distribution, procedure, ..Voter::default() }).await;
-        counted += report.transactions - report.rolled_back;
-        // The window is a part of the run: the table has those of the warm-up and of the last moment too.
+        let report = run_workload(server, Voter { distribution, procedure, ..Voter::default() }).await;
+        acknowledged += report.transactions - report.rolled_back;
+        // The table also has votes from outside the measured window.
         let votes = number(client, "SELECT count(*) FROM votes").await;
-        assert!(votes >= counted, "{votes} {report}");
+        assert!(votes >= acknowledged, "acknowledged votes are lost: {votes} {report}");
         if report.rolled_back > 0 {
             break;
         }
-        assert!(votes < 1_000, "800 of them were to be of three telephones, which have 30: {report}");
+        assert!(votes < 1_000, "three hot phone numbers with 10 votes each cannot have 800 votes: {report}");
     }
-    let of_most = "SELECT max(n) FROM (SELECT count(*) AS n FROM votes GROUP BY phone_number) AS each";
-    let most = number(client, of_most).await;
+    let max_per_number = "SELECT max(n) FROM (SELECT count(*) AS n FROM votes GROUP BY phone_number) AS each";
+    let max = number(client, max_per_number).await;
     match Dialect::of(client).await.unwrap() {
-        Dialect::Fulmar => assert_eq!(most, 10),
-        // Two votes at once both see room for one.
-        Dialect::Postgres => assert!((10..20).contains(&most), "{most}"),
+        Dialect::Fulmar => assert_eq!(max, 10),
+        // Concurrent votes can exceed the limit: each sees room for one more.
+        Dialect::Postgres => assert!((10..20).contains(&max), "{max}"),
     }
-    let elsewhere = "SELECT count(*) FROM votes AS v JOIN area_code_state AS a \
+    let wrong_state = "SELECT count(*) FROM votes AS v JOIN area_code_state AS a \
                      ON a.area_code = substr(v.phone_number, 1, 3) WHERE v.state <> a.state";
-    assert_eq!(number(client, elsewhere).await, 0);
+    assert_eq!(number(client, wrong_state).await, 0, "votes with a state that is not their area code's");
 }
 
 #[tokio::test]
-async fn tatp_finds_what_was_loaded() {
+async fn tatp_transactions_succeed_with_their_specified_probabilities() {
     let of = |subscribers| Tatp { subscribers, ..Tatp::default() };
-    // A destination: the facility is there (0.625) and active (0.85), and one of up to three times fits (0.27).
+    // get-new-destination succeeds if the facility exists (0.625) and is active (0.85), and one of
+    // up to three forwarding times matches (0.27).
     let shares = [("get-access-data", 0.625, 0.06), ("get-new-destination", 0.145, 0.05)];
     let enough = |report: &Report| {
         shares
@@ -138,33 +141,34 @@ async fn tatp_finds_what_was_loaded() {
             .all(|(kind, expected, slack)| committed_of(report, kind).1 >= events_for(*expected, *slack))
     };
     for server in servers().await {
-        let report = go_until(&server, of(2_000), enough).await;
+        let report = run_until(&server, of(2_000), enough).await;
         assert_eq!(committed_share(&report, "get-subscriber-data"), 1.0);
         assert_eq!(committed_share(&report, "update-location"), 1.0);
         for (kind, expected, slack) in shares {
             let share = committed_share(&report, kind);
             assert!((share - expected).abs() < slack, "{kind}: {share} {report}");
         }
-        let foreseen = ["23503", "23505"];
-        assert!(report.errors.keys().all(|sqlstate| foreseen.contains(&sqlstate.as_str())), "{report}");
+        let expected = ["23503", "23505"];
+        assert!(report.errors.keys().all(|sqlstate| expected.contains(&sqlstate.as_str())), "{report}");
 
-        // A second run finds its data; one of another size does not.
-        go(&server, of(2_000)).await;
+        // A second run reuses the data. A run of another size is rejected.
+        run_workload(&server, of(2_000)).await;
         let error = run(of(1_000), RunOptions::new(target(&server))).await.unwrap_err();
         assert!(format!("{error:#}").contains("--subscribers 2000"), "{error:#}");
     }
 }
 
 #[tokio::test]
-async fn tpcws_browsers_buy_what_they_put_into_their_carts() {
+async fn tpcw_purchases_match_the_carts() {
     let of = |items| Tpcw { items, customers: 200, ..Tpcw::default() };
     for server in servers().await {
-        // The check of the run compares orders, payments and stocks.
-        // A cart has one to ten items: 5.5, with a standard deviation of 2.9. Of 130 purchases five
-        // deviations of the mean and the 80 items at the ends of the window are within two.
-        let report = go_until(&server, of(300), |report| report.kinds[2].committed >= 130).await;
+        // The run's own consistency check compares orders, payments and stock. A cart has 1 to 10
+        // items: 5.5 on average, with a standard deviation of 2.9. With 130 purchases, the
+        // tolerance of 2 covers five standard deviations of the mean plus 80 items at the ends of
+        // the window.
+        let report = run_until(&server, of(300), |report| report.kinds[2].committed >= 130).await;
         let committed = |kind: usize| report.kinds[kind].committed as f64;
-        // Four browsers may be on their way at either end of the window.
+        // At either end of the window, up to four browsers are between their steps.
         assert!((committed(0) - committed(2)).abs() <= 8.0 && committed(2) > 0.0, "{report}");
         assert!((committed(1) / committed(2) - 5.5).abs() < 2.0, "{report}");
         assert_eq!(report.rolled_back, 0, "{report}");
@@ -178,8 +182,9 @@ async fn tpcws_browsers_buy_what_they_put_into_their_carts() {
         let empty = "SELECT count(*) FROM orders WHERE o_id NOT IN (SELECT ol_o_id FROM order_line)";
         assert_eq!(number(client, empty).await, 0);
 
-        // A second run finds its data; one of another size does not; a lost update is found.
-        go(&server, of(300)).await;
+        // A second run reuses the data. A run of another size is rejected. A wrong stock is
+        // detected.
+        run_workload(&server, of(300)).await;
         let error = run(of(200), RunOptions::new(target(&server))).await.unwrap_err();
         assert!(format!("{error:#}").contains("--items 300"), "{error:#}");
         client.query("UPDATE item SET i_stock = i_stock + 1 WHERE i_id = 7").await.unwrap();
@@ -189,7 +194,7 @@ async fn tpcws_browsers_buy_what_they_put_into_their_carts() {
 }
 
 #[tokio::test]
-async fn shuttledbs_transactions_sort_and_join() {
+async fn ycsb_supports_the_sorts_and_joins_of_shuttledb() {
     let workload = |operations| Ycsb {
         records: 500,
         reads: 40.0,
@@ -199,9 +204,9 @@ async fn shuttledbs_transactions_sort_and_join() {
         ..Ycsb::default()
     };
     for server in servers().await {
-        let report = go(&server, workload(10)).await;
+        let report = run_workload(&server, workload(10)).await;
         assert_eq!(report.statements, report.transactions * 12, "{report}");
-        let report = go(&server, workload(1)).await;
+        let report = run_workload(&server, workload(1)).await;
         let names: Vec<_> = report.kinds.iter().map(|kind| kind.kind.as_str()).collect();
         assert_eq!(names, ["read", "update", "sort", "join"]);
         assert!(report.kinds.iter().all(|kind| kind.committed > 0), "{report}");
@@ -209,13 +214,13 @@ async fn shuttledbs_transactions_sort_and_join() {
 }
 
 #[tokio::test]
-async fn e_stores_ycsb_is_of_one_table_and_two_kinds() {
+async fn ycsb_supports_the_single_table_form_of_e_store() {
     let distribution = Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 };
     for server in servers().await {
         let ycsb =
             Ycsb { records: 500, tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
         let enough = |report: &Report| report.transactions >= events_for(0.85, 0.05);
-        let report = go_until(&server, ycsb, enough).await;
+        let report = run_until(&server, ycsb, enough).await;
         let share = report.kinds[0].committed as f64 / report.transactions as f64;
         assert!((share - 0.85).abs() < 0.05 && report.rolled_back == 0, "{report}");
         let mut client = client(&server).await;
@@ -224,11 +229,10 @@ async fn e_stores_ycsb_is_of_one_table_and_two_kinds() {
     }
 }
 
-/// The command, from a run over tenants to the page.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_is_written_down_and_drawn() {
+async fn bench_run_writes_json_lines_and_bench_report_renders_them() {
     let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
-    // Tenants are made in the system database.
+    // Tenants are created in the system database.
     let (url, pid) = (server.target().to_string(), server.processes().unwrap().root());
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
@@ -240,11 +244,12 @@ async fn a_run_is_written_down_and_drawn() {
         ["--rate", "200", "--arrival", "schedule", "--trace", "steps:1,2", "--tenant-rates", "zipfian"];
     let prices = path("prices.csv");
     std::fs::write(&prices, "resource,dollars\ncpu,3.6\n").unwrap();
-    let measures = ["--warm-up", "1", "--seconds", "3", "--output", &lines, "--json"];
-    let measures = [&measures[..], &["--server-process", &pid, "--prices", &prices]].concat();
-    let report = stdout(&command(&[&arguments[..], &load, &measures].concat()));
+    let output = ["--warm-up", "1", "--seconds", "3", "--output", &lines, "--json"];
+    let output = [&output[..], &["--server-process", &pid, "--prices", &prices]].concat();
+    let report = stdout(&command(&[&arguments[..], &load, &output].concat()));
     let report: Report = serde_json::from_str(&report).unwrap();
-    // About 900 fall due. Those that a busy machine cannot start in time are cancelled.
+    // About 900 transactions are due. On a busy machine, those that cannot start in time are
+    // cancelled.
     let due = report.transactions + report.cancelled;
     assert!(report.transactions > 0 && due > 500 && report.tenants == 5, "{report}");
     let server = report.server.as_ref().expect("a process was given");
@@ -253,7 +258,7 @@ async fn a_run_is_written_down_and_drawn() {
 
     stdout(&command(&["bench", "report", &lines, "--output", &page]));
     let page = std::fs::read_to_string(page).unwrap();
-    for told in [
+    for expected in [
         "ycsb_0004",
         "Fulmar",
         "schedule, 200 transactions/s, steps:1,2",
@@ -261,13 +266,13 @@ async fn a_run_is_written_down_and_drawn() {
         "dollars per hour",
         "<svg",
     ] {
-        assert!(page.contains(told), "{told}");
+        assert!(page.contains(expected), "the report does not contain {expected}");
     }
 }
 
-/// Two processes drive, a third one measures.
+/// A parent process measures the load of two driver processes.
 #[tokio::test(flavor = "multi_thread")]
-async fn driver_processes_share_the_terminals_and_add_up() {
+async fn driver_processes_share_the_load_and_their_results_add_up() {
     let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
     let directory = tempfile::tempdir().unwrap();
     let lines = directory.path().join("run.jsonl");
@@ -278,7 +283,8 @@ async fn driver_processes_share_the_terminals_and_add_up() {
     let output = ["--output", lines.to_str().unwrap(), "--json"];
     let report = stdout(&command(&[&arguments[..], &load, &output].concat()));
     let report: Report = serde_json::from_str(&report).unwrap();
-    // 800 fall due, with a standard deviation of 28. Those that a busy machine does not get done are not sent.
+    // 800 transactions are due on average, with a standard deviation of 28. On a busy machine, some
+    // of them are not sent.
     let due = report.transactions + report.unsent;
     assert!(report.transactions > 0 && (660..940).contains(&due), "{report}");
     assert_eq!((report.driver.threads, report.tenants, report.failed), (2, 3, 0), "{report}");
@@ -289,20 +295,20 @@ async fn driver_processes_share_the_terminals_and_add_up() {
     let (mut committed, mut intervals) = (0, 0);
     for record in records {
         let Record::Interval(interval) = record else { continue };
-        assert_eq!(interval.driver_cpu.len(), 2, "each process has a thread");
+        assert_eq!(interval.driver_cpu.len(), 2, "each driver process must have one thread");
         if interval.ends_s > 0.0 {
             intervals += 1;
             committed += interval.kinds[0].report.committed;
         }
     }
     assert_eq!(intervals, 4);
-    // The last interval is handed over as the window closes: what ends in that moment may be in either.
+    // A transaction that ends as the window closes may be missing from the last interval or from
+    // the report.
     assert!(committed.abs_diff(report.transactions) <= 6, "{committed} {report}");
 }
 
-/// A driver whose parent was killed does not go on alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn driver_processes_end_with_the_one_that_measures() {
+async fn driver_processes_exit_when_their_parent_is_killed() {
     let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
     let mut client = client(&server).await;
     let url = target(&server).to_string();
@@ -312,16 +318,16 @@ async fn driver_processes_end_with_the_one_that_measures() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    // One of the sessions is the test's.
+    // Four sessions of the drivers and that of the test.
     let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{DATABASE}'");
     until("the drivers have connected", async || number(&mut client, &sessions).await >= 5).await;
     parent.kill().unwrap();
     parent.wait().unwrap();
-    until("the drivers have ended", async || number(&mut client, &sessions).await == 1).await;
+    until("the drivers have exited", async || number(&mut client, &sessions).await == 1).await;
 }
 
 #[test]
-fn a_papers_figure_is_run_and_drawn() {
+fn bench_figure_prints_csv_and_renders_charts() {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("figure.html");
     let small = ["--scale", "0.0001", "--memory-mib", "64", "--line", "hotspot:90:20", "--seconds", "1"];
@@ -343,13 +349,13 @@ fn a_papers_figure_is_run_and_drawn() {
 }
 
 #[test]
-fn figures_of_many_tenants_of_skew_and_of_memory() {
+fn bench_figure_supports_tenants_skew_and_memory() {
     let small = ["--scale", "0.0001", "--memory-mib", "64", "--seconds", "1"];
     for (name, points) in [("elastras/12", 3), ("estore/3", 3), ("cloudtps/13", 2)] {
         let rows = stdout(&command(&[&["bench", "figure", name][..], &small].concat()));
         let rows: Vec<&str> = rows.lines().skip(1).collect();
         assert_eq!(rows.len(), points, "{name}: {rows:?}");
-        // The last column says why a point could not be measured.
+        // The last column is the reason why a point could not be measured. It must be empty.
         assert!(rows.iter().all(|row| row.starts_with(name) && row.ends_with(',')), "{name}: {rows:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What can be asked of `fulmar events`.
+//! Arguments of `fulmar events`.
 
 use clap::Args;
 
@@ -10,27 +10,27 @@ Examples:
   fulmar events --follow --tenant shop
   fulmar events --json | jq 'select(.severity != \"info\")'
 
-Superusers see everything. The owner of a tenant sees what happened to it; the URL has to name it then
-(--server postgres://ada@db.example:5433/shop).";
+Superusers see all events. The owner of a tenant sees the events of that tenant, and must name it in
+the URL (--server postgres://ada@db.example:5433/shop).";
 
 /// `fulmar events`
 #[derive(Args, Debug)]
 #[command(after_help = EVENTS_EXAMPLES)]
 pub struct EventsArgs {
-    /// The node to ask.
+    /// The node to connect to.
     #[command(flatten)]
     pub server: ServerArgs,
-    /// Events to begin with: the newest
+    /// Number of past events to show: the newest ones
     #[arg(short = 'n', long = "last", default_value_t = 20, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub last: u32,
-    /// Only those of this tenant
+    /// Show only the events of this tenant
     #[arg(long, alias = "database", value_name = "TENANT")]
     pub tenant: Option<String>,
-    /// Go on with what happens, until Ctrl-C
+    /// Stream new events until interrupted with Ctrl-C
     #[arg(long, short = 'f')]
     pub follow: bool,
-    /// Print each event as JSON, on a line of its own
+    /// Print each event as JSON, one per line
     #[arg(long)]
     pub json: bool,
 }

@@ -1,4 +1,4 @@
-//! What can be asked of `fulmar tenant`.
+//! Arguments of `fulmar tenant`.
 
 use std::path::PathBuf;
 
@@ -9,33 +9,34 @@ use super::ServerArgs;
 const TENANT_EXAMPLES: &str = "\
 Examples:
   fulmar tenant create shop --owner ada --server postgres://fulmar@127.0.0.1:5433
-  fulmar tenant create shop-test --template shop      a copy of shop as it is now
-  fulmar tenant history shop                          what shop can be restored to, or branched from
+  fulmar tenant create shop-test --template shop      a copy of the current data of shop
+  fulmar tenant history shop                          list the restore points of shop
   fulmar tenant create shop-noon --template shop --at '2026-11-21 12:00'
   fulmar tenant restore shop --to '2026-11-21 12:00'
   fulmar tenant rename shop store
   fulmar tenant list --json
   fulmar tenant load shop orders orders.csv --header
-  fulmar tenant export shop shop.db                   an SQLite file, consistent, while shop is in use
+  fulmar tenant export shop shop.db                   a consistent SQLite file, while shop is in use
   fulmar tenant export shop noon.db --at '2026-11-21 12:00'
   fulmar tenant import shop-2 shop.db --owner ada
   fulmar tenant exec --all -f migrate.sql             one transaction in each tenant
   fulmar tenant drop store
 
-The server can be given once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
-The password is taken from --password-file, else from the URL, else from PGPASSWORD.
+To set the server once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
+The password is taken from --password-file, the URL or PGPASSWORD, in this order.
 For TLS: --server 'postgres://fulmar@db.example:5433?sslmode=verify-full&sslrootcert=server.crt'
 
-Every client can do the same in the database `fulmar`: CREATE DATABASE shop WITH OWNER ada;";
+The same operations are available in SQL, in the database `fulmar`:
+  CREATE DATABASE shop WITH OWNER ada;";
 
 /// `fulmar tenant`
 #[derive(Args, Debug)]
 #[command(after_help = TENANT_EXAMPLES)]
 pub struct TenantArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub action: TenantAction,
-    /// The node to ask.
+    /// The node to connect to.
     #[command(flatten)]
     pub server: ServerArgs,
     /// Print the result as JSON
@@ -43,59 +44,59 @@ pub struct TenantArgs {
     pub json: bool,
 }
 
-/// What to do with tenants.
+/// A subcommand of `fulmar tenant`.
 #[derive(Debug, Subcommand)]
 pub enum TenantAction {
-    /// Make tenants; clients can connect at once
+    /// Create tenants. Clients can connect to them immediately
     Create {
-        /// Their names
+        /// Names of the new tenants
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
-        /// The user that they belong to [default: the user that asks]
+        /// Owner of the tenants [default: the current user]
         #[arg(long, value_name = "USER")]
         owner: Option<String>,
-        /// Begin with a copy of this tenant instead of an empty database
+        /// Copy this tenant instead of starting with an empty database
         #[arg(long, value_name = "TENANT")]
         template: Option<String>,
-        /// The copy is what that tenant was at this time: '2026-11-21 18:05:00', in UTC
+        /// Copy the template as it was at this time, in UTC: '2026-11-21 18:05:00'
         #[arg(long, value_name = "TIME", requires = "template")]
         at: Option<String>,
     },
-    /// Drop tenants and all their data, for good
+    /// Drop tenants permanently, with all their data
     Drop {
-        /// Their names
+        /// Names of the tenants
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Give a tenant another name
+    /// Rename a tenant
     Rename {
-        /// Its name
+        /// Current name
         from: String,
-        /// The name it gets
+        /// New name
         to: String,
     },
-    /// Show all tenants
+    /// List all tenants
     List,
-    /// Show the times to which a tenant can be restored
+    /// List the restore points of a tenant
     History {
-        /// Its name
+        /// Name of the tenant
         name: String,
     },
-    /// Make a tenant what it was at a time; its sessions end
+    /// Restore a tenant to a point in time. Closes its sessions
     Restore {
-        /// Its name
+        /// Name of the tenant
         name: String,
-        /// The time: '2026-11-21 18:05:00', in UTC. The last version at or before it is taken
+        /// Restore the last version at or before this time, in UTC: '2026-11-21 18:05:00'
         #[arg(long, value_name = "TIME")]
         to: String,
     },
     /// Load a file into a table of a tenant: all of its rows, or none
     Load(LoadArgs),
-    /// Write a tenant as a plain SQLite file, while it is in use
+    /// Export a tenant as an SQLite file, while it is in use
     Export(ExportArgs),
-    /// Make a tenant of a plain SQLite file
+    /// Create a tenant from an SQLite file
     Import(ImportArgs),
-    /// Run a script in many tenants, in one transaction each
+    /// Run a script in many tenants, in one transaction per tenant
     #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
 }
@@ -103,26 +104,27 @@ pub enum TenantAction {
 /// `fulmar tenant load`
 #[derive(Args, Debug)]
 pub struct LoadArgs {
-    /// The tenant
+    /// Name of the tenant
     pub name: String,
-    /// The table; it must be there
+    /// Name of the table. It must exist
     pub table: String,
-    /// The file; - is the standard input. NAME.csv is CSV, all others PostgreSQL's text format
+    /// Input file; - is standard input. *.csv is read as CSV, other files in PostgreSQL's text
+    /// format
     #[arg(default_value = "-")]
     pub file: PathBuf,
-    /// The columns that the file has, in its order [default: those of the table]
+    /// Columns of the file, in its order [default: all columns of the table]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// The file is CSV, whatever its name
+    /// Read the file as CSV, regardless of its name
     #[arg(long)]
     pub csv: bool,
-    /// The first line names the columns
+    /// The first line contains the column names
     #[arg(long)]
     pub header: bool,
-    /// What stands between two columns [default: a comma in CSV, else a tab]
+    /// Column separator [default: a comma for CSV, otherwise a tab]
     #[arg(long, value_name = "CHAR")]
     pub delimiter: Option<String>,
-    /// How NULL is written [default: nothing in CSV, else \\N]
+    /// Representation of NULL [default: an empty field for CSV, otherwise \N]
     #[arg(long, value_name = "TEXT")]
     pub null: Option<String>,
 }
@@ -130,14 +132,14 @@ pub struct LoadArgs {
 /// `fulmar tenant export`
 #[derive(Args, Debug)]
 pub struct ExportArgs {
-    /// The tenant
+    /// Name of the tenant
     pub name: String,
-    /// The file; it must not be there. - is the standard output
+    /// Output file; - is standard output. It must not exist, except with --force
     pub file: PathBuf,
-    /// Replace the file if it is there
+    /// Overwrite the file if it exists
     #[arg(long)]
     pub force: bool,
-    /// What the tenant was at this time: '2026-11-21 18:05:00', in UTC. The last version at or before it is taken
+    /// Export the last version at or before this time, in UTC: '2026-11-21 18:05:00'
     #[arg(long, value_name = "TIME")]
     pub at: Option<String>,
 }
@@ -145,11 +147,11 @@ pub struct ExportArgs {
 /// `fulmar tenant import`
 #[derive(Args, Debug)]
 pub struct ImportArgs {
-    /// The tenant; it must not be there
+    /// Name of the new tenant
     pub name: String,
-    /// The file: an SQLite database with pages of 4096 bytes, in UTF-8. - is the standard input
+    /// SQLite database file with 4096-byte pages, in UTF-8; - is standard input
     pub file: PathBuf,
-    /// The user that it belongs to [default: the user that asks]
+    /// Owner of the tenant [default: the current user]
     #[arg(long, value_name = "USER")]
     pub owner: Option<String>,
 }
@@ -160,39 +162,41 @@ Examples:
   fulmar tenant exec --like 'shop-%' -f migrate.sql --jobs 32
   fulmar tenant exec shop store -c 'UPDATE setting SET currency = 1'
 
-What has been done is noted in migrate.sql.state: run the same again, after Ctrl-C or when what failed has
-been mended, and it goes on with the other tenants. A script that was changed is another one, and so is the
-same script for another server.
+Progress is recorded in migrate.sql.state. After Ctrl-C or a failure, run the same command again: it
+skips the tenants in which the script has committed. A script whose text has changed, and the same
+script on another server, count as new scripts.
 
-Exit code 1 if it failed in any tenant; in those nothing of it is kept.";
+Exit code 1 if the script failed in any tenant. Failed tenants are rolled back, except with
+--no-transaction.";
 
 /// `fulmar tenant exec`
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("tenants").required(true).multiple(false).args(["names", "all", "like"])))]
 #[command(group(ArgGroup::new("text").required(true).multiple(false).args(["file", "command"])))]
 pub struct ExecArgs {
-    /// The tenants
+    /// Names of the tenants
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// All tenants, but for the system's own
+    /// All tenants except the system database
     #[arg(long)]
     pub all: bool,
-    /// Tenants whose names are LIKE this, as SQLite's LIKE compares
+    /// Tenants with a name that matches this pattern, as in SQLite's LIKE
     #[arg(long, value_name = "PATTERN")]
     pub like: Option<String>,
-    /// The script; its answers are not shown
+    /// Script file. Query results are discarded
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// The script itself
+    /// Script text
     #[arg(short, long, value_name = "SQL")]
     pub command: Option<String>,
-    /// How many tenants it runs in at a time
+    /// Maximum number of tenants in which the script runs concurrently
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub jobs: u16,
-    /// Each statement on its own, for scripts with VACUUM: what fails half-way stays half done
+    /// Run each statement in its own transaction, as VACUUM requires. Statements before an error
+    /// stay committed
     #[arg(long)]
     pub no_transaction: bool,
-    /// Where is noted what was done [default: that of -f with .state behind its name; none with -c]
+    /// File that records progress [default: FILE.state with -f, none with -c]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
 }

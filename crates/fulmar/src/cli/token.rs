@@ -1,4 +1,4 @@
-//! What can be asked of `fulmar token`.
+//! Arguments of `fulmar token`.
 
 use clap::{Args, Subcommand};
 
@@ -11,17 +11,17 @@ Examples:
   fulmar token list
   fulmar token drop shop-metrics
 
-A token is shown once, when it is made. It is sent as in
+The secret is shown only when the token is created. To send it:
   curl -H \"Authorization: Bearer $(cat /etc/prometheus/fulmar-token)\" http://127.0.0.1:8080/metrics";
 
 /// `fulmar token`
 #[derive(Args, Debug)]
 #[command(after_help = TOKEN_EXAMPLES)]
 pub struct TokenArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub action: TokenAction,
-    /// The node to ask.
+    /// The node to connect to.
     #[command(flatten)]
     pub server: ServerArgs,
     /// Print the result as JSON
@@ -29,26 +29,26 @@ pub struct TokenArgs {
     pub json: bool,
 }
 
-/// What to do with tokens.
+/// A subcommand of `fulmar token`.
 #[derive(Debug, Subcommand)]
 pub enum TokenAction {
-    /// Make a token, and print its secret
+    /// Create a token and print its secret
     Create {
-        /// Its name
+        /// Name of the token
         name: String,
-        /// It shows this tenant only [default: the whole node]
+        /// Restrict the token to the metrics of this tenant [default: the whole node]
         #[arg(long, alias = "database", value_name = "TENANT")]
         tenant: Option<String>,
-        /// How long it lasts, with its unit: 12h, 90d [default: for ever]
+        /// Lifetime, such as 12h or 90d [default: unlimited]
         #[arg(long, value_name = "TIME")]
         expires: Option<String>,
     },
-    /// Drop tokens: they are worth nothing from now on
+    /// Drop tokens. They are rejected from now on
     Drop {
-        /// Their names
+        /// Names of the tokens
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Show all tokens, without their secrets
+    /// List all tokens, without their secrets
     List,
 }

@@ -1,4 +1,4 @@
-//! What can be asked of `fulmar top`.
+//! Arguments of `fulmar top`.
 
 use std::time::Duration;
 
@@ -12,62 +12,64 @@ Examples:
   fulmar top --sort conflicts -n 5
   fulmar top --once --json | jq '.tenants[0].tenant'
 
-Superusers see all tenants, others those that they may connect to, of which the URL has to name one:
+Superusers see all tenants. Other users see the tenants that they may connect to, and must name one
+of them in the URL:
   fulmar top --server postgres://ada@127.0.0.1:5433/shop
 
-Ctrl-C ends it. When stdout is no terminal one table is printed after the other (with --json: one line).";
+Press Ctrl-C to exit. If stdout is not a terminal, one table is printed per interval (with --json,
+one line).";
 
 /// `fulmar top`
 #[derive(Args, Debug)]
 #[command(after_help = TOP_EXAMPLES)]
 pub struct TopArgs {
-    /// The node to ask.
+    /// The node to connect to.
     #[command(flatten)]
     pub server: ServerArgs,
-    /// Seconds from one look to the next
+    /// Seconds between updates
     #[arg(long, default_value = "2", value_name = "SECONDS", value_parser = seconds)]
     pub interval: Duration,
-    /// What the tenants are sorted by
+    /// Column to sort by
     #[arg(long, value_enum, default_value_t = Sort::Busy, value_name = "COLUMN")]
     pub sort: Sort,
-    /// How many tenants are shown [default: as many as the screen has room for; else 20]
+    /// Maximum number of tenants to show [default: as many as fit the terminal, 20 without one]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub rows: Option<u16>,
-    /// Show one interval, then end
+    /// Show one interval and exit
     #[arg(long)]
     pub once: bool,
-    /// Print each interval as JSON, on a line
+    /// Print each interval as JSON, one per line
     #[arg(long)]
     pub json: bool,
 }
 
-/// A column of the table; most comes first, names in their order.
+/// A sort column. Numbers are sorted in descending order, names in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// By name.
+    /// Name.
     Tenant,
-    /// Sessions.
+    /// Open sessions.
     Sessions,
-    /// Statements a second.
+    /// Statements per second.
     Statements,
-    /// Time on processors.
+    /// CPU time.
     Busy,
-    /// Commits a second.
+    /// Commits per second.
     Commits,
-    /// Conflicts a second.
+    /// Conflicts per second.
     Conflicts,
-    /// Errors a second.
+    /// Errors per second.
     Errors,
-    /// The time of 99 % of the statements.
+    /// 99th percentile of statement latency since the node started.
     P99,
     /// Size of the database.
     Size,
-    /// Memory of its pages.
+    /// Memory used by cached pages.
     Memory,
 }
 
-/// A time that is no busy loop and comes to an end.
+/// Parses `--interval`: 0.1 s to 1 h.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write seconds, from 0.1 to 3600".to_owned())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "must be between 0.1 and 3600 seconds".to_owned())
 }

@@ -1,7 +1,7 @@
-//! The command as a client of a node: how it connects, logs in, and tells what the node says.
+//! Connects to a node over the PostgreSQL protocol, and reports its errors.
 //!
-//! It is a client like any other: the address is that of psql, with its words for TLS ([`tls`]), and the password may stand
-//! in a file, in the address, or in the environment.
+//! The command is an ordinary client. It takes a connection URL as psql does, with the same TLS
+//! parameters ([`tls`]), and the password from a file, the URL or the environment.
 
 mod tls;
 
@@ -17,38 +17,39 @@ use tokio_postgres::{Client, Config};
 use self::tls::Tls;
 use crate::cli::ServerArgs;
 
-/// A client of a database.
+/// Connects to a database of the node.
 pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
-    let (url, wanted) = tls::taken_out(&arguments.server)?;
-    let mut config = parsed(&url)?;
-    let tls = Tls::new(&wanted, &mut config)?;
+    let (url, tls_options) = tls::taken_out(&arguments.server)?;
+    let mut config = parse_url(&url)?;
+    let tls = Tls::new(&tls_options, &mut config)?;
     config.dbname(database).application_name("fulmar");
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
         config.password(password);
     }
-    let (client, connection) = config.connect(tls).await.map_err(|error| refusal(&error, &config))?;
-    // The connection works until the client is dropped; what goes wrong with it the client reports.
+    let (client, connection) = config.connect(tls).await.map_err(|error| connect_error(&error, &config))?;
+    // The task ends when the client is dropped. The client reports the connection's errors.
     tokio::spawn(connection);
     Ok(client)
 }
 
 impl ServerArgs {
-    /// The database that the URL names.
+    /// Returns the database that the URL names, if any.
     pub fn database(&self) -> anyhow::Result<Option<String>> {
         Ok(self.config()?.get_dbname().map(str::to_owned))
     }
 
-    /// Where the node is, and who asks.
+    /// Parses the URL, without its TLS parameters.
     pub fn config(&self) -> anyhow::Result<Config> {
-        parsed(&tls::taken_out(&self.server)?.0)
+        parse_url(&tls::taken_out(&self.server)?.0)
     }
 }
 
-fn parsed(url: &str) -> anyhow::Result<Config> {
-    url.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")
+fn parse_url(url: &str) -> anyhow::Result<Config> {
+    url.parse().context("invalid --server; expected postgres://USER:PASSWORD@HOST:PORT")
 }
 
-/// The password file's, else what the URL holds (nothing to add), else PGPASSWORD's.
+/// Returns the password of the password file, or that of PGPASSWORD. Returns `None` if the URL
+/// contains a password and there is no password file: `config` has it already.
 fn password(config: &Config, file: Option<&Path>) -> anyhow::Result<Option<String>> {
     if let Some(file) = file {
         let text = std::fs::read_to_string(file)
@@ -65,7 +66,8 @@ fn password(config: &Config, file: Option<&Path>) -> anyhow::Result<Option<Strin
     }
 }
 
-/// A struct out of a row whose columns have the names of its fields; some may come from elsewhere.
+/// Builds a struct from a row with columns named like its fields. Fields after `;` have explicit
+/// values.
 macro_rules! from_row {
     ($row:ident => $name:ident { $($field:ident),+ $(; $other:ident: $value:expr)* $(,)? }) => {
         $name { $($field: $row.try_get(stringify!($field))?,)+ $($other: $value,)* }
@@ -73,37 +75,41 @@ macro_rules! from_row {
 }
 pub(crate) use from_row;
 
-/// Why there is no connection, and what to do. (tokio-postgres tells its own kinds of errors apart by their texts only.)
-fn refusal(error: &tokio_postgres::Error, config: &Config) -> anyhow::Error {
-    let said = server_error(error);
+/// Returns the cause of a failed connection, and the remedy. tokio-postgres identifies its own
+/// errors only by their texts.
+fn connect_error(error: &tokio_postgres::Error, config: &Config) -> anyhow::Error {
+    let cause = server_error(error);
     if error.as_db_error().is_some() {
-        return said.context("the node refused");
+        return cause.context("the node rejected the connection");
     }
     match error.source().map(ToString::to_string).as_deref() {
         Some("password missing") => {
-            anyhow!("the node wants a password: --password-file FILE, PGPASSWORD, or in --server")
+            anyhow!("the node requires a password; set --password-file, PGPASSWORD or a password in --server")
         }
         Some("server does not support TLS") => {
-            anyhow!("the node speaks no TLS; start it with --tls-cert, or leave sslmode out of --server")
+            anyhow!(
+                "the node does not support TLS; start it with --tls-cert, or remove sslmode from --server"
+            )
         }
-        _ if distrusts(error) => said.context(
-            "cannot trust the node's certificate; is the file that sslrootcert names this certificate, or that of who \
-             signed it?",
+        _ if is_certificate_error(error) => cause.context(
+            "cannot verify the node's certificate; check that the sslrootcert file contains this \
+             certificate or that of its issuer",
         ),
-        _ => said.context(format!(
-            "cannot connect to {}; is the node running, and is --server its --sql address?",
+        _ => cause.context(format!(
+            "cannot connect to {}; check that the node is running and that --server is its --sql \
+             address",
             addresses(config)
         )),
     }
 }
 
-/// Where a connection was tried.
+/// Returns the addresses that a connection attempt uses.
 fn addresses(config: &Config) -> String {
-    const USUAL_PORT: u16 = 5432;
+    const DEFAULT_PORT: u16 = 5432;
     let (hosts, ports) = (config.get_hosts(), config.get_ports());
-    let of_all = ports.first().copied().unwrap_or(USUAL_PORT);
-    let address = |(at, host): (usize, &Host)| {
-        let port = ports.get(at).copied().unwrap_or(of_all);
+    let common_port = ports.first().copied().unwrap_or(DEFAULT_PORT);
+    let address = |(index, host): (usize, &Host)| {
+        let port = ports.get(index).copied().unwrap_or(common_port);
         match host {
             Host::Tcp(name) if name.contains(':') => format!("[{name}]:{port}"),
             Host::Tcp(name) => format!("{name}:{port}"),
@@ -113,21 +119,21 @@ fn addresses(config: &Config) -> String {
     hosts.iter().enumerate().map(address).collect::<Vec<_>>().join(" or ")
 }
 
-/// The node has shown a certificate that was not taken.
-fn distrusts(error: &tokio_postgres::Error) -> bool {
+/// Returns true if the client rejected the node's certificate.
+fn is_certificate_error(error: &tokio_postgres::Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     let inner = source.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// What the server said.
+/// An error response of the server, or a failure of the connection.
 #[derive(Debug)]
 pub struct ServerError {
-    /// SQLSTATE; `None` if it said nothing, and this tells what became of the connection.
+    /// SQLSTATE. `None` for a failure of the connection.
     pub state: Option<String>,
-    /// Its primary message.
+    /// The primary message.
     pub message: String,
-    /// What it advises.
+    /// The server's hint.
     pub hint: Option<String>,
 }
 
@@ -141,13 +147,13 @@ impl fmt::Display for ServerError {
 
 impl Error for ServerError {}
 
-/// An error with what the server said in it.
+/// Converts a driver error to a [`ServerError`].
 pub fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
     let error = match error.as_db_error() {
-        Some(said) => ServerError {
-            state: Some(said.code().code().to_owned()),
-            message: said.message().to_owned(),
-            hint: said.hint().map(str::to_owned),
+        Some(response) => ServerError {
+            state: Some(response.code().code().to_owned()),
+            message: response.message().to_owned(),
+            hint: response.hint().map(str::to_owned),
         },
         None => {
             let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
@@ -162,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_password_file_comes_first_and_loses_its_line_break() {
+    fn password_file_has_precedence_and_its_line_break_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("password");
         std::fs::write(&file, " se cret \r\n").unwrap();
@@ -173,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn every_address_that_was_tried_is_named() {
-        let of = |url: &str| addresses(&parsed(url).unwrap());
-        assert_eq!(of("postgres://fulmar@db.example:5433/shop"), "db.example:5433");
-        assert_eq!(of("postgres://fulmar@[::1]"), "[::1]:5432");
-        assert_eq!(of("postgres://fulmar@a:1,b:2"), "a:1 or b:2");
-        assert_eq!(of("host=a,b port=7"), "a:7 or b:7");
-        assert_eq!(of("host=/run/db"), "/run/db/.s.PGSQL.5432");
+    fn connection_error_lists_every_address() {
+        let list = |url: &str| addresses(&parse_url(url).unwrap());
+        assert_eq!(list("postgres://fulmar@db.example:5433/shop"), "db.example:5433");
+        assert_eq!(list("postgres://fulmar@[::1]"), "[::1]:5432");
+        assert_eq!(list("postgres://fulmar@a:1,b:2"), "a:1 or b:2");
+        assert_eq!(list("host=a,b port=7"), "a:7 or b:7");
+        assert_eq!(list("host=/run/db"), "/run/db/.s.PGSQL.5432");
     }
 }

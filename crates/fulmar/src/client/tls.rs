@@ -1,14 +1,17 @@
-//! TLS to a node, in libpq's words: `?sslmode=verify-full&sslrootcert=FILE` means what it means to psql.
+//! TLS for connections to a node. The URL parameters `sslmode` and `sslrootcert` have libpq's
+//! meaning.
 //!
-//! | sslmode | TLS | the node's certificate |
+//! | sslmode | TLS | accepted certificates |
 //! | --- | --- | --- |
 //! | `disable` | never | |
-//! | `prefer`, `require` | if the node has it; always | any, or with `sslrootcert` as `verify-ca` |
-//! | `verify-ca` | always | is in the file that `sslrootcert` names, or signed by one that is |
-//! | `verify-full` | always | the same, and it names the host of the address |
+//! | `prefer` | if the node supports it | any; with `sslrootcert` as `verify-ca` |
+//! | `require` | always | any; with `sslrootcert` as `verify-ca` |
+//! | `verify-ca` | always | in the file `sslrootcert`, or issued by a certificate in it |
+//! | `verify-full` | always | as `verify-ca`, and valid for the host name of the URL |
 //!
-//! A certificate that is itself in the file is trusted as it is, whatever it says of what it is for: the usual certificate
-//! that signs itself calls itself an authority, which WebPKI does not take from a server.
+//! A server certificate that is itself in the file is trusted without checking its constraints: a
+//! self-signed certificate is usually marked as a CA certificate, which WebPKI rejects as a server
+//! certificate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,7 +34,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
-/// What a URL says of TLS.
+/// The TLS parameters of a URL.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Wanted {
     mode: Option<Mode>,
@@ -47,26 +50,28 @@ enum Mode {
     VerifyFull,
 }
 
-/// The URL without what tokio-postgres does not know, and that.
+/// Splits a URL into one without TLS parameters, which tokio-postgres does not know, and these
+/// parameters.
 pub(super) fn taken_out(url: &str) -> anyhow::Result<(String, Wanted)> {
-    let mut wanted = Wanted::default();
-    let Some((address, query)) = url.split_once('?') else { return Ok((url.to_owned(), wanted)) };
+    let mut options = Wanted::default();
+    let Some((address, query)) = url.split_once('?') else { return Ok((url.to_owned(), options)) };
     let mut rest = Vec::new();
     for pair in query.split('&') {
         match pair.split_once('=') {
-            Some(("sslmode", mode)) => wanted.mode = Some(Mode::parse(mode)?),
-            Some(("sslrootcert", file)) => wanted.roots = Some(decoded(file)?.into()),
+            Some(("sslmode", mode)) => options.mode = Some(Mode::parse(mode)?),
+            Some(("sslrootcert", file)) => options.roots = Some(decode(file)?.into()),
             _ => rest.push(pair),
         }
     }
     let separator = if rest.is_empty() { "" } else { "?" };
-    Ok((format!("{address}{separator}{}", rest.join("&")), wanted))
+    Ok((format!("{address}{separator}{}", rest.join("&")), options))
 }
 
-/// A value of a URL, by the decoder of tokio-postgres: in the place of one that it knows.
-fn decoded(value: &str) -> anyhow::Result<String> {
+/// Decodes a percent-encoded value with tokio-postgres's decoder, as the value of a parameter that
+/// it knows.
+fn decode(value: &str) -> anyhow::Result<String> {
     let url = format!("postgres:///?application_name={value}").parse::<Config>();
-    let config = url.context("cannot read sslrootcert in --server")?;
+    let config = url.context("invalid sslrootcert in --server")?;
     Ok(config.get_application_name().unwrap_or_default().to_owned())
 }
 
@@ -79,22 +84,23 @@ impl Mode {
             "verify-ca" => Mode::VerifyCa,
             "verify-full" => Mode::VerifyFull,
             _ => bail!(
-                "there is no sslmode \"{text}\" for --server; write disable, prefer, require, verify-ca or verify-full"
+                "invalid sslmode \"{text}\" in --server; use disable, prefer, require, verify-ca \
+                 or verify-full"
             ),
         })
     }
 }
 
-/// Makes connections of TLS.
+/// A TLS connector for tokio-postgres.
 #[derive(Clone)]
 pub(super) struct Tls {
     config: Arc<ClientConfig>,
 }
 
 impl Tls {
-    /// As it is wanted; the configuration is told whether TLS must be.
-    pub(super) fn new(wanted: &Wanted, config: &mut Config) -> anyhow::Result<Tls> {
-        if let Some(mode) = wanted.mode {
+    /// Creates a connector for the options, and sets whether `config` requires TLS.
+    pub(super) fn new(options: &Wanted, config: &mut Config) -> anyhow::Result<Tls> {
+        if let Some(mode) = options.mode {
             config.ssl_mode(match mode {
                 Mode::Disable => SslMode::Disable,
                 Mode::Prefer => SslMode::Prefer,
@@ -102,14 +108,17 @@ impl Tls {
             });
         }
         ensure!(
-            wanted.roots.is_some() || !matches!(wanted.mode, Some(Mode::VerifyCa | Mode::VerifyFull)),
-            "this sslmode needs sslrootcert=FILE in --server: the node's certificate, or that of who signed it (on \
-             Debian those that the system trusts are in /etc/ssl/certs/ca-certificates.crt)"
+            options.roots.is_some() || !matches!(options.mode, Some(Mode::VerifyCa | Mode::VerifyFull)),
+            "this sslmode requires sslrootcert=FILE in --server: a file with the node's \
+             certificate or that of its issuer (Debian's trusted certificates are in \
+             /etc/ssl/certs/ca-certificates.crt)"
         );
         let provider = Arc::new(ring::default_provider());
-        let trusted =
-            wanted.roots.as_deref().map(|file| Trusted::read(file, wanted.mode == Some(Mode::VerifyFull)));
-        let verifier = Verifier { trusted: trusted.transpose()?, provider: provider.clone() };
+        let anchors = options
+            .roots
+            .as_deref()
+            .map(|file| TrustAnchors::read(file, options.mode == Some(Mode::VerifyFull)));
+        let verifier = Verifier { anchors: anchors.transpose()?, provider: provider.clone() };
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
@@ -119,38 +128,50 @@ impl Tls {
     }
 }
 
-/// Who is known.
+/// The certificates of the file `sslrootcert`.
 #[derive(Debug)]
-struct Trusted {
-    named: Vec<CertificateDer<'static>>,
+struct TrustAnchors {
+    /// Server certificates that are trusted as they are.
+    certificates: Vec<CertificateDer<'static>>,
+    /// The same certificates, as issuers.
     roots: RootCertStore,
-    /// The certificate must be that of the host.
+    /// Whether the certificate must be valid for the host name.
     checks_name: bool,
 }
 
-impl Trusted {
-    fn read(file: &Path, checks_name: bool) -> anyhow::Result<Trusted> {
-        let certificates = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<_, _>>);
-        let named: Vec<CertificateDer<'static>> = certificates
-            .with_context(|| format!("cannot read the certificates (sslrootcert) in {}", file.display()))?;
-        ensure!(!named.is_empty(), "there is no certificate (sslrootcert) in {}", file.display());
+impl TrustAnchors {
+    fn read(file: &Path, checks_name: bool) -> anyhow::Result<TrustAnchors> {
+        let parsed = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<_, _>>);
+        let certificates: Vec<CertificateDer<'static>> =
+            parsed.with_context(|| format!("cannot read the sslrootcert file {}", file.display()))?;
+        ensure!(
+            !certificates.is_empty(),
+            "the sslrootcert file {} does not contain a certificate",
+            file.display()
+        );
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(named.iter().cloned());
-        Ok(Trusted { named, roots, checks_name })
+        roots.add_parsable_certificates(certificates.iter().cloned());
+        Ok(TrustAnchors { certificates, roots, checks_name })
     }
 
     fn verify(
         &self,
-        shown: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         host: &ServerName<'_>,
         now: UnixTime,
         provider: &CryptoProvider,
     ) -> Result<(), rustls::Error> {
-        let certificate = ParsedCertificate::try_from(shown)?;
-        if !self.named.contains(shown) {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        if !self.certificates.contains(end_entity) {
             let algorithms = provider.signature_verification_algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, between, now, algorithms)?;
+            verify_server_cert_signed_by_trust_anchor(
+                &certificate,
+                &self.roots,
+                intermediates,
+                now,
+                algorithms,
+            )?;
         }
         if self.checks_name { verify_server_name(&certificate, host) } else { Ok(()) }
     }
@@ -158,24 +179,24 @@ impl Trusted {
 
 #[derive(Debug)]
 struct Verifier {
-    /// `None`: everybody is trusted.
-    trusted: Option<Trusted>,
+    /// `None` accepts every certificate.
+    anchors: Option<TrustAnchors>,
     provider: Arc<CryptoProvider>,
 }
 
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
-        shown: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         host: &ServerName<'_>,
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verified = self
-            .trusted
+            .anchors
             .as_ref()
-            .map_or(Ok(()), |trusted| trusted.verify(shown, between, host, now, &self.provider));
+            .map_or(Ok(()), |anchors| anchors.verify(end_entity, intermediates, host, now, &self.provider));
         verified.map(|()| ServerCertVerified::assertion())
     }
 
@@ -234,7 +255,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHos
     }
 }
 
-/// A stream of tokio-rustls that tokio-postgres takes.
+/// A tokio-rustls stream with the traits that tokio-postgres requires.
 pub(super) struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
@@ -276,27 +297,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_says_of_tls_is_taken_out() {
-        let wanted = |mode, roots: Option<&str>| Wanted { mode, roots: roots.map(Into::into) };
+    fn tls_parameters_are_removed_from_the_url_and_checked() {
+        let options = |mode, roots: Option<&str>| Wanted { mode, roots: roots.map(Into::into) };
         for (url, rest, expected) in [
-            ("postgres://a@h:1/d", "postgres://a@h:1/d", wanted(None, None)),
-            ("postgres://a@h?sslmode=require", "postgres://a@h", wanted(Some(Mode::Require), None)),
+            ("postgres://a@h:1/d", "postgres://a@h:1/d", options(None, None)),
+            ("postgres://a@h?sslmode=require", "postgres://a@h", options(Some(Mode::Require), None)),
             (
                 "postgres://a@h?sslrootcert=%2Fa%20b&connect_timeout=3&sslmode=verify-full",
                 "postgres://a@h?connect_timeout=3",
-                wanted(Some(Mode::VerifyFull), Some("/a b")),
+                options(Some(Mode::VerifyFull), Some("/a b")),
             ),
-            ("host=h password=a?b sslmode=x", "host=h password=a?b sslmode=x", wanted(None, None)),
+            ("host=h password=a?b sslmode=x", "host=h password=a?b sslmode=x", options(None, None)),
         ] {
             assert_eq!(taken_out(url).unwrap(), (rest.to_owned(), expected));
         }
         for (url, problem) in [
             ("postgres://a@h?sslmode=allow", "verify-full"),
-            ("postgres://a@h?sslmode=verify-full", "needs sslrootcert"),
+            ("postgres://a@h?sslmode=verify-full", "requires sslrootcert"),
             ("postgres://a@h?sslmode=verify-ca&sslrootcert=/nowhere", "/nowhere"),
         ] {
-            let made = taken_out(url).and_then(|(_, wanted)| Tls::new(&wanted, &mut Config::new()));
-            let error = made.err().expect("it is refused");
+            let created = taken_out(url).and_then(|(_, options)| Tls::new(&options, &mut Config::new()));
+            let error = created.err().expect("invalid TLS parameters must be rejected");
             assert!(format!("{error:#}").contains(problem), "{error:#}");
         }
     }

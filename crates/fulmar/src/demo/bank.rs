@@ -1,4 +1,4 @@
-//! A tenant that runs pgbench, and the books that must balance.
+//! A tenant under load by pgbench, and the check that its books balance.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use fulmar_workload::client::Client;
 use super::live::Live;
 use super::pgbench::{self, CONNECTIONS, Ended, Report};
 
-/// Longer than any demo: that run ends when the server is gone.
-const UNTIL_CUT_OFF: Duration = Duration::from_secs(86_400);
+/// Duration of a pgbench run that the crash ends: longer than any demo.
+const UNTIL_CRASH: Duration = Duration::from_secs(86_400);
 
-/// The four sums that pgbench's transaction changes alike, and its history's rows.
+/// The four sums that every pgbench transaction changes equally, and the number of history rows.
 const BOOKS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers), \
                      (SELECT sum(bbalance) FROM pgbench_branches), \
                      (SELECT coalesce(sum(delta), 0) FROM pgbench_history), (SELECT count(*) FROM pgbench_history)";
@@ -23,32 +23,32 @@ pub struct Bank {
     target: Target,
     live: Arc<Live>,
     acknowledged: u64,
-    /// Transactions that were under way when a server went away: they may have happened.
+    /// Maximum number of transactions in flight at a crash, which may have committed.
     in_doubt: u64,
     failed: u64,
     latency_ms: Option<f64>,
 }
 
 impl Bank {
-    /// Makes pgbench's tables.
+    /// Creates and fills pgbench's tables.
     pub async fn open(target: Target, live: Arc<Live>) -> anyhow::Result<Self> {
         fulmar_workload::pgbench::initialise(&target, 1).await?;
         Ok(Self { target, live, acknowledged: 0, in_doubt: 0, failed: 0, latency_ms: None })
     }
 
-    /// Runs pgbench until the server goes away under it.
+    /// Runs pgbench until it loses its connections to the server.
     pub async fn work_until_cut_off(&mut self) -> anyhow::Result<()> {
-        let Ended { report, status, said } = self.run(UNTIL_CUT_OFF).await?;
+        let Ended { report, status, said } = self.run(UNTIL_CRASH).await?;
         ensure!(
             status.code() == Some(2),
-            "pgbench ended with {status} instead of losing its server:\n{said}"
+            "expected pgbench to lose its connections, but it ended with {status}:\n{said}"
         );
         self.in_doubt += CONNECTIONS;
         self.count(&report);
         Ok(())
     }
 
-    /// Runs pgbench for that long.
+    /// Runs pgbench for `duration`.
     pub async fn work_for(&mut self, duration: Duration) -> anyhow::Result<()> {
         let Ended { report, status, said } = self.run(duration).await?;
         ensure!(status.success(), "pgbench in {} ended with {status}:\n{said}", self.target.database);
@@ -69,31 +69,33 @@ impl Bank {
         self.latency_ms = report.latency_ms.or(self.latency_ms);
     }
 
-    /// Transactions whose COMMIT was answered.
+    /// Number of acknowledged transactions.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// Transactions that ended with an error of serialization.
+    /// Number of transactions that failed with a serialization failure or a deadlock.
     pub fn failed(&self) -> u64 {
         self.failed
     }
 
-    /// Average latency of the last run that had one.
+    /// Average latency of the last run with a latency.
     pub fn latency_ms(&self) -> Option<f64> {
         self.latency_ms
     }
 
-    /// The books balance, and every acknowledged transaction is in them.
+    /// Checks that the books balance and contain every acknowledged transaction.
     pub async fn check(&self) -> anyhow::Result<()> {
         let name = &self.target.database;
         let mut client =
             Client::connect(&self.target).await.with_context(|| format!("cannot check {name}"))?;
         let rows = client.query(BOOKS).await.with_context(|| format!("cannot check {name}"))?;
         client.close().await?;
-        let figures =
-            rows.first().and_then(|row| figures(row)).with_context(|| format!("{name} has no books"))?;
-        let [accounts, tellers, branches, history, transactions] = figures;
+        let sums = rows
+            .first()
+            .and_then(|row| integers(row))
+            .with_context(|| format!("cannot read the books of {name}"))?;
+        let [accounts, tellers, branches, history, transactions] = sums;
         ensure!(
             accounts == tellers && tellers == branches && branches == history,
             "the books of {name} do not balance: accounts {accounts}, tellers {tellers}, branches {branches}, \
@@ -103,26 +105,27 @@ impl Bank {
         let possible = acknowledged + i64::try_from(self.in_doubt)?;
         ensure!(
             (acknowledged..=possible).contains(&transactions),
-            "{name} has {transactions} transactions; {acknowledged} were acknowledged, {possible} begun"
+            "{name} has {transactions} transactions, expected {acknowledged} (acknowledged) to \
+             {possible} (with those in doubt)"
         );
         Ok(())
     }
 }
 
-fn figures(row: &[Option<String>]) -> Option<[i64; 5]> {
+fn integers(row: &[Option<String>]) -> Option<[i64; 5]> {
     let numbers: Option<Vec<i64>> = row.iter().map(|value| value.as_deref()?.parse().ok()).collect();
     numbers?.try_into().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::figures;
+    use super::integers;
 
     #[test]
-    fn figures_are_five_numbers() {
+    fn books_are_five_non_null_integers() {
         let row = |text: &str| text.split(' ').map(|word| Some(word.to_owned())).collect::<Vec<_>>();
-        assert_eq!(figures(&row("1 -2 3 4 5")), Some([1, -2, 3, 4, 5]));
-        assert_eq!(figures(&row("1 2 3 4")), None);
-        assert_eq!(figures(&[None, None, None, None, None]), None);
+        assert_eq!(integers(&row("1 -2 3 4 5")), Some([1, -2, 3, 4, 5]));
+        assert_eq!(integers(&row("1 2 3 4")), None);
+        assert_eq!(integers(&[None, None, None, None, None]), None);
     }
 }

@@ -1,8 +1,9 @@
-//! One client that inserts a row at a time and remembers which were acknowledged.
+//! A client that inserts one row at a time and records which inserts were acknowledged.
 //!
-//! Row ids are given once, in order. A row is *in doubt* from the moment its INSERT is sent until it is
-//! answered; if the connection breaks before that it stays in doubt, and the next id is used. So the table must
-//! hold every id that was given and is not in doubt, and none that was not given.
+//! Row ids are assigned in ascending order and never reused. A row is *in doubt* from the moment
+//! its INSERT is sent until the response arrives. If the connection breaks before that, the row
+//! stays in doubt, and the client continues with the next id. The table must therefore contain
+//! every assigned id that is not in doubt, and no id that was not assigned.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,21 +17,21 @@ use tokio::task::JoinHandle;
 
 use super::live::Live;
 
-/// Between two tries to connect again.
-const RECONNECT: Duration = Duration::from_millis(20);
-/// A node that is not back by then does not come back.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between attempts to reconnect.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
+/// A node that does not accept connections within this time does not recover.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the client knows.
+/// The client's record of its inserts.
 #[derive(Default)]
 struct Book {
-    /// Ids below this one were given.
+    /// All smaller ids have been assigned.
     next: u64,
     in_doubt: BTreeSet<u64>,
 }
 
 impl Book {
-    fn give(&mut self) -> u64 {
+    fn assign_id(&mut self) -> u64 {
         let id = self.next;
         self.next += 1;
         self.in_doubt.insert(id);
@@ -41,12 +42,12 @@ impl Book {
         self.next - self.in_doubt.len() as u64
     }
 
-    fn must_be_there(&self) -> BTreeSet<u64> {
+    fn acknowledged_ids(&self) -> BTreeSet<u64> {
         (0..self.next).filter(|id| !self.in_doubt.contains(id)).collect()
     }
 }
 
-/// The ledger's tenant, with its client at work until [`Ledger::stop`] or the drop.
+/// The ledger's tenant, and its client, which runs until [`Ledger::stop`] or drop.
 pub struct Ledger {
     target: Target,
     book: Arc<Mutex<Book>>,
@@ -55,7 +56,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Makes the table; the client begins at once.
+    /// Creates the table and starts the client.
     pub async fn open(target: Target, live: Arc<Live>) -> anyhow::Result<Self> {
         let mut client = Client::connect(&target).await.context("cannot connect to the ledger")?;
         client.query("CREATE TABLE entry (id INTEGER PRIMARY KEY, note TEXT NOT NULL)").await?;
@@ -64,29 +65,29 @@ impl Ledger {
         Ok(Self { target, book, stop, client: tokio::spawn(worker.run()) })
     }
 
-    /// Rows whose INSERT was answered.
+    /// Number of acknowledged rows.
     pub fn acknowledged(&self) -> u64 {
         lock(&self.book).acknowledged()
     }
 
-    /// Lets the client end its row and go; answers the error that ended it before, if there was one.
+    /// Stops the client after its current insert. Returns the error that ended it earlier, if any.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         (&mut self.client).await.context("the ledger's client failed")?
     }
 
-    /// Every acknowledged row is there; nothing is there that was not written.
+    /// Checks that the table has every acknowledged row, and no row that the client did not write.
     pub async fn check(&self) -> anyhow::Result<()> {
-        let must = lock(&self.book).must_be_there();
+        let acknowledged = lock(&self.book).acknowledged_ids();
         let mut client = Client::connect(&self.target).await.context("cannot check the ledger")?;
         let rows = client.query("SELECT id FROM entry").await.context("cannot check the ledger")?;
         client.close().await?;
         let ids = rows.into_iter().map(|row| row.first()?.as_deref()?.parse().ok());
-        let there: BTreeSet<u64> =
-            ids.collect::<Option<_>>().context("the ledger has a row without a number")?;
-        // Read after the table: the client went on meanwhile.
+        let found: BTreeSet<u64> =
+            ids.collect::<Option<_>>().context("the ledger has a row with an invalid id")?;
+        // Read after the table, because the client inserts rows concurrently.
         let next = lock(&self.book).next;
-        judge(&must, next, &there)
+        compare(&acknowledged, next, &found)
     }
 }
 
@@ -96,18 +97,18 @@ impl Drop for Ledger {
     }
 }
 
-/// The rows that must be there are, and all that are there have an id below `next`.
-fn judge(must: &BTreeSet<u64>, next: u64, there: &BTreeSet<u64>) -> anyhow::Result<()> {
-    if let Some(lost) = must.difference(there).next() {
+/// Checks that all acknowledged rows were found, and that all rows found have an id below `next`.
+fn compare(acknowledged: &BTreeSet<u64>, next: u64, found: &BTreeSet<u64>) -> anyhow::Result<()> {
+    if let Some(lost) = acknowledged.difference(found).next() {
         bail!("ledger row {lost} was acknowledged and is lost");
     }
-    if let Some(foreign) = there.range(next..).next() {
-        bail!("ledger row {foreign} is there, and nobody wrote it");
+    if let Some(unexpected) = found.range(next..).next() {
+        bail!("ledger row {unexpected} exists but was never written");
     }
     Ok(())
 }
 
-/// The client at work.
+/// The client's task.
 struct Worker {
     client: Client,
     target: Target,
@@ -119,7 +120,7 @@ struct Worker {
 impl Worker {
     async fn run(mut self) -> anyhow::Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
-            let id = lock(&self.book).give();
+            let id = lock(&self.book).assign_id();
             match self.client.query(&format!("INSERT INTO entry VALUES ({id}, 'entry {id}')")).await {
                 Ok(_) => {
                     let mut book = lock(&self.book);
@@ -139,16 +140,19 @@ impl Worker {
             match Client::connect(&self.target).await {
                 Ok(client) => return Ok(client),
                 Err(error) => {
-                    ensure!(began.elapsed() < PATIENCE, "the ledger's client cannot connect again: {error}")
+                    ensure!(
+                        began.elapsed() < RECONNECT_TIMEOUT,
+                        "the ledger's client cannot reconnect: {error}"
+                    )
                 }
             }
-            tokio::time::sleep(RECONNECT).await;
+            tokio::time::sleep(RECONNECT_INTERVAL).await;
         }
     }
 }
 
 fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
-    // Nothing that holds it can panic half way through a change.
+    // No holder of the lock can panic in the middle of a change.
     book.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -157,20 +161,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_and_foreign_rows_are_found() {
+    fn lost_and_unexpected_rows_are_detected() {
         let mut book = Book::default();
         for _ in 0..5 {
-            let id = book.give();
+            let id = book.assign_id();
             if id != 3 {
                 book.in_doubt.remove(&id);
             }
         }
-        let must = book.must_be_there();
-        assert_eq!((book.acknowledged(), must.len()), (4, 4));
-        let verdict = |there: &[u64]| judge(&must, book.next, &there.iter().copied().collect());
-        verdict(&[0, 1, 2, 4]).unwrap();
-        verdict(&[0, 1, 2, 3, 4]).unwrap();
-        assert!(verdict(&[0, 1, 4]).unwrap_err().to_string().contains("row 2 was acknowledged"));
-        assert!(verdict(&[0, 1, 2, 4, 5]).unwrap_err().to_string().contains("row 5 is there"));
+        let acknowledged = book.acknowledged_ids();
+        assert_eq!((book.acknowledged(), acknowledged.len()), (4, 4));
+        let check = |found: &[u64]| compare(&acknowledged, book.next, &found.iter().copied().collect());
+        check(&[0, 1, 2, 4]).unwrap();
+        check(&[0, 1, 2, 3, 4]).unwrap();
+        assert!(check(&[0, 1, 4]).unwrap_err().to_string().contains("row 2 was acknowledged"));
+        assert!(check(&[0, 1, 2, 4, 5]).unwrap_err().to_string().contains("row 5 exists"));
     }
 }

@@ -1,7 +1,7 @@
-//! What happens now, on one line that refreshes itself; what has happened, on lines that stay.
+//! Progress output of the demo: a status line that is refreshed, and permanent lines.
 //!
-//! On a terminal the line is redrawn five times a second. Elsewhere (a log file, CI) it is printed every few
-//! seconds. The lines that stay go to stdout, the live line to stderr.
+//! On a terminal the status line is redrawn every 200 ms. Elsewhere (a log file, CI) it is printed
+//! every 5 s. Permanent lines go to stdout, the status line to stderr.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,106 +14,110 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::pgbench::Progress;
 
-const REFRESH: Duration = Duration::from_millis(200);
-const PRINT_EVERY: Duration = Duration::from_secs(5);
+/// Interval of the status line on a terminal.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval of the status line elsewhere.
+const PRINT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The latest figures of every load, written by those who run it.
+/// The latest statistics of each load, updated by its task.
 #[derive(Default)]
 pub struct Live {
-    figures: Mutex<Figures>,
+    statistics: Mutex<Statistics>,
 }
 
 #[derive(Default)]
-struct Figures {
+struct Statistics {
     shops: Option<RunTick>,
     banks: BTreeMap<String, Progress>,
     ledger_rows: u64,
 }
 
 impl Live {
-    /// The shops' last second.
+    /// Sets the shops' statistics of the last second.
     pub fn shops(&self, tick: &RunTick) {
-        self.figures().shops = Some(tick.clone());
+        self.lock().shops = Some(tick.clone());
     }
 
-    /// A bank's last second.
+    /// Sets a bank's statistics of the last second.
     pub fn bank(&self, name: &str, progress: Progress) {
-        self.figures().banks.insert(name.to_owned(), progress);
+        self.lock().banks.insert(name.to_owned(), progress);
     }
 
-    /// A bank's pgbench has ended.
+    /// Removes a bank's statistics when its pgbench has ended.
     pub fn bank_rests(&self, name: &str) {
-        self.figures().banks.remove(name);
+        self.lock().banks.remove(name);
     }
 
-    /// Rows that were acknowledged to the ledger's client.
+    /// Sets the ledger's number of acknowledged rows.
     pub fn ledger(&self, rows: u64) {
-        self.figures().ledger_rows = rows;
+        self.lock().ledger_rows = rows;
     }
 
-    fn figures(&self) -> MutexGuard<'_, Figures> {
-        // Nothing that holds it can panic half way through a change.
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Statistics> {
+        // No holder of the lock can panic in the middle of a change.
+        self.statistics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Transactions per second with their latency, and the ledger's rows; short, for a terminal of 80 columns.
+    /// Formats throughput, latency and the ledger's rows, short enough for a terminal of 80
+    /// columns.
     fn line(&self) -> String {
-        let figures = self.figures();
-        let shops = match &figures.shops {
+        let statistics = self.lock();
+        let shops = match &statistics.shops {
             Some(tick) => {
                 format!("{:.0}/s p50 {:.1} p99 {:.1} ms", tick.throughput_tps, tick.p50_ms, tick.p99_ms)
             }
             None => "-".to_owned(),
         };
-        let tps: f64 = figures.banks.values().map(|bank| bank.tps).sum();
-        // Weighted: a slow second with few transactions is seen by few.
-        let waits: f64 = figures.banks.values().map(|bank| bank.tps * bank.latency_ms).sum();
-        let banks = if tps > 0.0 { format!("{tps:.0}/s {:.1} ms", waits / tps) } else { "-".to_owned() };
-        format!("shops {shops} | banks {banks} | ledger {}", figures.ledger_rows)
+        let tps: f64 = statistics.banks.values().map(|bank| bank.tps).sum();
+        // The average over all transactions, not over banks.
+        let latency_sum: f64 = statistics.banks.values().map(|bank| bank.tps * bank.latency_ms).sum();
+        let banks =
+            if tps > 0.0 { format!("{tps:.0}/s {:.1} ms", latency_sum / tps) } else { "-".to_owned() };
+        format!("shops {shops} | banks {banks} | ledger {}", statistics.ledger_rows)
     }
 }
 
-/// The terminal.
+/// The demo's output.
 pub struct Screen {
     bar: ProgressBar,
     is_terminal: bool,
 }
 
 impl Screen {
-    /// A line under whatever was printed.
+    /// Starts the status line.
     pub fn new() -> Self {
         let style = ProgressStyle::with_template("{spinner} {elapsed:>3} {wide_msg}");
         let bar = ProgressBar::new_spinner();
-        // The template is a constant; if it were wrong, indicatif's own style would do.
+        // The template is a constant. An invalid one falls back to indicatif's default style.
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        bar.enable_steady_tick(REFRESH);
+        bar.enable_steady_tick(REFRESH_INTERVAL);
         Self { bar, is_terminal: std::io::stderr().is_terminal() }
     }
 
-    /// What is being done, while there are no figures.
-    pub fn busy(&self, what: &'static str) {
-        self.bar.set_message(what);
+    /// Shows an activity without statistics.
+    pub fn busy(&self, activity: &'static str) {
+        self.bar.set_message(activity);
         if !self.is_terminal {
-            eprintln!("{what} ...");
+            eprintln!("{activity} ...");
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub fn note(&self, text: &str) {
         self.bar.suspend(|| println!("{text}"));
     }
 
-    /// Shows the figures until `work` ends.
+    /// Shows the statistics until `work` ends.
     pub async fn show_while<T>(&self, live: &Live, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
-        let mut refresh = tokio::time::interval(REFRESH);
+        let mut refresh = tokio::time::interval(REFRESH_INTERVAL);
         let mut printed = Instant::now();
         loop {
             tokio::select! {
                 result = &mut work => return result,
                 _ = refresh.tick() => {
                     let line = live.line();
-                    if !self.is_terminal && printed.elapsed() >= PRINT_EVERY {
+                    if !self.is_terminal && printed.elapsed() >= PRINT_INTERVAL {
                         printed = Instant::now();
                         eprintln!("{line}");
                     }
@@ -123,7 +127,7 @@ impl Screen {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the status line.
     pub fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -134,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_sums_banks_and_weighs_their_latency() {
+    fn status_line_adds_up_banks_and_weights_their_latency() {
         let live = Live::default();
         assert_eq!(live.line(), "shops - | banks - | ledger 0");
         live.bank("a", Progress { tps: 300.0, latency_ms: 2.0 });

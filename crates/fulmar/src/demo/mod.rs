@@ -1,21 +1,25 @@
-//! `fulmar demo`: what Fulmar does, in one minute, with a crash in the middle.
+//! `fulmar demo`: a one-minute demonstration of multi-tenancy and crash recovery.
 //!
 //! ```text
-//!   start a node (this very command, temporary directory, free loopback ports)
+//!   start a node (this executable, temporary directory, free loopback ports)
 //!   100 tenants ── 4 banks   PostgreSQL's own pgbench, unmodified: -i, then its TPC-B-like script
-//!              ├── 1 ledger  one client that counts what was acknowledged to it
-//!              └── 95 shops  YCSB: ten operations a transaction, at a steady rate
-//!   load ........ kill -9 ── start again ── check ........ load ── check ── summary
+//!              ├── 1 ledger  one client that records which of its inserts were acknowledged
+//!              └── 95 shops  YCSB: ten operations per transaction, at a constant rate
+//!   load ........ kill -9 ── restart ── check ........ load ── check ── summary
 //! ```
 //!
-//! **What is checked after the crash, and again at the end.** The ledger has every row that its client was told
-//! of, and no row that nobody wrote. In every bank accounts, tellers, branches and history add up to the same
-//! sum (pgbench's transaction changes all four), and history has a row for each transaction that pgbench was
-//! told of, and at most one more for each of its connections: those that the crash left unanswered. The shops'
-//! clients connect again and go on by themselves.
+//! Checks after the crash, and again at the end:
 //!
-//! A check that fails ends the demo with an error. However it ends (an error, ctrl-C), every process that it
-//! started ends with it, by its id, and the temporary directory is removed: their guards are dropped.
+//! - The ledger has every acknowledged row, and no row that its client did not write.
+//! - In every bank, the accounts, tellers, branches and history have the same sum (pgbench's
+//!   transaction changes all four).
+//! - The history of a bank has a row for each transaction acknowledged to pgbench, and at most one
+//!   more per connection: a transaction that was unanswered at the crash.
+//!
+//! The shops' clients reconnect and continue on their own.
+//!
+//! A failed check ends the demo with an error. On errors and on Ctrl-C too, drop guards end every
+//! process that the demo started, by its id, and remove the temporary directory.
 
 mod bank;
 mod ledger;
@@ -41,7 +45,8 @@ use ledger::Ledger;
 use live::{Live, Screen};
 use shops::Shops;
 
-/// Memory of the node: a fraction of any machine's, and several times what the demo needs.
+/// Memory budget of the node: a small part of any machine's memory, and several times the demo's
+/// need.
 const MEMORY: Bytes = Bytes(512 << 20);
 /// Tenants that run pgbench.
 const BANKS: u32 = 4;
@@ -50,11 +55,11 @@ const BANKS: u32 = 4;
 pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     pgbench::check_installed().await?;
     let began = Instant::now();
-    let binary = std::env::current_exe().context("cannot find this very command to start a node")?;
+    let binary = std::env::current_exe().context("cannot determine the path of the fulmar executable")?;
     let mut node = Server::start(Box::new(Fulmar::at(binary)), MEMORY.0, arguments.tenants * 2).await?;
     let target = node.target();
     output::line(&format!(
-        "A node runs at {}:{} with {MEMORY} of memory, in {:.1} s.",
+        "Started a node at {}:{} with {MEMORY} of memory in {:.1} s.",
         target.host,
         target.port,
         began.elapsed().as_secs_f64()
@@ -64,21 +69,22 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     create(&target, &names).await?;
     let live = Arc::new(Live::default());
     let screen = Screen::new();
-    screen.busy("pgbench -i in four tenants, loading the shops");
+    screen.busy("running pgbench -i in four tenants and loading the shops");
     let banks = names.banks.iter().map(|name| Bank::open(target.with_database(name), live.clone()));
     let mut banks = try_join_all(banks).await?;
     let mut ledger = Ledger::open(target.with_database(&names.ledger), live.clone()).await?;
     let load = Duration::from_secs(arguments.seconds);
     let shops = Shops::start(&target, &names.shops, load, live.clone()).await?;
-    screen.note("Loaded. Clients of all tenants are at work; in the middle the node will be killed.");
+    screen.note("Data loaded. All tenants are under load. The node will be killed halfway.");
 
     let opened = Instant::now();
     work_until_killed(&mut node, &mut banks, &screen, &live, opened + load / 2).await?;
-    screen.note("Killed the node with SIGKILL, in the middle of its work. Starting it again ...");
+    screen.note("Killed the node with SIGKILL under load. Restarting it ...");
     let back_after = node.start_again().await?;
     check(&banks, &ledger).await?;
     screen.note(&format!(
-        "It answers again after {} ms. Checked: {} and {} are all there; the books balance.",
+        "The node is back after {} ms. Checked: no acknowledged commit of {} and {} is lost; all \
+         books balance.",
         back_after.as_millis(),
         plural(ledger.acknowledged(), "ledger row"),
         plural(banks.iter().map(Bank::acknowledged).sum(), "pgbench transaction"),
@@ -99,7 +105,7 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     )
 }
 
-/// Lets the banks work, and kills the node under them at that moment.
+/// Runs the banks' load, and kills the node at the given time.
 async fn work_until_killed(
     node: &mut Server,
     banks: &mut [Bank],
@@ -121,7 +127,7 @@ async fn work_until_killed(
     Ok(())
 }
 
-/// What the tenants are called.
+/// The names of the tenants.
 struct Names {
     banks: Vec<String>,
     ledger: String,
@@ -152,7 +158,7 @@ async fn check(banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
     ledger.check().await
 }
 
-/// What the summary tells beside the tenants themselves.
+/// The results for the summary, except those of the banks and the ledger.
 struct Summary<'a> {
     tenants: u32,
     took: Duration,
@@ -186,12 +192,13 @@ fn summary(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Re
         "one INSERT at a time".to_owned(),
         ledger.acknowledged().to_string(),
         String::new(),
-        "every acknowledged row there".to_owned(),
+        "no acknowledged row lost".to_owned(),
     ]);
     output::line(&table.to_string())?;
     output::line(&format!(
-        "{tenants} tenants, one kill -9, back in {} ms, nothing lost; {:.0} s in all. Everything is cleaned up.\n\n\
-         A node of your own, and psql on it:\n\
+        "{tenants} tenants, one kill -9, recovered in {} ms, nothing lost. Total time {:.0} s. \
+         All files are removed.\n\n\
+         To start your own node and connect with psql:\n\
          \x20 fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure\n\
          \x20 fulmar tenant create shop\n\
          \x20 psql postgres://fulmar@127.0.0.1:5433/shop",

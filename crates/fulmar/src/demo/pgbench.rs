@@ -1,4 +1,4 @@
-//! PostgreSQL's own `pgbench`, run as it is, and what it says read as it says it.
+//! Runs PostgreSQL's unmodified `pgbench`, and parses its output.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -8,72 +8,79 @@ use fulmar_workload::Target;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 
-/// Connections that pgbench opens to its tenant.
+/// Number of connections that pgbench opens to its tenant.
 pub const CONNECTIONS: u64 = 2;
 
-/// How much of what pgbench says on stderr is kept for an error message.
-const KEPT_LINES: usize = 8;
-/// Its report is some twenty lines.
+/// Maximum number of stderr lines in an error message.
+const MAX_ERROR_LINES: usize = 8;
+/// Limit on pgbench's report, which has about 20 lines.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
 /// A line of `pgbench --progress`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Transactions per second since the line before.
+    /// Transactions per second since the previous line.
     pub tps: f64,
     /// Their average latency.
     pub latency_ms: f64,
 }
 
-/// What pgbench says at its end.
+/// pgbench's final report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// Transactions whose COMMIT was answered.
+    /// Number of acknowledged transactions.
     pub transactions: u64,
-    /// Transactions that ended with a serialization failure or a deadlock.
+    /// Number of transactions that failed with a serialization failure or a deadlock.
     pub failed: u64,
-    /// Average latency, if any transaction ended.
+    /// Average latency, if any transaction has completed.
     pub latency_ms: Option<f64>,
 }
 
-/// Refuses a machine without pgbench, and says how to install it.
+/// Returns an error with installation instructions if pgbench is not installed.
 pub async fn check_installed() -> anyhow::Result<()> {
     let version = Command::new("pgbench").arg("--version").output().await;
     ensure!(
         version.is_ok_and(|output| output.status.success()),
-        "the demo needs PostgreSQL's pgbench, which is not installed; on Debian or Ubuntu: apt-get install \
-         postgresql-15 (any other version will do), elsewhere: the package with PostgreSQL's server or contrib programs"
+        "the demo requires PostgreSQL's pgbench, which is not installed; on Debian or Ubuntu run \
+         apt-get install postgresql-15 (any version works), elsewhere install the package with \
+         PostgreSQL's server or contrib programs"
     );
     Ok(())
 }
 
-/// Its built-in TPC-B-like script, for that long or until the server is gone. `watch` is told every second.
-pub async fn run(target: &Target, duration: Duration, watch: impl Fn(Progress)) -> anyhow::Result<Ended> {
+/// Runs pgbench's built-in TPC-B-like script for `duration`, or until the server is gone. Calls
+/// `on_progress` every second.
+pub async fn run(
+    target: &Target,
+    duration: Duration,
+    on_progress: impl Fn(Progress),
+) -> anyhow::Result<Ended> {
     let mut child = command(target, duration).spawn().context("cannot run pgbench")?;
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
-        bail!("pgbench has no output");
+        bail!("cannot read the output of pgbench");
     };
-    let watching = async {
-        let mut said: Vec<String> = Vec::new();
+    let read_stderr = async {
+        let mut errors: Vec<String> = Vec::new();
         let mut lines = BufReader::new(stderr).lines();
         while let Some(line) = lines.next_line().await? {
             match Progress::parse(&line) {
-                Some(progress) => watch(progress),
-                None if said.len() < KEPT_LINES => said.push(line),
+                Some(progress) => on_progress(progress),
+                None if errors.len() < MAX_ERROR_LINES => errors.push(line),
                 None => {}
             }
         }
-        std::io::Result::Ok(said.join("\n"))
+        std::io::Result::Ok(errors.join("\n"))
     };
-    let reading = async {
+    let read_report = async {
         let mut text = String::new();
         stdout.take(MAX_REPORT_BYTES).read_to_string(&mut text).await?;
         std::io::Result::Ok(text)
     };
-    let (said, text) = tokio::try_join!(watching, reading).context("cannot read what pgbench says")?;
+    let (said, text) =
+        tokio::try_join!(read_stderr, read_report).context("cannot read the output of pgbench")?;
     let status = child.wait().await.context("cannot wait for pgbench")?;
     let report = Report::parse(&text)
-        .with_context(|| format!("pgbench in {} gave no report ({status}):\n{said}", target.database))?;
+        .with_context(|| format!("pgbench in {} printed no report ({status}):\n{said}", target.database))?;
     Ok(Ended { report, status, said })
 }
 
@@ -82,11 +89,11 @@ fn command(target: &Target, duration: Duration) -> Command {
     let mut command = Command::new("pgbench");
     command
         .args(["--host", &target.host, "--port", &port, "--username", &target.user])
-        // Without it, pgbench would empty its history before each run, which the checks still need.
+        // Otherwise pgbench truncates its history table before each run, which the checks read.
         .arg("--no-vacuum")
         .args(["--progress=1", "--client", &CONNECTIONS.to_string(), "--time", &seconds])
         .arg(&target.database)
-        // What it says is read, so it must be said in English.
+        // The output is parsed, so it must be in English.
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -95,14 +102,14 @@ fn command(target: &Target, duration: Duration) -> Command {
     command
 }
 
-/// How a run of pgbench ended.
+/// The result of a pgbench run.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its report.
+    /// The final report.
     pub report: Report,
-    /// 2 if connections were lost.
+    /// Exit code 2 means that connections were lost.
     pub status: ExitStatus,
-    /// The first lines that it said on stderr beside its progress.
+    /// The first lines on stderr, without the progress lines.
     pub said: String,
 }
 
@@ -112,7 +119,7 @@ impl Progress {
         let (_, tps) = line.strip_prefix("progress: ")?.split_once(" s, ")?;
         let (tps, latency) = tps.split_once(" tps, lat ")?;
         let (latency, _) = latency.split_once(" ms")?;
-        // Nothing was answered in that second: pgbench says "-nan" or "0.000".
+        // Without a completed transaction in that second, pgbench prints "-nan" or "0.000".
         let latency_ms = latency.parse().ok().filter(|latency: &f64| latency.is_finite()).unwrap_or(0.0);
         Some(Self { tps: tps.parse().ok()?, latency_ms })
     }
@@ -121,7 +128,7 @@ impl Progress {
 impl Report {
     fn parse(text: &str) -> Option<Self> {
         let find = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
-        // With a duration there is no "/planned" behind the number.
+        // With --time, the number has no "/planned" suffix.
         let transactions = find("number of transactions actually processed: ")?.split('/').next()?;
         let failed = find("number of failed transactions: ").and_then(|rest| rest.split(' ').next());
         let latency = find("latency average = ").and_then(|rest| rest.strip_suffix(" ms"));
@@ -140,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_read() {
+    fn progress_lines_are_parsed() {
         let line = "progress: 1.0 s, 1234.5 tps, lat 1.618 ms stddev 0.717, 0 failed";
         assert_eq!(Progress::parse(line), Some(Progress { tps: 1234.5, latency_ms: 1.618 }));
         let idle = "progress: 9.0 s, 0.0 tps, lat -nan ms stddev -nan, 0 failed";
@@ -149,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_read() {
+    fn reports_are_parsed() {
         let text = "transaction type: <builtin: TPC-B (sort of)>\nduration: 5 s\n\
                     number of transactions actually processed: 5678\n\
                     number of failed transactions: 3 (0.053%)\nlatency average = 1.761 ms\ntps = 1135.1\n";
         let report = Report { transactions: 5678, failed: 3, latency_ms: Some(1.761) };
         assert_eq!(Report::parse(text), Some(report));
-        let nothing =
+        let empty =
             "number of transactions actually processed: 0\nnumber of failed transactions: 0 (-nan%)\n";
-        assert_eq!(Report::parse(nothing), Some(Report { transactions: 0, failed: 0, latency_ms: None }));
+        assert_eq!(Report::parse(empty), Some(Report { transactions: 0, failed: 0, latency_ms: None }));
         assert_eq!(Report::parse("no report"), None);
     }
 }

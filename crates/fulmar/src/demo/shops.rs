@@ -1,8 +1,9 @@
-//! The tenants that run YCSB: one connection each, at a steady rate over all of them.
+//! The tenants that run YCSB: one connection each, at a constant total rate.
 //!
-//! An open loop, because a hundred small customers do not wait for each other: transactions fall due whether
-//! the node answers or not, and latency counts from the moment that they were due. So the crash shows in the
-//! longest wait, instead of hiding in a pause of the load.
+//! The load is an open loop, because many independent customers do not wait for each other:
+//! transactions are scheduled whether the node responds or not, and latency is measured from the
+//! scheduled time. The outage therefore appears in the maximum latency, instead of as a pause in
+//! the load.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,20 +18,21 @@ use tokio::task::JoinHandle;
 
 use super::live::Live;
 
-/// Transactions a second over all shops, of twelve statements each: work for a fraction of a processor.
+/// Transactions per second over all shops, of twelve statements each. They need a fraction of one
+/// CPU.
 const RATE_TPS: f64 = 400.0;
-/// Keys of each shop; three rows of a kilobyte for each.
+/// Number of keys of each shop. Each key has three rows of 1 KB.
 const RECORDS: u32 = 20;
-/// A node that is not back by then does not come back.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A node that does not accept connections within this time does not recover.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A run of YCSB; it ends with the value.
+/// A run of YCSB, aborted on drop.
 pub struct Shops {
     run: JoinHandle<anyhow::Result<Report>>,
 }
 
 impl Shops {
-    /// Loads the shops' data; answers when the measured window opens.
+    /// Loads the shops' data. Returns when the measured window begins.
     pub async fn start(
         target: &Target,
         databases: &[String],
@@ -43,7 +45,7 @@ impl Shops {
             RunEvent::Tick(tick) => live.shops(tick),
             RunEvent::Opens => {
                 if let Some(opened) = opened.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    // Nobody waits any more if the demo was interrupted.
+                    // Fails if the demo was interrupted and the receiver is gone.
                     let _ = opened.send(());
                 }
             }
@@ -55,15 +57,16 @@ impl Shops {
             warm_up: Duration::from_secs(1),
             measure: duration,
             arrival: Arrival::poisson(RATE_TPS),
-            patience: PATIENCE,
+            patience: RECONNECT_TIMEOUT,
             watcher: Some(Arc::new(watcher)),
             ..RunOptions::new(target.clone())
         };
         let shops = Self { run: tokio::spawn(run(Ycsb { records: RECORDS, ..Ycsb::default() }, options)) };
         match opens.await {
             Ok(()) => Ok(shops),
-            // The watcher is gone, so the run has ended before it began to measure: it says why.
-            Err(_) => Err(shops.finish().await.err().context("YCSB ended before it began")?),
+            // The watcher was dropped: the run has failed before the measured window. Return its
+            // error.
+            Err(_) => Err(shops.finish().await.err().context("YCSB ended before its measured window")?),
         }
     }
 

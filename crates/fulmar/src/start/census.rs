@@ -1,11 +1,12 @@
-//! Compares the log and the store with the catalog at the start.
+//! Startup check that the catalog is not older than the log and the store.
 //!
-//! A catalog that lacks a partition whose data are in the log or in the store, and has not dropped it either, is older than the data.
-//! Such a start is refused before anything is deleted or recycled. `meta.head` finds an old copy of `meta.db` already
-//! ([`fulmar_meta::Embedded`]); this check also finds old copies of both files.
+//! If the log or the store has data of a partition that the catalog neither contains nor has
+//! dropped, the catalog is older than the data. The start is then refused, before anything is
+//! deleted or recycled. `meta.head` already detects an old copy of `meta.db`
+//! ([`fulmar_meta::Embedded`]); this check also detects old copies of both files.
 //!
-//! With `--accept-catalog REVISION` the start continues: the unknown partitions count as dropped from then on, and later partitions get
-//! greater ids.
+//! With `--accept-catalog REVISION` the start continues. The unknown partitions count as dropped
+//! from then on, and new partitions get greater ids.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,10 +18,10 @@ use fulmar_meta::{Catalog, MetaError, Revision};
 use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
 
-/// The partitions of a catalog, and those that it lacks.
+/// The check, and the unknown partitions that the engine has found.
 pub(super) struct Census {
     catalog: Arc<Catalog>,
-    /// Unknown partitions are given up instead of refused.
+    /// Whether unknown partitions are given up, instead of refusing the start.
     accepts_unknown: bool,
     unknown: Mutex<BTreeSet<PartitionId>>,
 }
@@ -30,7 +31,7 @@ impl Census {
         Arc::new(Census { catalog, accepts_unknown, unknown: Mutex::default() })
     }
 
-    /// What the engine asks.
+    /// Returns the callbacks with which the engine looks up partitions.
     pub(super) fn known(self: &Arc<Self>) -> CatalogPartitions {
         let (catalog, census) = (self.catalog.clone(), self.clone());
         CatalogPartitions {
@@ -43,8 +44,8 @@ impl Census {
         }
     }
 
-    /// The reason why the engine has refused to start with `error`, if that is an unknown
-    /// partition.
+    /// Returns the message to report instead of the engine's `error`, if an unknown partition is
+    /// the cause.
     pub(super) fn refusal(
         &self,
         error: &fulmar_engine::Error,
@@ -57,30 +58,32 @@ impl Census {
         let id = self.unknown.lock().first().copied()?;
         let (path, head) = (metadata.display(), metadata.with_extension("head"));
         Some(anyhow!(
-            "{path} is damaged or an old copy: the log or the store holds data of partition {id}, which the catalog neither has \
-             nor has dropped; restore {path}, {path}-wal and {} as the node left them; to lose all later changes of tenants, users \
-             and privileges, start once with --accept-catalog {}",
+            "{path} is damaged or an old copy: the log or the store contains data of partition \
+             {id}, which the catalog neither contains nor has dropped; restore {path}, {path}-wal \
+             and {} as the node left them; to lose all later changes to tenants, users and \
+             privileges, start once with --accept-catalog {}",
             head.display(),
             revision.0
         ))
     }
 
-    /// The engine has found nothing to refuse: all partition ids up to now are accounted for.
+    /// Records in the catalog that all partition ids so far are accounted for, the accepted unknown
+    /// ones as dropped. Called after the engine has started.
     pub(super) async fn settle(&self) -> Result<(), MetaError> {
         let unknown: Vec<u64> = self.unknown.lock().iter().map(|id| id.0).collect();
         if !unknown.is_empty() {
             tracing::warn!(
                 partitions = ?unknown,
-                "partitions that the accepted catalog does not have are lost; their objects stay in the store"
+                "partitions missing from the accepted catalog are lost; their objects remain in the store"
             );
         }
         self.catalog.settle_dropped(unknown.last().copied().map(PartitionId)).await
     }
 }
 
-/// An error with its remedy, for people.
+/// Formats an error with its remedy.
 pub(super) fn with_remedy(error: MetaError) -> anyhow::Error {
-    anyhow!("{error}; {}", error.remedy())
+    anyhow!("{error}. {}", error.remedy())
 }
 
 #[cfg(test)]
@@ -90,8 +93,8 @@ mod tests {
 
     use super::*;
 
-    /// Starts an engine on data of a partition that the catalog does not know. Returns its error,
-    /// and the census's reason for that.
+    /// Starts an engine on `data` with an empty catalog. Returns the engine's error and the message
+    /// that replaces it.
     async fn start(data: &Path, accepts_unknown: bool) -> (Option<fulmar_engine::Error>, Option<String>) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("meta.db");
@@ -102,14 +105,14 @@ mod tests {
                 let mut config = Config::new(data, 64 << 20);
                 config.known = Some(census.known());
                 match Engine::start(config).await {
-                    // The log of the engine before is closed on another thread.
+                    // The previous engine's log is closed on another thread.
                     Err(error) if error.message().contains("in use") => tokio::task::yield_now().await,
                     started => return started,
                 }
             }
         };
         let deadline = std::time::Duration::from_secs(120);
-        match tokio::time::timeout(deadline, started).await.expect("the directory is released") {
+        match tokio::time::timeout(deadline, started).await.expect("data directory still in use") {
             Ok(engine) => {
                 engine.shutdown().await.unwrap();
                 (None, None)
@@ -125,11 +128,11 @@ mod tests {
     async fn only_unknown_partitions_are_reported_as_a_damaged_catalog() {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path();
-        // What the collector leaves of a partition is no data of it.
+        // An empty directory, as garbage collection leaves it, is not data of the partition.
         let partition = data.join("store/manifests").join(PartitionId(900).to_string());
         std::fs::create_dir_all(&partition).unwrap();
         assert_eq!(start(data, false).await, (None, None));
-        // The log cannot be opened: there is a directory where it has a file.
+        // Make the log fail to open: put a directory in the place of its file.
         let blocked = data.join("log/newest");
         std::fs::remove_file(&blocked).unwrap();
         std::fs::create_dir(&blocked).unwrap();

@@ -1,7 +1,8 @@
-//! The data directory, and the lock that gives it to one process.
+//! The data directory and its lock, which admits one process at a time.
 //!
-//! The lock is an advisory lock (`flock`) on the file `lock` inside: the kernel gives it back whenever and
-//! however its process ends, so it is never left behind. The file holds the process id, for people.
+//! The lock is an advisory lock (`flock`) on the file `lock` in the directory. The kernel releases
+//! it when the process ends, however it ends, so a stale lock cannot remain. The file contains the
+//! process id, for error messages and operators.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-/// A data directory that this process owns until the value is dropped.
+/// A data directory, locked by this process until the value is dropped.
 #[derive(Debug)]
 pub struct DataDirectory {
     path: PathBuf,
@@ -18,14 +19,14 @@ pub struct DataDirectory {
 }
 
 impl DataDirectory {
-    /// Makes the directory if it is not there (for its owner only) and locks it.
+    /// Creates the directory if it does not exist, accessible only to its owner, and locks it.
     pub fn lock(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(path)
-            .with_context(|| format!("cannot make the data directory {shown}"))?;
+            .with_context(|| format!("cannot create the data directory {shown}"))?;
         let path = path.canonicalize().with_context(|| format!("cannot find the data directory {shown}"))?;
         let mut lock = OpenOptions::new()
             .read(true)
@@ -35,12 +36,13 @@ impl DataDirectory {
             .mode(0o600)
             .open(path.join("lock"))
             .with_context(|| {
-                format!("cannot write in the data directory {shown}; does it belong to this user?")
+                format!("cannot write to the data directory {shown}; check that this user owns it")
             })?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "the data directory {shown} is in use by process {}; stop that one, or choose another --data",
+                "the data directory {shown} is in use by process {}; stop that process, or use \
+                 another --data",
                 holder(&mut lock)
             ),
             Err(TryLockError::Error(error)) => {
@@ -49,17 +51,18 @@ impl DataDirectory {
         }
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "{}", std::process::id()))
-            .with_context(|| format!("cannot write in the data directory {shown}"))?;
+            .with_context(|| format!("cannot write to the data directory {shown}"))?;
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is, as an absolute path.
+    /// The absolute path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The process id in the lock file of another; it may be about to write it.
+/// Returns the process id in a lock file that another process holds. That process may not have
+/// written it yet.
 fn holder(lock: &mut File) -> String {
     let mut text = String::new();
     let read = lock.rewind().and_then(|()| lock.take(20).read_to_string(&mut text));
@@ -76,20 +79,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_owner_at_a_time_and_the_second_is_told_who() {
+    fn second_lock_fails_and_names_the_holder() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("a/b");
         let data = DataDirectory::lock(&path).unwrap();
         assert_eq!(std::fs::metadata(data.path()).unwrap().permissions().mode() & 0o777, 0o700);
-        // flock belongs to the open file, so a second one in the same process is refused as well.
-        let refused = DataDirectory::lock(&path).unwrap_err().to_string();
-        assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+        // flock belongs to the open file, so a second lock in the same process fails as well.
+        let error = DataDirectory::lock(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         drop(data);
         DataDirectory::lock(&path).unwrap();
     }
 
     #[test]
-    fn a_file_in_its_place_is_an_error() {
+    fn path_of_a_regular_file_is_rejected() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("file");
         std::fs::write(&path, "x").unwrap();

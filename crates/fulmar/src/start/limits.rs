@@ -1,24 +1,25 @@
-//! Open files: a session is one, and shells give a process 1024 unless it asks for more.
+//! Raises the limit on open files. Every session needs one, and shells set a soft limit of 1,024.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Below this many the node says so: each session and each file of the log and the store is one.
-const FEW: u64 = 8192;
+/// Below this limit the node logs a warning. Each session and each file of the log and of the store
+/// needs one descriptor.
+const MIN_OPEN_FILES: u64 = 8192;
 
-/// Raises the limit of open files as far as it may be raised without rights.
+/// Raises the soft limit on open files to the hard limit, which requires no privileges.
 pub fn raise_open_files() {
     let mut limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum;
     limit.current = hard;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
+        tracing::warn!(%error, "cannot raise the limit on open files");
     }
-    // No limit at all is not few.
-    let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    if now < FEW {
+    // `None` means unlimited.
+    let open_files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if open_files < MIN_OPEN_FILES {
         tracing::warn!(
-            open_files = now,
-            "few open files are allowed, so few sessions are; raise it (ulimit -n)"
+            open_files,
+            "the limit on open files is low and limits the number of sessions; raise it (ulimit -n)"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Structured logs on stderr: for people as text, for collectors as JSON.
+//! Structured logging to stderr, as text or as JSON.
 
 use std::io::IsTerminal;
 
@@ -7,15 +7,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::LogFormat;
 
-/// Sends every event of `level` and above to stderr, from now on.
+/// Installs the process-wide logger, with `level` as its filter.
 pub fn begin(format: LogFormat, level: &str) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(format!("rustls=error,{level}")).with_context(|| {
-        format!("cannot read --log-level {level}; write info, or fulmar_gateway=debug,info")
+        format!("invalid --log-level {level}; use a level such as info, or fulmar_gateway=debug,info")
     })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let begun = match format {
+    let installed = match format {
         LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).try_init(),
         LogFormat::Json => logs.json().flatten_event(true).try_init(),
     };
-    begun.map_err(|error| anyhow!("cannot begin to log: {error}"))
+    installed.map_err(|error| anyhow!("cannot start logging: {error}"))
 }

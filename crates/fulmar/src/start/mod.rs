@@ -1,23 +1,29 @@
-//! `fulmar start`: a node in the foreground.
+//! `fulmar start`: runs a node in the foreground.
 //!
-//! ```text
-//!   flags ─ refuse what is unsafe          logs to stderr
-//!   data directory ─ made, locked          a second process is told who has it
-//!   catalog ─ metadata store               checked against meta.head; has the partitions that exist
-//!   store ─ the one that it had before     or the start is refused
-//!   HTTP ─ listens                         answers 503 and the progress of the start
-//!   engine ─ recovers from its log         refused if log or store hold what the catalog does not know ([`census`]);
-//!                                          what a crash left half made is dropped
-//!   superuser ─ password file              only the first start without --insecure
-//!   gateway ─ listens                      one line on stdout: "fulmar ready: ..."
-//!   SIGINT, SIGTERM                        the same in reverse; exit code 0
-//! ```
+//! Startup sequence:
 //!
-//! With `--read-only` there is no data directory, and nothing is recovered: the catalog is the one that the owner of the
-//! store has put there ([`reader`]).
+//! 1. Flags: reject unsafe combinations. Start logging to stderr.
+//! 2. Data directory: create it and lock it. A second process gets an error with the process id of
+//!    the first one ([`data`]).
+//! 3. HTTP: listen, and answer 503 with the progress of the startup.
+//! 4. Catalog: open the metadata store, checked against `meta.head`. It lists the existing
+//!    partitions.
+//! 5. Store: open the one that the data directory is bound to, or refuse the start ([`store`]).
+//! 6. Engine: recover from the log. Refuse the start if the log or the store has data of a
+//!    partition that the catalog does not know ([`census`]). Drop tenants whose creation or drop a
+//!    crash has interrupted.
+//! 7. Superuser: at the first start without `--insecure`, generate a password and write it to a
+//!    file ([`superuser`]).
+//! 8. Gateway: listen, and print one line on stdout: `fulmar ready: ...`.
 //!
-//! Whatever happens after the lock, a crash is no different from a clean end, except that the next start reads
-//! more of the log. A signal during the start ends it where it is.
+//! SIGINT and SIGTERM shut the node down in reverse order, with exit code 0. During startup they
+//! stop the process immediately.
+//!
+//! With `--read-only` there is no data directory and no recovery. The catalog is the copy that the
+//! primary publishes in the store ([`reader`]).
+//!
+//! From the lock on, a crash is equivalent to a clean shutdown, except that the next start replays
+//! more of the log.
 
 mod census;
 mod data;
@@ -47,9 +53,9 @@ pub use reader::open as open_anothers_store;
 pub use store::{Marks, StoreToRead, open_to_read as open_store_to_read};
 use tls::Tls;
 
-/// Runs a node until it is asked to end.
+/// Runs a node until a signal shuts it down.
 pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
-    // For crash tests: nothing happens unless the environment names failpoints.
+    // For crash tests. Without failpoints in the environment this has no effect.
     fulmar_store::failpoint::arm_from_environment()?;
     check_insecure(&arguments)?;
     let tls = Tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
@@ -59,7 +65,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     raise_open_files();
     fulmar_engine::huge_pages::follow();
     let mut signals = EndSignals::listen()?;
-    // Whatever this process writes is its owner's only, even in a directory that others can read.
+    // All files that this process creates are accessible only to its user, in any directory.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let data = arguments.data.as_deref().map(DataDirectory::lock).transpose()?;
 
@@ -72,30 +78,31 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let node = tokio::select! {
         node = start => node?,
         signal = signals.next() => {
-            tracing::info!(signal, "asked to end before the node was ready");
+            tracing::info!(signal, "shutdown requested during startup");
             return Ok(());
         }
     };
-    let what = match (&data, &arguments.store) {
+    let source = match (&data, &arguments.store) {
         (Some(data), _) => format!("data {}", data.path().display()),
         (None, store) => format!("reads {}", store.as_ref().map(ToString::to_string).unwrap_or_default()),
     };
-    output::line(&format!("fulmar ready: sql {}, http {}, {what}", node.sql_addr(), node.http_addr()))?;
+    output::line(&format!("fulmar ready: sql {}, http {}, {source}", node.sql_addr(), node.http_addr()))?;
     let signal = signals.next().await;
-    tracing::info!(signal, "asked to end; a second signal ends at once");
+    tracing::info!(signal, "shutting down; a second signal stops the node immediately");
     node.stopping(signal);
     tokio::select! {
-        ended = node.shutdown() => ended?,
+        result = node.shutdown() => result?,
         signal = signals.next() => {
-            tracing::warn!(signal, "ended at once; the next start reads the rest from the log");
+            tracing::warn!(signal, "immediate shutdown; the next start recovers from the log");
         }
     }
-    // The lock is held until here.
+    // Keep the data directory locked until here.
     drop(data);
     Ok(())
 }
 
-/// Without passwords everybody who can connect can do everything, so nobody elsewhere may be able to.
+/// Rejects `--insecure` on addresses other than loopback. Without passwords every client is a
+/// superuser, so clients on other machines must not be able to connect.
 fn check_insecure(arguments: &StartArgs) -> anyhow::Result<()> {
     if !arguments.insecure {
         return Ok(());
@@ -103,8 +110,8 @@ fn check_insecure(arguments: &StartArgs) -> anyhow::Result<()> {
     let loopback = |flag: &str, address: SocketAddr| {
         ensure!(
             address.ip().is_loopback(),
-            "--insecure asks for no passwords, so {flag} {address} would let everybody in; listen on 127.0.0.1 or \
-             [::1], or leave --insecure out"
+            "--insecure disables authentication and requires a loopback address, but {flag} is \
+             {address}; listen on 127.0.0.1 or [::1], or remove --insecure"
         );
         Ok(())
     };
@@ -120,17 +127,19 @@ mod tests {
 
     fn check(flags: &str) -> anyhow::Result<()> {
         let line = format!("fulmar start --data d {flags}");
-        let Command::Start(arguments) = Cli::parse_from(line.split(' ')).command else { panic!("not start") };
+        let Command::Start(arguments) = Cli::parse_from(line.split(' ')).command else {
+            panic!("parsed as another subcommand than start");
+        };
         check_insecure(&arguments)
     }
 
     #[test]
-    fn insecure_listens_on_loopback_only() {
+    fn insecure_requires_loopback_addresses() {
         check("--sql 127.0.0.1:1 --http [::1]:2 --insecure").unwrap();
         check("--sql 0.0.0.0:1 --http 10.0.0.1:2").unwrap();
         for flags in ["--sql 0.0.0.0:1 --http 127.0.0.1:2", "--sql 127.0.0.1:1 --http [::]:2"] {
             let error = check(&format!("{flags} --insecure")).unwrap_err().to_string();
-            assert!(error.contains("leave --insecure out"), "{error}");
+            assert!(error.contains("remove --insecure"), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The rooms of a node, put together.
+//! Assembles the components of a node: engine, catalog, gateway, HTTP server and event log.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,54 +26,55 @@ use crate::size::Bytes;
 
 /// The metadata store's file in the data directory.
 pub const METADATA_FILE: &str = "meta.db";
-/// Where large answers wait; the engine makes it, and keeps its own temporary files there.
+/// The directory in the data directory for large results. The engine creates it, and puts its own
+/// temporary files there.
 const TEMPORARY_DIRECTORY: &str = "tmp";
-/// Where the journal of events is kept in the data directory.
+/// The directory of the event log in the data directory.
 const EVENTS_DIRECTORY: &str = "events";
-/// How long a slow reader of metrics can hold up the end of the node.
-const HTTP_GRACE: Duration = Duration::from_secs(2);
+/// How long a shutdown waits for open HTTP requests.
+const HTTP_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A node that takes connections.
+/// A node that accepts connections.
 pub struct Node {
     engine: Arc<Engine>,
     role: Role,
     gateway: Gateway,
     http: HttpServer,
     journal: Arc<Journal>,
-    /// Reads certificates again.
+    /// The task that reloads certificates.
     tls: Option<JoinHandle<()>>,
 }
 
-/// What a node is to the store, and what it has for that.
+/// The role of the node for its store.
 pub(super) enum Role {
-    /// It is its own.
+    /// The primary, which owns the store.
     Owner {
         store: OwnStore,
-        /// Puts the catalog there, for readers.
+        /// Publishes the catalog in the store, for replicas.
         publisher: Publisher,
     },
-    /// It is another node's.
+    /// A read-only replica on the store of another node.
     Reader {
-        /// Follows the catalog.
+        /// The task that applies new versions of the catalog.
         following: JoinHandle<()>,
-        /// For temporary files; gone with the process.
+        /// The directory for temporary files, deleted on shutdown.
         scratch: TempDir,
     },
 }
 
-/// What is served, and with what.
+/// The components of a node.
 pub(super) struct Rooms {
     pub engine: Arc<Engine>,
     pub catalog: Arc<Catalog>,
     pub journal: Arc<Journal>,
     pub role: Role,
-    /// Where large answers wait.
+    /// The directory for large results.
     pub temporary_directory: PathBuf,
     pub http: HttpServer,
 }
 
 impl Node {
-    /// Recovers and begins to listen.
+    /// Recovers the node, and starts to accept connections.
     pub async fn start(
         arguments: &StartArgs,
         data: &DataDirectory,
@@ -82,11 +83,11 @@ impl Node {
     ) -> anyhow::Result<Self> {
         let mut config = Config::new(data.path(), memory.0);
         let http = listen(arguments, progress(&config)).await?;
-        // Read while the catalog is.
+        // Read the event log while the catalog is opened.
         let events = data.path().join(EVENTS_DIRECTORY);
         let journal = tokio::task::spawn_blocking(move || {
             Journal::open(&events)
-                .with_context(|| format!("cannot open the journal of events in {}", events.display()))
+                .with_context(|| format!("cannot open the event log in {}", events.display()))
         });
         let metadata_path = data.path().join(METADATA_FILE);
         let accepted = arguments.accept_catalog.map(Revision);
@@ -96,7 +97,7 @@ impl Node {
         let metadata: Arc<dyn MetadataStore> = embedded.clone();
         let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
         let census = Census::new(catalog.clone(), census_accepts);
-        let journal = Arc::new(journal.await.context("reading the journal of events panicked")??);
+        let journal = Arc::new(journal.await.context("the task that reads the event log panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         config.whole_process = true;
         config.max_statement_bytes = arguments.max_statement_size.0 as usize;
@@ -105,7 +106,7 @@ impl Node {
         config.eras = catalog
             .partitions()
             .iter()
-            .map(|of| (of.id, Era { lineage: of.lineage, epoch: of.epoch }))
+            .map(|partition| (partition.id, Era { lineage: partition.lineage, epoch: partition.epoch }))
             .collect();
         config.retention = retention(catalog.clone());
         config.store = Some(store.store());
@@ -121,7 +122,7 @@ impl Node {
             refusal.unwrap_or_else(|| anyhow::Error::new(error).context("cannot start the engine"))
         })?;
         census.settle().await.map_err(with_remedy)?;
-        forget_unfinished(&engine, &catalog).await?;
+        drop_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
@@ -132,7 +133,7 @@ impl Node {
         Self::serve(arguments, rooms, memory, tls).await
     }
 
-    /// Begins to listen.
+    /// Starts to accept connections.
     pub(super) async fn serve(
         arguments: &StartArgs,
         rooms: Rooms,
@@ -145,61 +146,66 @@ impl Node {
         config.public_metrics = arguments.public_metrics;
         config.journal = journal.clone();
         config.insecure = arguments.insecure;
-        config.slow_statement = limit(arguments.slow_statement);
+        config.slow_statement = non_zero_duration(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
         config.session_memory_bytes = session_memory_bytes(memory.0);
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
         http.ready(&gateway);
-        let tls = tls.map(|tls| follow(tls, journal.clone())).transpose()?;
-        tracing::info!(%memory, insecure = arguments.insecure, "the node takes connections");
-        journal.record(started(&journal, &engine, arguments));
+        let tls = tls.map(|tls| spawn_tls_reload(tls, journal.clone())).transpose()?;
+        tracing::info!(%memory, insecure = arguments.insecure, "node is ready to accept connections");
+        journal.record(started_event(&journal, &engine, arguments));
         Ok(Self { engine, role, gateway, http, journal, tls })
     }
 
-    /// Where clients connect; the port is the real one if 0 was asked for.
+    /// The listen address for SQL. If port 0 was requested, it has the actual port.
     pub fn sql_addr(&self) -> SocketAddr {
         self.gateway.local_addr()
     }
 
-    /// Where /metrics and /healthz are.
+    /// The listen address of /metrics and /healthz.
     pub fn http_addr(&self) -> SocketAddr {
         self.http.local_addr()
     }
 
-    /// Notes that it will stop, and why.
+    /// Records in the event log that a signal shuts the node down.
     pub fn stopping(&self, signal: &'static str) {
         self.journal.record(Event::new(Kind::NodeStopping).detail("signal", signal));
     }
 
-    /// Takes no more connections, lets running statements end within the gateway's bound, flushes, stops.
+    /// Stops accepting connections, lets running statements finish within the gateway's grace
+    /// period, flushes and stops.
     pub async fn shutdown(self) -> anyhow::Result<()> {
         self.gateway.shutdown().await;
-        match tokio::time::timeout(HTTP_GRACE, self.http.shutdown()).await {
-            Ok(stopped) => stopped.context("the HTTP server did not stop cleanly")?,
-            Err(_) => tracing::warn!("a client of the HTTP server was cut off"),
+        match tokio::time::timeout(HTTP_SHUTDOWN_TIMEOUT, self.http.shutdown()).await {
+            Ok(stopped) => stopped.context("HTTP server shutdown failed")?,
+            Err(_) => tracing::warn!("HTTP connections did not close in time and were terminated"),
         }
         if let Some(tls) = self.tls {
             tls.abort();
         }
-        let noted = match self.role {
+        let recorded = match self.role {
             Role::Owner { store, publisher } => {
                 publisher.stop().await;
                 let stopped = self.engine.shutdown().await;
-                stopped.context("the engine did not stop cleanly; nothing acknowledged is lost")?;
+                stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
                 store.stopped().await
             }
             Role::Reader { following, scratch } => {
                 following.abort();
-                self.engine.shutdown().await.context("the engine did not stop cleanly; nothing is lost")?;
+                self.engine.shutdown().await.context("engine shutdown failed; no data is lost")?;
                 drop(scratch);
                 Ok(())
             }
         };
         self.journal.record(Event::new(Kind::NodeStopped));
         let journal = self.journal;
-        tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")?;
-        noted.context("the stop could not be noted in the store; nothing is lost, but the store cannot move")
+        let closed = tokio::task::spawn_blocking(move || journal.close()).await;
+        closed.context("cannot close the event log")?;
+        recorded.context(
+            "cannot record the clean shutdown in the store; no data is lost, but the store cannot \
+             be moved",
+        )
     }
 }
 
@@ -209,7 +215,7 @@ pub(super) async fn listen(arguments: &StartArgs, progress: StartProgress) -> an
     listening.with_context(|| format!("cannot listen on --http {}", arguments.http))
 }
 
-/// The progress of a start. Its only part that can take seconds is reading the shared log.
+/// Returns the startup progress for HTTP clients. Only reading the shared log can take seconds.
 fn progress(config: &Config) -> StartProgress {
     let shared_log = config.shared_log.progress.clone();
     Arc::new(move || match shared_log.expected() {
@@ -218,14 +224,15 @@ fn progress(config: &Config) -> StartProgress {
     })
 }
 
-/// From now on the signal does not end the process: only where there is something to read again.
-fn follow(tls: Arc<Tls>, journal: Arc<Journal>) -> anyhow::Result<JoinHandle<()>> {
+/// Starts to reload certificates on SIGHUP. The signal then no longer ends the process, so this is
+/// called only if there are certificates.
+fn spawn_tls_reload(tls: Arc<Tls>, journal: Arc<Journal>) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     Ok(tokio::spawn(tls.follow(hangups, journal)))
 }
 
-/// How the node has started.
-fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
+/// Returns the event for the start of the node.
+fn started_event(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
     let after = match journal.before() {
         Before::Nothing => "nothing",
         Before::Stop => "a stop",
@@ -243,24 +250,30 @@ fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
         .detail("recovery_ms", recovery.time.as_millis() as u64)
 }
 
-/// What the catalog says; the default for what it does not know (any more, or yet).
+/// Returns the retention of partitions, from the catalog. Partitions that the catalog does not
+/// contain, or no longer contains, get the default.
 pub(super) fn retention(catalog: Arc<Catalog>) -> RetentionSource {
     let default = Limits::default().get(Limit::Retention);
     Arc::new(move |partition| {
-        let kept_ms = catalog.limit_of(partition, Limit::Retention).or(default);
-        Duration::from_millis(kept_ms.unwrap_or(u64::MAX))
+        let retention_ms = catalog.limit_of(partition, Limit::Retention).or(default);
+        Duration::from_millis(retention_ms.unwrap_or(u64::MAX))
     })
 }
 
-/// A time of 0 is none.
-fn limit(milliseconds: u64) -> Option<Duration> {
+/// Returns `None` for 0.
+fn non_zero_duration(milliseconds: u64) -> Option<Duration> {
     (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
 }
 
-/// Drops what a crash left half made or half dropped: nobody was ever told that it is there.
-async fn forget_unfinished(engine: &Engine, catalog: &Catalog) -> anyhow::Result<()> {
+/// Drops tenants whose creation or drop was interrupted by a crash. Their existence was never
+/// acknowledged to a client, or their drop had begun.
+async fn drop_unfinished(engine: &Engine, catalog: &Catalog) -> anyhow::Result<()> {
     for tenant in catalog.unfinished() {
-        tracing::info!(tenant = tenant.name, state = ?tenant.state, "dropping what a crash left behind");
+        tracing::info!(
+            tenant = tenant.name,
+            state = ?tenant.state,
+            "dropping a tenant left incomplete by a crash"
+        );
         engine.drop_partition(tenant.partition).await?;
         catalog.finish_drop(&tenant).await?;
     }

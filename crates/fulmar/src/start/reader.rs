@@ -1,13 +1,15 @@
-//! `fulmar start --read-only`: a node without data of its own, which reads the store of another one beside it.
+//! `fulmar start --read-only`: runs a read-only replica on the store of another node, the primary.
 //!
-//! ```text
-//!   --store ─ opened to be read            whatever happens, nothing is changed there; what is read is pinned
-//!   catalog ─ the owner's newest one       and then, each second, a newer one if there is one
-//!   engine ─ no log, nothing recovered     partitions open at a manifest and the owner's log so far
-//!   gateway, HTTP ─ listen                 "fulmar ready: ..., reads URL"
-//! ```
+//! 1. Store: open it for reading. The replica writes only garbage-collection holds, which keep the
+//!    collector from deleting the manifests that it reads.
+//! 2. Catalog: read the newest copy that the primary has published, then poll for newer ones every
+//!    second.
+//! 3. Engine: start without a log and without recovery. A partition opens at a manifest and applies
+//!    the primary's log up to the present.
+//! 4. Gateway and HTTP: listen, and print `fulmar ready: ..., reads URL`.
 //!
-//! Users, passwords and rights are the owner's. Nothing is locked: there may be any number of these, and the owner need not run.
+//! Users, passwords and privileges are those of the primary. Nothing is locked: a store can have
+//! any number of replicas, and the primary does not have to be running.
 
 use std::sync::Arc;
 
@@ -23,19 +25,19 @@ use super::tls::Tls;
 use crate::cli::StartArgs;
 use crate::size::Bytes;
 
-/// Begins to listen.
+/// Starts the replica.
 pub(super) async fn start(
     arguments: &StartArgs,
     memory: Bytes,
     tls: Option<Arc<Tls>>,
 ) -> anyhow::Result<Node> {
-    let Some(url) = &arguments.store else { bail!("--read-only needs --store") };
+    let Some(url) = &arguments.store else { bail!("--read-only requires --store") };
     let http = listen(arguments, Arc::new(|| "reading the catalog in the store".to_owned())).await?;
     let store = open(url)?;
     let followed = Followed::open(PageStore::open(store.clone())).await?;
     let catalog = Catalog::read_only(followed.clone()).await?;
     let scratch = tempfile::Builder::new().prefix("fulmar-").tempdir();
-    let scratch = scratch.context("cannot make a directory for temporary files; set TMPDIR")?;
+    let scratch = scratch.context("cannot create a temporary directory; set TMPDIR")?;
     let mut config = Config::new(scratch.path(), memory.0);
     config.whole_process = true;
     config.max_statement_bytes = arguments.max_statement_size.0 as usize;
@@ -45,7 +47,7 @@ pub(super) async fn start(
     config.statement_stack_bytes = arguments.statement_stack.0 as usize;
     let known = catalog.clone();
     config.beside =
-        Some(Owner { node_id: followed.node(), standing: Arc::new(move |id| standing(&known, id)) });
+        Some(Owner { node_id: followed.node(), standing: Arc::new(move |id| owner_state(&known, id)) });
     let engine = Engine::start(config).await.context("cannot start the engine")?;
     let following = tokio::spawn(followed.go_on());
     let temporary_directory = scratch.path().to_owned();
@@ -55,25 +57,26 @@ pub(super) async fn start(
     Node::serve(arguments, rooms, memory, tls).await
 }
 
-/// Opens the store of another process, to read it.
+/// Opens the store of another node for reading.
 pub fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
     match url {
         StoreUrl::Memory => {
-            bail!("--store memory: is nothing that another process could read; give its store's URL")
+            bail!("--store memory: cannot be read by another process; use the URL of the primary's store")
         }
-        // It would be made.
+        // Opening a directory that does not exist would create it.
         StoreUrl::Directory(directory) => {
-            ensure!(directory.is_dir(), "there is no store at {}", directory.display());
+            ensure!(directory.is_dir(), "store directory {} does not exist", directory.display());
         }
         StoreUrl::S3 { .. } => {}
     }
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    // Who deletes is told what is read here.
+    // Writable names are those of garbage-collection holds, which tell the collector what is in
+    // use.
     Ok(Arc::new(ReadOnlyStore::new(Arc::new(backend), FateName::is_one)))
 }
 
-/// How a partition stands, if clients can connect to its tenant.
-fn standing(catalog: &Catalog, id: PartitionId) -> Option<Standing> {
+/// Returns the primary's state of a partition, if clients can connect to its tenant.
+fn owner_state(catalog: &Catalog, id: PartitionId) -> Option<Standing> {
     let (partition, tenant) = (catalog.partition(id)?, catalog.tenant_of(id)?);
     let era = Era { lineage: partition.lineage, epoch: partition.epoch };
     Some(Standing { era, durability: tenant.durability })

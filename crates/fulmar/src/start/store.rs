@@ -1,20 +1,22 @@
-//! Which store a data directory has, and that it is nobody else's.
+//! Binds a data directory to its store, one to one.
 //!
-//! The two belong together: the log in the one goes on where the manifests in the other end, and a store that is used by
-//! two directories would soon be nobody's. So each knows the other:
+//! The log in the data directory continues where the manifests in the store end, so neither is
+//! usable with another counterpart. Two data directories that use one store would corrupt it.
+//! Therefore each side records the other:
 //!
 //! ```text
-//!   DATA/store.id     id 8c1f...       made at the first start        owner    the same id, in the store:
-//!                     store s3://...   when the store has it too               created only if absent
-//!                     stopped 51d0...  while the node is stopped      stopped  the same number
+//!   DATA/store.id                                        in the store
+//!     id 8c1f...        created at the first start         owner     the same id; created only if
+//!     store s3://...    once the store has the id                    absent
+//!     stopped 51d0...   while the node is stopped          stopped   the same number
 //! ```
 //!
-//! A start with another store, or without `--store` where there was one, is refused: it would find no tenant's data, and
-//! say that they are empty.
-//!
-//! A store may move: it is copied while the node is stopped. A copy that is older has the right owner and old manifests, which the
-//! log does not go on from. So each clean stop leaves a new random number in both, and the next start removes it: who has the
-//! number is as it was left.
+//! - A start with another store than before is refused, including a start without `--store`: it
+//!   would find no data, and show all tenants as empty.
+//! - A store can be moved by copying it while the node is stopped. An outdated copy has the right
+//!   owner, but old manifests, from which the log does not continue. To detect that, each clean
+//!   shutdown writes a new random number to both sides, and the next start removes it. A copy with
+//!   the number is as the shutdown left it.
 
 mod binding;
 
@@ -27,14 +29,16 @@ use binding::{Binding, OWN_DIRECTORY, Place};
 use bytes::Bytes;
 use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl};
 
-/// In the store.
-const OWNER: &str = "owner";
-const STOPPED: &str = "stopped";
+/// The object in the store with the id.
+const OWNER_OBJECT: &str = "owner";
+/// The object in the store with the number of the last clean shutdown.
+const STOPPED_OBJECT: &str = "stopped";
 
-/// When what a crash has left is removed: all directories are looked at, and the start has enough to do.
-const SWEPT_AFTER: Duration = Duration::from_secs(10);
+/// Delay before the removal of files left incomplete by a crash. It lists all directories, which
+/// would slow down the startup.
+const SWEEP_DELAY: Duration = Duration::from_secs(10);
 
-/// The store of a node that runs.
+/// The store of a running node.
 pub struct OwnStore {
     backend: Backend,
     data: PathBuf,
@@ -46,45 +50,51 @@ impl OwnStore {
         Arc::new(self.backend.clone())
     }
 
-    /// Whether it lies below the data directory, which is locked: then no other process can have it.
+    /// Returns true for the default store in the data directory. The lock of the directory excludes
+    /// other processes.
     pub fn is_below(&self) -> bool {
         self.binding.place == Some(Place::Own)
     }
 
-    /// By which it and the data directory know each other.
+    /// The id that the store and the data directory share.
     pub fn id(&self) -> u128 {
         self.binding.id
     }
 
-    /// The node has stopped, with all that it has in the store: from now on the store may move.
+    /// Records a clean shutdown, after which the store can be moved. Call it when the node has
+    /// stopped and all its data is in the store.
     pub async fn stopped(self) -> anyhow::Result<()> {
         let number = rand::random();
         let store = Reliable::new(self.store(), Limits::default());
-        store.put(STOPPED, line(number)).await.map_err(|failure| cannot_use(&store, failure))?;
+        let put = store.put(STOPPED_OBJECT, encode(number)).await;
+        put.map_err(|failure| cannot_use(&store, failure))?;
         Binding { stopped: Some(number), ..self.binding }.write(&self.data)
     }
 }
 
-/// Opens the store that was asked for, or the one below the data directory, which must be this process's. Refused if it
-/// belongs to another data directory, or this one to another store.
-pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnStore> {
+/// Opens the requested store, or the default store in the data directory, which this process must
+/// have locked. Fails if the store belongs to another data directory, or the data directory to
+/// another store.
+pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<OwnStore> {
     let began = SystemTime::now();
-    let place = asked.map_or(Place::Own, |url| Place::Url(url.clone()));
+    let place = requested.map_or(Place::Own, |url| Place::Url(url.clone()));
     let url = place.url(data);
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
     let id = match Binding::read(data)? {
         Some(Binding { id, place: Some(known), stopped }) => {
-            if let Some(problem) = wrong_owner(holds(&store, OWNER).await?.as_ref(), Some(id)) {
-                // Where it is another one than before, that is what is the matter. One in memory always is.
+            if let Some(problem) = wrong_owner(read(&store, OWNER_OBJECT).await?.as_ref(), Some(id)) {
+                // If the location has changed, report that. A store in memory is always another
+                // one.
                 let is_same = known == place && place != Place::Url(StoreUrl::Memory);
                 ensure!(is_same, "{url} is not the store of this data directory; {}", known.flag());
-                bail!("the object `{OWNER}` of the store {url} {problem}");
+                bail!("the object `{OWNER_OBJECT}` of the store {url} {problem}");
             }
             ensure!(
-                known == place || (stopped.is_some() && holds(&store, STOPPED).await? == stopped.map(line)),
-                "{url} is no copy of the store as it was at this node's last stop; {}, stop the node, copy all of \
-                 {} once more",
+                known == place
+                    || (stopped.is_some() && read(&store, STOPPED_OBJECT).await? == stopped.map(encode)),
+                "{url} is not a copy of the store as of this node's last shutdown; {}, stop the \
+                 node, and copy all of {} again",
                 known.flag(),
                 known.url(data)
             );
@@ -93,8 +103,9 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
         unfinished => {
             ensure!(
                 place == Place::Own || !data.join(OWN_DIRECTORY).join("manifests").exists(),
-                "the data of this directory lie in {0}/{OWN_DIRECTORY}; to move them, start once without --store, stop, \
-                 copy all of {0}/{OWN_DIRECTORY} to {url}, and start with --store {url}",
+                "the store of this data directory is {0}/{OWN_DIRECTORY}; to move it, start once \
+                 without --store, stop the node, copy all of {0}/{OWN_DIRECTORY} to {url}, and \
+                 start with --store {url}",
                 data.display()
             );
             let id = unfinished.map_or_else(rand::random, |binding| binding.id);
@@ -104,23 +115,24 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
         }
     };
     let binding = Binding { id, place: Some(place), stopped: None };
-    // In this order: from here on all copies are old ones, whatever becomes of the node.
+    // In this order: once `store.id` has no stop number, all earlier copies of the store are
+    // rejected, even if the node crashes here.
     binding.write(data)?;
-    store.delete(STOPPED).await.map_err(|failure| cannot_use(&store, failure))?;
+    store.delete(STOPPED_OBJECT).await.map_err(|failure| cannot_use(&store, failure))?;
     sweep(backend.clone(), began);
     Ok(OwnStore { backend, data: data.to_owned(), binding })
 }
 
-/// The store of a data directory, to be read.
+/// The store of a data directory, opened for reading.
 pub struct StoreToRead {
     pub store: Arc<dyn Store>,
-    /// Where it is, for people.
+    /// Its location, for reports.
     pub place: String,
-    /// By what they know each other; none while it is not known whether the store knows it too.
+    /// The expected binding. `None` until the store is known to have the id.
     pub marks: Option<Marks>,
 }
 
-/// Opens the store of a data directory to read it.
+/// Opens the store of a data directory for reading.
 pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
     let binding = Binding::read(data)?;
     let known = binding.as_ref().and_then(|binding| binding.place.clone());
@@ -130,7 +142,7 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
     let url = known.unwrap_or(Place::Own).url(data);
     let place = match &url {
         StoreUrl::Directory(directory) => {
-            ensure!(directory.is_dir(), "there is no store at {}", directory.display());
+            ensure!(directory.is_dir(), "store directory {} does not exist", directory.display());
             directory.display().to_string()
         }
         url => url.to_string(),
@@ -139,21 +151,21 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
     Ok(StoreToRead { store: Arc::new(backend), place, marks })
 }
 
-/// By what a store and its data directory know each other, as far as it is known.
+/// The expected contents of the store's binding objects, as far as known.
 pub struct Marks {
-    /// The id that `owner` must hold.
+    /// The id that `owner` must contain.
     pub owner: Option<u128>,
-    /// The number that `stopped` must hold.
+    /// The number that `stopped` must contain.
     pub stopped: Option<u128>,
 }
 
 impl Marks {
-    /// The objects of a store that are not what they must be, each with what is wrong and how it is put right.
+    /// Returns the binding objects with unexpected contents, each with the problem and the remedy.
     pub async fn verify(&self, store: Arc<dyn Store>) -> anyhow::Result<Vec<(&'static str, String)>> {
         let store = Reliable::new(store, Limits::default());
-        let (owner, stopped) = (holds(&store, OWNER).await?, holds(&store, STOPPED).await?);
-        let owner = wrong_owner(owner.as_ref(), self.owner).map(|problem| (OWNER, problem));
-        let stopped = wrong_stop(stopped.as_ref(), self.stopped).map(|problem| (STOPPED, problem));
+        let (owner, stopped) = (read(&store, OWNER_OBJECT).await?, read(&store, STOPPED_OBJECT).await?);
+        let owner = wrong_owner(owner.as_ref(), self.owner).map(|problem| (OWNER_OBJECT, problem));
+        let stopped = wrong_stop(stopped.as_ref(), self.stopped).map(|problem| (STOPPED_OBJECT, problem));
         Ok(owner
             .into_iter()
             .chain(stopped)
@@ -162,84 +174,86 @@ impl Marks {
     }
 }
 
-/// What is the matter with what `owner` holds, and how it is put right. `id` is what it must hold, if that is known.
+/// Returns the problem with the object `owner` and its remedy, if it is not as expected. `id` is
+/// the expected id, if known.
 fn wrong_owner(found: Option<&Bytes>, id: Option<u128>) -> Option<String> {
-    let matter = match (found.map(number_of), id) {
+    let problem = match (found.map(decode), id) {
         (None, _) => "is missing".to_owned(),
         (Some(None), _) => "is damaged".to_owned(),
         (Some(Some(other)), Some(id)) if other != id => {
             format!(
-                "is damaged, or of another data directory: it holds {other:032x}, and store.id of this data directory {id:032x}"
+                "is damaged or belongs to another data directory: it contains {other:032x}, but \
+                 store.id of this data directory contains {id:032x}"
             )
         }
         _ => return None,
     };
-    let id = id.map_or_else(
-        || "the id that stands in store.id of the data directory".to_owned(),
-        |id| format!("{id:032x}"),
-    );
+    let id =
+        id.map_or_else(|| "the id in store.id of the data directory".to_owned(), |id| format!("{id:032x}"));
     Some(format!(
-        "{matter}; restore it from a copy of the store, or, if no other data directory uses this store, make it anew: its \
-         only line is {id}"
+        "{problem}; restore it from a copy of the store, or, if no other data directory uses this \
+         store, recreate it with a single line: {id}"
     ))
 }
 
-/// The same of `stopped`, which is there while the node is stopped.
+/// Returns the problem with the object `stopped`, which exists while the node is stopped.
 fn wrong_stop(found: Option<&Bytes>, number: Option<u128>) -> Option<String> {
-    let matter = match (found.map(number_of), number) {
+    let problem = match (found.map(decode), number) {
         (None, Some(_)) => "is missing",
         (Some(None), _) => "is damaged",
-        (Some(Some(other)), Some(number)) if other != number => "is not what the last stop has left",
+        (Some(Some(other)), Some(number)) if other != number => "was not written by the last shutdown",
         _ => return None,
     };
-    Some(format!("{matter}; nothing is lost, but to move the store start and stop the node once more before"))
+    Some(format!("{problem}; no data is lost, but start and stop the node once before you move the store"))
 }
 
-/// As it stands in the store.
-fn line(number: u128) -> Bytes {
+/// Encodes a number as the contents of a binding object.
+fn encode(number: u128) -> Bytes {
     format!("{number:032x}\n").into()
 }
 
-/// What such a line says, if it is one.
-fn number_of(bytes: &Bytes) -> Option<u128> {
+/// Decodes the contents of a binding object. Accepts only the exact output of [`encode`].
+fn decode(bytes: &Bytes) -> Option<u128> {
     let digits = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
-    u128::from_str_radix(digits, 16).ok().filter(|number| line(*number) == bytes)
+    u128::from_str_radix(digits, 16).ok().filter(|number| encode(*number) == bytes)
 }
 
-/// Makes the store ours, if it is nobody's; refuses one that would let others do so too.
+/// Claims a store that has no owner. Fails if it has one, or if it does not support conditional
+/// puts, so that a second data directory could claim it as well.
 async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
-    let anothers = || {
+    let belongs_to_another = || {
         anyhow!(
-            "the store {store} belongs to another data directory, or store.id of this one is damaged or missing; choose \
-             another prefix or directory, start with the data directory that it belongs to, or restore store.id"
+            "the store {store} belongs to another data directory, or store.id of this data \
+             directory is damaged or missing; use another prefix or directory, start with the data \
+             directory of this store, or restore store.id"
         )
     };
-    // Asked first, so that nothing of another's is touched where puts are not conditional.
-    match holds(store, OWNER).await? {
-        Some(owner) => ensure!(owner == line(id), anothers()),
-        None => put_if_absent(store, line(id)).await?.then_some(()).ok_or_else(anothers)?,
+    // Read first: a store without conditional puts would overwrite the id of its owner.
+    match read(store, OWNER_OBJECT).await? {
+        Some(owner) => ensure!(owner == encode(id), belongs_to_another()),
+        None => put_if_absent(store, encode(id)).await?.then_some(()).ok_or_else(belongs_to_another)?,
     }
     if put_if_absent(store, Bytes::from_static(b"nobody\n")).await? {
-        store.delete(OWNER).await.map_err(|failure| cannot_use(store, failure))?;
+        store.delete(OWNER_OBJECT).await.map_err(|failure| cannot_use(store, failure))?;
         bail!(
-            "cannot use the store {store}: it overwrites what is there, and does not know conditional puts \
-             (If-None-Match: *); choose a server that does"
+            "cannot use the store {store}: it overwrites existing objects and does not support \
+             conditional puts (If-None-Match: *); use an object store that supports them"
         );
     }
     Ok(())
 }
 
-/// Whether there was no owner, and it is this one now.
+/// Creates the object `owner`. Returns false if it exists.
 async fn put_if_absent(store: &Reliable, owner: Bytes) -> anyhow::Result<bool> {
-    match store.put(OWNER, owner).await {
+    match store.put(OWNER_OBJECT, owner).await {
         Ok(()) => Ok(true),
         Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
         Err(failure) => Err(cannot_use(store, failure)),
     }
 }
 
-/// A whole object, if it is there.
-async fn holds(store: &Reliable, object: &str) -> anyhow::Result<Option<Bytes>> {
+/// Reads a whole object. Returns `None` if it does not exist.
+async fn read(store: &Reliable, object: &str) -> anyhow::Result<Option<Bytes>> {
     match store.get(object, Span::Whole).await {
         Ok(found) => Ok(Some(found.bytes)),
         Err(failure) if failure.kind() == FailureKind::Missing => Ok(None),
@@ -251,19 +265,19 @@ fn cannot_use(store: &Reliable, failure: fulmar_store::Failure) -> anyhow::Error
     anyhow!("cannot use the store {store}: {failure}; {}", failure.kind().remedy())
 }
 
-/// Removes in the background what a crash has left half written before this process `began`.
+/// Removes files that a crash left incomplete before this process `began`, in the background.
 fn sweep(backend: Backend, began: SystemTime) {
-    // The clocks of file systems are coarse: what is being written now must not look older than it is.
+    // File system timestamps are coarse. The margin excludes files that are being written now.
     let before = began - Duration::from_secs(1);
     let sweep = move || match backend.sweep(before) {
         Ok(0) => {}
-        Ok(files) => tracing::info!(files, "removed what a crash had left half written in the store"),
+        Ok(files) => tracing::info!(files, "removed files left incomplete by a crash from the store"),
         Err(error) => {
-            tracing::warn!(%error, "the store cannot be swept of what a crash has left half written")
+            tracing::warn!(%error, "cannot remove files left incomplete by a crash from the store")
         }
     };
     tokio::spawn(async move {
-        tokio::time::sleep(SWEPT_AFTER).await;
+        tokio::time::sleep(SWEEP_DELAY).await;
         tokio::task::spawn_blocking(sweep);
     });
 }
@@ -280,129 +294,126 @@ mod tests {
         StoreUrl::Directory(directory.to_owned())
     }
 
-    async fn refusal(data: &Path, asked: Option<&StoreUrl>) -> String {
-        open(data, asked).await.err().unwrap().to_string()
+    async fn open_error(data: &Path, requested: Option<&StoreUrl>) -> String {
+        open(data, requested).await.err().unwrap().to_string()
     }
 
     #[tokio::test]
-    async fn a_data_directory_and_its_store_know_each_other() {
-        let [data, other_data, there, elsewhere] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-        let (there, elsewhere) = (url(there.path()), url(elsewhere.path()));
+    async fn data_directory_and_store_reject_other_counterparts() {
+        let [data, other_data, store, other_store] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+        let (store, other_store) = (url(store.path()), url(other_store.path()));
         for _ in 0..2 {
-            open(data.path(), Some(&there)).await.unwrap();
+            open(data.path(), Some(&store)).await.unwrap();
         }
-        let refused = refusal(data.path(), None).await;
-        assert!(refused.contains(&format!("start with --store {there}")), "{refused}");
-        let refused = refusal(data.path(), Some(&elsewhere)).await;
-        assert!(
-            refused.contains(&format!("{elsewhere} is not the store of this data directory")),
-            "{refused}"
-        );
-        let refused = refusal(other_data.path(), Some(&there)).await;
-        assert!(refused.contains("belongs to another data directory"), "{refused}");
-        // The other one is free to choose still.
+        let error = open_error(data.path(), None).await;
+        assert!(error.contains(&format!("start with --store {store}")), "{error}");
+        let error = open_error(data.path(), Some(&other_store)).await;
+        assert!(error.contains(&format!("{other_store} is not the store of this data directory")), "{error}");
+        let error = open_error(other_data.path(), Some(&store)).await;
+        assert!(error.contains("belongs to another data directory"), "{error}");
+        // The failed start has not bound the other data directory to a store.
         open(other_data.path(), None).await.unwrap();
-        let refused = refusal(other_data.path(), Some(&elsewhere)).await;
-        assert!(refused.contains("start without --store"), "{refused}");
-        assert_eq!(open_to_read(data.path()).unwrap().store.to_string(), there.to_string());
+        let error = open_error(other_data.path(), Some(&other_store)).await;
+        assert!(error.contains("start without --store"), "{error}");
+        assert_eq!(open_to_read(data.path()).unwrap().store.to_string(), store.to_string());
     }
 
-    /// Whoever starts with the store that he had is not sent to that one.
+    /// The error for the right store with a damaged `owner` does not ask for that same store.
     #[tokio::test]
-    async fn an_owner_that_is_not_as_it_was_is_named_and_can_be_made_anew() {
-        for asked in [None, Some(tempfile::tempdir().unwrap())] {
+    async fn missing_or_damaged_owner_is_reported_and_can_be_recreated() {
+        for directory in [None, Some(tempfile::tempdir().unwrap())] {
             let data = tempfile::tempdir().unwrap();
-            let asked = asked.as_ref().map(|directory| (url(directory.path()), directory.path().to_owned()));
-            let (asked, store) = match asked {
-                Some((url, store)) => (Some(url), store),
-                None => (None, data.path().join("store")),
+            let requested = directory.as_ref().map(|directory| url(directory.path()));
+            let store = match &directory {
+                Some(directory) => directory.path().to_owned(),
+                None => data.path().join("store"),
             };
-            open(data.path(), asked.as_ref()).await.unwrap().stopped().await.unwrap();
+            open(data.path(), requested.as_ref()).await.unwrap().stopped().await.unwrap();
             let id = Binding::read(data.path()).unwrap().unwrap().id;
-            let marks = || open_to_read(data.path()).unwrap();
-            let told = async || marks().marks.unwrap().verify(marks().store).await.unwrap();
-            assert_eq!(told().await, []);
-            let remedy = format!("make it anew: its only line is {id:032x}");
+            let opened = || open_to_read(data.path()).unwrap();
+            let problems = async || opened().marks.unwrap().verify(opened().store).await.unwrap();
+            assert_eq!(problems().await, []);
+            let remedy = format!("recreate it with a single line: {id:032x}");
             let other = format!("{:032x}\n", id ^ 1);
             let upper = "ABCDEF0123456789ABCDEF0123456789\n";
-            let harms = [
+            let cases = [
                 (None, "is missing"),
                 (Some("1f\n"), "is damaged;"),
                 (Some(upper), "is damaged;"),
-                (Some(other.as_str()), "or of another data directory"),
+                (Some(other.as_str()), "or belongs to another data directory"),
             ];
-            for (harm, matter) in harms {
-                match harm {
-                    None => std::fs::remove_file(store.join(OWNER)).unwrap(),
-                    Some(text) => std::fs::write(store.join(OWNER), text).unwrap(),
+            for (content, problem) in cases {
+                match content {
+                    None => std::fs::remove_file(store.join(OWNER_OBJECT)).unwrap(),
+                    Some(text) => std::fs::write(store.join(OWNER_OBJECT), text).unwrap(),
                 }
-                let refused = refusal(data.path(), asked.as_ref()).await;
-                assert!(refused.starts_with("the object `owner` of the store"), "{refused}");
-                assert!(refused.contains(matter) && refused.contains(&remedy), "{refused}");
-                let found = told().await;
-                assert_eq!((found.len(), found[0].0), (1, OWNER));
-                assert!(found[0].1.contains(matter) && found[0].1.contains(&remedy), "{found:?}");
+                let error = open_error(data.path(), requested.as_ref()).await;
+                assert!(error.starts_with("the object `owner` of the store"), "{error}");
+                assert!(error.contains(problem) && error.contains(&remedy), "{error}");
+                let found = problems().await;
+                assert_eq!((found.len(), found[0].0), (1, OWNER_OBJECT));
+                assert!(found[0].1.contains(problem) && found[0].1.contains(&remedy), "{found:?}");
             }
-            // As the remedy says.
-            std::fs::write(store.join(OWNER), format!("{id:032x}\n")).unwrap();
-            assert_eq!(told().await, []);
+            // Apply the remedy.
+            std::fs::write(store.join(OWNER_OBJECT), format!("{id:032x}\n")).unwrap();
+            assert_eq!(problems().await, []);
             for text in [None, Some("1f\n"), Some(other.as_str())] {
                 match text {
-                    None => std::fs::remove_file(store.join(STOPPED)).unwrap(),
-                    Some(text) => std::fs::write(store.join(STOPPED), text).unwrap(),
+                    None => std::fs::remove_file(store.join(STOPPED_OBJECT)).unwrap(),
+                    Some(text) => std::fs::write(store.join(STOPPED_OBJECT), text).unwrap(),
                 }
-                let found = told().await;
-                assert!(found.len() == 1 && found[0].1.contains("nothing is lost"), "{found:?}");
-                assert_eq!(found[0].0, STOPPED);
+                let found = problems().await;
+                assert!(found.len() == 1 && found[0].1.contains("no data is lost"), "{found:?}");
+                assert_eq!(found[0].0, STOPPED_OBJECT);
             }
-            open(data.path(), asked.as_ref()).await.unwrap();
-            // It runs: what it has removed is not missing.
-            assert_eq!(told().await, []);
+            open(data.path(), requested.as_ref()).await.unwrap();
+            // A running node has no `stopped` object, which is not a problem.
+            assert_eq!(problems().await, []);
         }
     }
 
     #[tokio::test]
-    async fn a_store_may_move_as_the_last_stop_left_it() {
-        let [data, there] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    async fn store_can_be_moved_only_in_the_state_of_the_last_shutdown() {
+        let [data, target] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
         let copy = || {
-            for object in [OWNER, STOPPED] {
-                std::fs::copy(data.path().join("store").join(object), there.path().join(object)).unwrap();
+            for object in [OWNER_OBJECT, STOPPED_OBJECT] {
+                std::fs::copy(data.path().join("store").join(object), target.path().join(object)).unwrap();
             }
         };
-        let moved = url(there.path());
-        let refused = async || {
-            let refused = refusal(data.path(), Some(&moved)).await;
-            assert!(refused.contains("at this node's last stop; start without --store"), "{refused}");
+        let moved = url(target.path());
+        let assert_rejected = async || {
+            let error = open_error(data.path(), Some(&moved)).await;
+            assert!(error.contains("as of this node's last shutdown; start without --store"), "{error}");
         };
         open(data.path(), None).await.unwrap().stopped().await.unwrap();
         copy();
-        // It has gone on since, and crashed; then it has stopped.
+        // The copy is outdated after the next start, and after the next shutdown.
         let running = open(data.path(), None).await.unwrap();
-        refused().await;
+        assert_rejected().await;
         running.stopped().await.unwrap();
-        refused().await;
+        assert_rejected().await;
         copy();
         open(data.path(), Some(&moved)).await.unwrap().stopped().await.unwrap();
-        // Where it was before there is an old store now.
-        let refused = refusal(data.path(), None).await;
-        assert!(refused.contains(&format!("last stop; start with --store {moved}")), "{refused}");
+        // The original location is outdated now.
+        let error = open_error(data.path(), None).await;
+        assert!(error.contains(&format!("last shutdown; start with --store {moved}")), "{error}");
         let binding = Binding::read(data.path()).unwrap().unwrap();
         assert_eq!(binding.place, Some(Place::Url(moved)));
         assert!(binding.stopped.is_some());
     }
 
-    /// A server that ignores `If-None-Match`.
+    /// A store that ignores `If-None-Match`.
     #[derive(Debug)]
-    struct Careless(Backend);
+    struct OverwritingStore(Backend);
 
-    impl std::fmt::Display for Careless {
+    impl std::fmt::Display for OverwritingStore {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             self.0.fmt(f)
         }
     }
 
     #[async_trait]
-    impl Store for Careless {
+    impl Store for OverwritingStore {
         async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
             self.0.delete(name).await?;
             self.0.put(name, bytes).await
@@ -422,24 +433,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_overwrites_is_refused_and_left_as_it_was() {
-        let truth = Backend::memory();
-        let store = Reliable::new(Arc::new(Careless(truth.clone())), Limits::default());
-        let refused = claim(&store, 1).await.unwrap_err().to_string();
-        assert!(refused.contains("does not know conditional puts"), "{refused}");
-        assert_eq!(holds(&store, OWNER).await.unwrap(), None);
-        truth.put(OWNER, line(2)).await.unwrap();
-        let refused = claim(&store, 1).await.unwrap_err().to_string();
-        assert!(refused.contains("belongs to another data directory"), "{refused}");
-        assert_eq!(holds(&store, OWNER).await.unwrap(), Some(line(2)));
-        // One that keeps to the contract may be claimed again, after a crash between the two writes.
-        let store = Reliable::new(Arc::new(truth), Limits::default());
+    async fn store_without_conditional_puts_is_rejected_and_not_modified() {
+        let backend = Backend::memory();
+        let store = Reliable::new(Arc::new(OverwritingStore(backend.clone())), Limits::default());
+        let error = claim(&store, 1).await.unwrap_err().to_string();
+        assert!(error.contains("does not support conditional puts"), "{error}");
+        assert_eq!(read(&store, OWNER_OBJECT).await.unwrap(), None);
+        backend.put(OWNER_OBJECT, encode(2)).await.unwrap();
+        let error = claim(&store, 1).await.unwrap_err().to_string();
+        assert!(error.contains("belongs to another data directory"), "{error}");
+        assert_eq!(read(&store, OWNER_OBJECT).await.unwrap(), Some(encode(2)));
+        // Claiming a conforming store again succeeds, as after a crash between the two writes.
+        let store = Reliable::new(Arc::new(backend), Limits::default());
         claim(&store, 2).await.unwrap();
-        assert_eq!(holds(&store, OWNER).await.unwrap(), Some(line(2)));
+        assert_eq!(read(&store, OWNER_OBJECT).await.unwrap(), Some(encode(2)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_crash_left_half_written_is_removed() {
+    async fn files_left_incomplete_by_a_crash_are_removed() {
         let data = tempfile::tempdir().unwrap();
         let segments = data.path().join("store/segments");
         std::fs::create_dir_all(&segments).unwrap();
@@ -447,32 +458,33 @@ mod tests {
         let file = std::fs::File::create(&staged).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
         open(data.path(), None).await.unwrap();
-        // In the background: a test that waits for ever has failed.
+        // The sweep runs in the background. If it does not remove the file, this loop never ends.
         while staged.exists() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     #[tokio::test]
-    async fn a_store_in_memory_ends_with_its_process() {
+    async fn store_in_memory_cannot_be_reopened() {
         let data = tempfile::tempdir().unwrap();
         open(data.path(), Some(&StoreUrl::Memory)).await.unwrap();
-        assert!(refusal(data.path(), Some(&StoreUrl::Memory)).await.contains("gone with it"));
+        let error = open_error(data.path(), Some(&StoreUrl::Memory)).await;
+        assert!(error.contains("lost when its process ends"), "{error}");
     }
 
-    /// From before directories had a store by URL, or from between the two writes.
+    /// A data directory from before stores had URLs, or after a crash between the two writes.
     #[tokio::test]
-    async fn an_unfinished_binding_is_finished() {
+    async fn incomplete_binding_is_completed() {
         let data = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(data.path().join("store/manifests")).unwrap();
-        let elsewhere = tempfile::tempdir().unwrap();
-        let refused = refusal(data.path(), Some(&url(elsewhere.path()))).await;
-        assert!(refused.contains("start once without --store"), "{refused}");
+        let other_store = tempfile::tempdir().unwrap();
+        let error = open_error(data.path(), Some(&url(other_store.path()))).await;
+        assert!(error.contains("start once without --store"), "{error}");
         Binding { id: 7, place: None, stopped: None }.write(data.path()).unwrap();
         open(data.path(), None).await.unwrap();
         let expected = Binding { id: 7, place: Some(Place::Own), stopped: None };
         assert_eq!(Binding::read(data.path()).unwrap(), Some(expected));
         std::fs::write(data.path().join(BINDING_FILE), "id x\n").unwrap();
-        assert!(refusal(data.path(), None).await.contains("restore it from a backup"));
+        assert!(open_error(data.path(), None).await.contains("restore it from a backup"));
     }
 }

@@ -1,14 +1,14 @@
-//! The certificate and key that clients are shown, read again while the node runs.
+//! The server's TLS certificate and key, reloaded while the node runs.
 //!
 //! ```text
 //!   SIGHUP -----------------------+
-//!   every 30 s: other files? -----+--> read both --good--> new connections are shown the new certificate
-//!                                            `-----bad---> the old one stays; the log and the journal say why
+//!   every 30 s: files changed? ---+--> load both --valid----> used for new connections
+//!                                            `-----invalid--> old pair stays; log and event
 //! ```
 //!
-//! Certificates are renewed every few weeks by programs that put new files in the place of the old ones. One look at
-//! sizes and times tells whether they did. A look between the two files finds a pair that does not go together: it is
-//! refused, and the next look finds both.
+//! Certificates are renewed every few weeks by programs that replace the files. A change is
+//! detected from the metadata of the files. A check between the replacement of the two files finds
+//! a pair that does not match. It is rejected, and the next check finds the complete pair.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,50 +26,51 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio::signal::unix::Signal;
 
-/// How often the files are looked at.
-const PERIOD: Duration = Duration::from_secs(30);
+/// Interval between checks of the files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What tells a file from the one that stood in its place: device, inode, size, and when it was changed.
+/// Identifies a version of a file: device, inode, size and modification time. `None` if it cannot
+/// be read.
 type Stamp = Option<[u64; 5]>;
 
-/// TLS from two PEM files.
+/// A certificate and key from two PEM files.
 #[derive(Debug)]
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
-    /// Of the files before they were read first.
+    /// Stamps of the files before they were first read.
     loaded: [Stamp; 2],
     current: RwLock<Arc<CertifiedKey>>,
 }
 
 impl Tls {
-    /// Reads the files, if they were given.
+    /// Loads the files, if both are given.
     pub fn load(certificate: Option<&Path>, key: Option<&Path>) -> anyhow::Result<Option<Arc<Tls>>> {
         let (Some(certificate), Some(key)) = (certificate, key) else {
             return Ok(None);
         };
-        // Before they are read: who changes them from here on is noticed.
+        // Taken before the files are read, so that every later change is detected.
         let loaded = [stamp(certificate), stamp(key)];
         let current = RwLock::new(Arc::new(read(certificate, key)?));
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Some(Arc::new(Tls { certificate, key, loaded, current })))
     }
 
-    /// What a server needs: it shows each client the newest certificate.
+    /// Returns a configuration that uses the newest certificate for each connection.
     pub fn server(self: &Arc<Self>) -> Arc<ServerConfig> {
         Arc::new(ServerConfig::builder().with_no_client_auth().with_cert_resolver(self.clone()))
     }
 
-    /// Reads the files again whenever they have changed, or a signal asks for it; for ever.
+    /// Reloads the files on every SIGHUP, and whenever they have changed. Never returns.
     pub async fn follow(self: Arc<Self>, mut hangups: Signal, journal: Arc<Journal>) {
         let mut seen = self.loaded;
         loop {
-            let asked = tokio::select! {
+            let signalled = tokio::select! {
                 _ = hangups.recv() => true,
-                () = tokio::time::sleep(PERIOD) => false,
+                () = tokio::time::sleep(CHECK_INTERVAL) => false,
             };
             let now = self.stamps();
-            if asked || now != seen {
+            if signalled || now != seen {
                 seen = now;
                 self.reload(&journal);
             }
@@ -80,12 +81,12 @@ impl Tls {
         match read(&self.certificate, &self.key) {
             Ok(current) => {
                 *self.current.write() = Arc::new(current);
-                tracing::info!("new connections get the new certificate");
+                tracing::info!("TLS certificate reloaded; new connections use it");
                 journal.record(Event::new(Kind::TlsReloaded));
             }
             Err(error) => {
                 let cause = format!("{error:#}");
-                tracing::error!(%cause, "the new certificate cannot be used; new connections get the old one");
+                tracing::error!(%cause, "cannot reload the TLS certificate; new connections use the old one");
                 journal.record(Event::new(Kind::TlsRefused).detail("cause", cause));
             }
         }
@@ -112,7 +113,7 @@ fn read(certificate: &Path, key: &Path) -> anyhow::Result<CertifiedKey> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .with_context(|| format!("cannot read --tls-cert {shown}; it must be a PEM file"))?;
-    ensure!(!chain.is_empty(), "--tls-cert {shown} holds no certificate; it must be a PEM file");
+    ensure!(!chain.is_empty(), "--tls-cert {shown} does not contain a certificate; it must be a PEM file");
     let key = PrivateKeyDer::from_pem_file(key).with_context(|| {
         format!(
             "cannot read --tls-key {}; it must be a PEM file with an unencrypted private key",
@@ -120,7 +121,7 @@ fn read(certificate: &Path, key: &Path) -> anyhow::Result<CertifiedKey> {
         )
     })?;
     CertifiedKey::from_der(chain, key, &ring::default_provider())
-        .context("--tls-cert and --tls-key do not go together")
+        .context("--tls-cert and --tls-key do not match")
 }
 
 #[cfg(test)]
@@ -128,18 +129,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_files_mean_no_tls_and_bad_files_say_which() {
+    fn tls_is_optional_and_errors_name_the_invalid_file() {
         assert!(Tls::load(None, None).unwrap().is_none());
         let directory = tempfile::tempdir().unwrap();
         let (empty, absent) = (directory.path().join("empty.pem"), directory.path().join("absent.pem"));
         std::fs::write(&empty, "").unwrap();
         let error = |certificate: &Path| Tls::load(Some(certificate), Some(&absent)).unwrap_err().to_string();
         assert!(error(&absent).contains("absent.pem"), "{}", error(&absent));
-        assert!(error(&empty).contains("no certificate"), "{}", error(&empty));
+        assert!(error(&empty).contains("does not contain a certificate"), "{}", error(&empty));
     }
 
     #[test]
-    fn a_file_in_the_place_of_another_is_noticed() {
+    fn replaced_file_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let (old, new) = (directory.path().join("old"), directory.path().join("new"));
         std::fs::write(&old, "same size").unwrap();

@@ -1,7 +1,7 @@
-//! `fulmar tenant export`: a tenant as a plain SQLite file.
+//! `fulmar tenant export`: exports a tenant as an SQLite file.
 //!
-//! The file is written beside its place under another name, and gets its own when it is complete and synced: whatever
-//! ends this early, there is no file that looks like an export and is none.
+//! The file is written under a temporary name in the target directory, and renamed once it is
+//! complete and synced. However the command ends, an incomplete file never has the target name.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use super::{literal, server_error, texts};
 use crate::cli::ExportArgs;
 use crate::output;
 
-/// What was written, for scripts.
+/// The result, for `--json`.
 #[derive(Serialize)]
 struct Exported<'a> {
     tenant: &'a str,
@@ -26,29 +26,29 @@ struct Exported<'a> {
     seconds: f64,
 }
 
-/// Writes the file.
+/// Runs `fulmar tenant export`.
 pub async fn run(client: &Client, arguments: &ExportArgs, json: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     let ExportArgs { name, file, force, at } = arguments;
-    let not_exported = || format!("{name} was not exported");
+    let not_exported = || format!("cannot export tenant \"{name}\"");
     if let Some(at) = at {
-        let looked = client.batch_execute(&format!("SET fulmar.as_of = {}", literal(at))).await;
-        looked.map_err(|error| server_error(&error)).with_context(not_exported)?;
+        let set = client.batch_execute(&format!("SET fulmar.as_of = {}", literal(at))).await;
+        set.map_err(|error| server_error(&error)).with_context(not_exported)?;
     }
     let bytes = if file == Path::new("-") {
         ensure!(
             !std::io::stdout().is_terminal(),
-            "the file is to go to a pipe or a file, not to the terminal"
+            "standard output is a terminal; redirect it to a file or a pipe"
         );
-        ensure!(!json, "with --json the standard output is taken; name a file");
+        ensure!(!json, "--json writes its result to standard output; export to a file instead of -");
         copy(client, &mut tokio::io::stdout()).await.with_context(not_exported)?
     } else {
-        let partial = Partial::beside(file, *force)?;
+        let partial = PartialFile::new(file, *force)?;
         let opened = tokio::fs::File::create_new(&partial.path).await;
         let mut output = opened.with_context(|| format!("cannot write {}", partial.path.display()))?;
         let bytes = copy(client, &mut output).await.with_context(not_exported)?;
         output.sync_all().await.with_context(|| format!("cannot sync {}", partial.path.display()))?;
-        partial.keep(file, *force)?;
+        partial.rename_to(file, *force)?;
         bytes
     };
     let seconds = began.elapsed().as_secs_f64();
@@ -64,7 +64,7 @@ pub async fn run(client: &Client, arguments: &ExportArgs, json: bool) -> anyhow:
     output::line(&summary)
 }
 
-/// Copies all pages; answers their bytes.
+/// Copies all pages to `output`, and returns their size in bytes.
 async fn copy(client: &Client, output: &mut (impl AsyncWrite + Unpin)) -> anyhow::Result<u64> {
     let size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
     let expected = texts(client, size).await?.first().and_then(|[bytes]| bytes.parse().ok());
@@ -72,9 +72,9 @@ async fn copy(client: &Client, output: &mut (impl AsyncWrite + Unpin)) -> anyhow
     let mut pages = Box::pin(copied.map_err(|error| server_error(&error))?);
     let bar = output::byte_progress("exporting", expected);
     let mut bytes = 0;
-    while let Some(piece) = pages.try_next().await.map_err(|error| server_error(&error))? {
-        output.write_all(&piece).await.context("cannot write the file")?;
-        bytes += piece.len() as u64;
+    while let Some(chunk) = pages.try_next().await.map_err(|error| server_error(&error))? {
+        output.write_all(&chunk).await.context("cannot write the file")?;
+        bytes += chunk.len() as u64;
         bar.set_position(bytes);
     }
     output.flush().await.context("cannot write the file")?;
@@ -82,23 +82,25 @@ async fn copy(client: &Client, output: &mut (impl AsyncWrite + Unpin)) -> anyhow
     Ok(bytes)
 }
 
-/// A file that is not complete; deleted if it does not become so.
-struct Partial {
+/// An incomplete file. Deleted on drop, unless it has been renamed.
+struct PartialFile {
     path: PathBuf,
 }
 
-impl Partial {
-    fn beside(file: &Path, force: bool) -> anyhow::Result<Partial> {
+impl PartialFile {
+    /// Chooses a temporary name in the directory of `file`.
+    fn new(file: &Path, force: bool) -> anyhow::Result<PartialFile> {
         if !force && file.symlink_metadata().is_ok() {
-            bail!("{} exists; --force replaces it", file.display());
+            bail!("{} already exists; use --force to overwrite it", file.display());
         }
         let mut name =
-            file.file_name().with_context(|| format!("{} names no file", file.display()))?.to_owned();
+            file.file_name().with_context(|| format!("{} is not a file name", file.display()))?.to_owned();
         name.push(format!(".{}.partial", std::process::id()));
-        Ok(Partial { path: file.with_file_name(name) })
+        Ok(PartialFile { path: file.with_file_name(name) })
     }
 
-    fn keep(self, file: &Path, force: bool) -> anyhow::Result<()> {
+    /// Gives the complete file its name, and syncs the directory.
+    fn rename_to(self, file: &Path, force: bool) -> anyhow::Result<()> {
         let flags = if force { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         renameat_with(CWD, &self.path, CWD, file, flags)
             .with_context(|| format!("cannot rename {} to {}", self.path.display(), file.display()))?;
@@ -108,9 +110,9 @@ impl Partial {
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // It has its own name by now, or nobody wants it.
+        // Fails if the file has been renamed.
         let _ = std::fs::remove_file(&self.path);
     }
 }

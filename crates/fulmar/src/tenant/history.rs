@@ -1,4 +1,4 @@
-//! `fulmar tenant history`: the times that a tenant can be restored to, or branched from.
+//! `fulmar tenant history`: lists the restore points of a tenant, which are also its branch points.
 
 use serde::Serialize;
 use tokio_postgres::Client;
@@ -7,23 +7,23 @@ use super::texts;
 use crate::output;
 use crate::size::Bytes;
 
-/// One of them.
+/// A restore point.
 #[derive(Serialize)]
-struct Point {
+struct RestorePoint {
     time: String,
     size_bytes: u64,
     version: u64,
     lineage: String,
 }
 
-/// Lists them, the oldest first.
+/// Lists the restore points in order of time.
 pub async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     let sql = "SELECT time, size_bytes, version, lineage FROM fulmar.history ORDER BY 1, 3";
     let point = |[time, size_bytes, version, lineage]: [String; 4]| {
-        anyhow::Ok(Point { time, size_bytes: size_bytes.parse()?, version: version.parse()?, lineage })
+        anyhow::Ok(RestorePoint { time, size_bytes: size_bytes.parse()?, version: version.parse()?, lineage })
     };
     let points = texts(client, sql).await?.into_iter().map(point);
-    let points: Vec<Point> = points.collect::<anyhow::Result<_>>()?;
+    let points: Vec<RestorePoint> = points.collect::<anyhow::Result<_>>()?;
     if json {
         return output::json(&points);
     }

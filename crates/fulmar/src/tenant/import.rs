@@ -1,4 +1,4 @@
-//! `fulmar tenant import`: a plain SQLite file as a new tenant.
+//! `fulmar tenant import`: creates a tenant from an SQLite file.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::{open, quoted, send_file, server_error};
 use crate::cli::ImportArgs;
 use crate::output;
 
-/// What was read, for scripts.
+/// The result, for `--json`.
 #[derive(Serialize)]
 struct Imported<'a> {
     tenant: &'a str,
@@ -22,11 +22,11 @@ struct Imported<'a> {
     seconds: f64,
 }
 
-/// Makes the tenant; if anything goes wrong there is none.
+/// Creates the tenant. After an error it does not exist.
 pub async fn run(client: &Client, arguments: &ImportArgs, json: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     let ImportArgs { name, file, owner } = arguments;
-    let not_imported = || format!("nothing was imported as {name}");
+    let not_imported = || format!("cannot import tenant \"{name}\"");
     let (mut input, length) = open(file).await?;
     let _lock = lock(file).with_context(not_imported)?;
     let owner = owner.as_ref().map(|owner| format!(", OWNER {}", quoted(owner))).unwrap_or_default();
@@ -50,18 +50,19 @@ pub async fn run(client: &Client, arguments: &ImportArgs, json: bool) -> anyhow:
     output::line(&format!("imported {} as {name}: {seconds:.1} s, {rate:.0} MB/s", file.display()))
 }
 
-/// Keeps who else uses the file from changing it, by SQLite's own locks. What stands in a write-ahead log is not in the file.
+/// Locks the file against writes by other processes, with SQLite's own locks. Fails if the database
+/// has a write-ahead log with content, which is not part of the file.
 fn lock(file: &Path) -> anyhow::Result<Option<rusqlite::Connection>> {
     if file == Path::new("-") {
         return Ok(None);
     }
-    let mut log = file.as_os_str().to_owned();
-    log.push("-wal");
-    if Path::new(&log).metadata().is_ok_and(|data| data.len() > 0) {
+    let mut wal = file.as_os_str().to_owned();
+    wal.push("-wal");
+    if Path::new(&wal).metadata().is_ok_and(|data| data.len() > 0) {
         let shown = file.display();
         bail!(
-            "{shown} has a write-ahead log beside it: a part of the data stands there; make a copy that can be imported: \
-             sqlite3 {shown} \"VACUUM INTO 'NEW.db'\""
+            "{shown} has a write-ahead log ({shown}-wal), which contains part of the data; create \
+             a copy that can be imported: sqlite3 {shown} \"VACUUM INTO 'NEW.db'\""
         );
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -70,5 +71,5 @@ fn lock(file: &Path) -> anyhow::Result<Option<rusqlite::Connection>> {
         connection.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema")?;
         Ok(Some(connection))
     });
-    locked.with_context(|| format!("SQLite cannot read {}", file.display()))
+    locked.with_context(|| format!("cannot read {} as an SQLite database", file.display()))
 }

@@ -1,4 +1,4 @@
-//! `fulmar tenant load`: a file into a table, by COPY, with a bar that shows how far it is.
+//! `fulmar tenant load`: loads a file into a table with COPY.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{open, quoted, send_file, server_error};
 use crate::cli::LoadArgs;
 use crate::output;
 
-/// What was loaded, for scripts.
+/// The result, for `--json`.
 #[derive(Serialize)]
 struct Loaded<'a> {
     tenant: &'a str,
@@ -22,18 +22,19 @@ struct Loaded<'a> {
     seconds: f64,
 }
 
-/// Copies the file; all of its rows or none.
+/// Loads all rows of the file, or none.
 pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     let LoadArgs { name, table, file, .. } = arguments;
     let (mut input, length) = open(file).await?;
-    // The driver answers when the rows have been taken; whether they are kept is the answer of the COMMIT.
+    // COPY returns when the server has received the rows. Only COMMIT confirms that they are
+    // durable.
     client.batch_execute("BEGIN").await.map_err(|error| server_error(&error))?;
     let sink = client
         .copy_in::<_, Bytes>(&statement(arguments))
         .await
         .map_err(|error| server_error(&error))
-        .with_context(|| format!("nothing was loaded into {table} of {name}"))?;
+        .with_context(|| format!("no rows were loaded into table \"{table}\" of tenant \"{name}\""))?;
     pin_mut!(sink);
     let bar = output::byte_progress("loading", length);
     let (bytes, copied) = send_file(&mut input, file, sink.as_mut(), &bar).await;
@@ -42,7 +43,8 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
         Err(error) => Err(error),
     };
     bar.finish_and_clear();
-    let rows = rows.with_context(|| format!("nothing was loaded into {table} of {name}"))?;
+    let rows =
+        rows.with_context(|| format!("no rows were loaded into table \"{table}\" of tenant \"{name}\""))?;
     let seconds = began.elapsed().as_secs_f64();
     if json {
         return output::json(&Loaded { tenant: name, table, rows, bytes, seconds });
@@ -51,7 +53,7 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
     output::line(&format!("loaded {rows} rows into {table} of {name}: {seconds:.1} s, {rate:.0} MB/s"))
 }
 
-/// Commits what was copied; answers how many rows that is.
+/// Commits the transaction, and returns the number of rows copied.
 async fn commit(
     client: &Client,
     copied: Result<u64, tokio_postgres::Error>,
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_names_the_format() {
+    fn copy_statement_has_the_format_of_the_file_extension() {
         let arguments = |file: &str| LoadArgs {
             name: "shop".into(),
             table: "t\"x".into(),

@@ -1,7 +1,8 @@
-//! `fulmar tenant`: the administration statements, for those who would rather not write SQL.
+//! `fulmar tenant`: administers tenants with SQL statements.
 //!
-//! It connects as any client would, to the database `fulmar` of the server (`load`, `export`, `exec` and `history`: to the tenants'), so it
-//! needs no more rights and no other port than psql does.
+//! The command is an ordinary client, and needs no other port and no more privileges than psql. It
+//! connects to the database `fulmar`; `load`, `export`, `exec` and `history` connect to the
+//! tenants.
 
 mod exec;
 mod export;
@@ -28,13 +29,13 @@ use crate::output;
 /// The database that takes administration statements.
 pub const SYSTEM_DATABASE: &str = "fulmar";
 
-/// Bytes of a file that are sent at once.
-const PIECE_BYTES: usize = 256 << 10;
+/// Size of the chunks in which a file is sent.
+const CHUNK_BYTES: usize = 256 << 10;
 
-/// From so many tenants on, a bar shows how far it is.
-const WORTH_A_BAR: usize = 20;
+/// A progress bar is shown for at least this many tenants.
+const MIN_TENANTS_FOR_PROGRESS: usize = 20;
 
-/// What was done, for scripts.
+/// The result for one tenant, for `--json`.
 #[derive(Serialize)]
 struct Done<'a> {
     #[serde(rename = "tenant")]
@@ -42,9 +43,9 @@ struct Done<'a> {
     done: &'static str,
 }
 
-/// A line of the list.
+/// A row of the tenant list.
 #[derive(Serialize)]
-struct Listed {
+struct TenantRow {
     #[serde(rename = "tenant")]
     name: String,
     owner: String,
@@ -84,7 +85,7 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a statement for each name, in order; the first error ends it.
+/// Runs a statement for each name in order. Stops at the first error.
 async fn for_each(
     client: &Client,
     names: &[String],
@@ -92,7 +93,7 @@ async fn for_each(
     done: &'static str,
     json: bool,
 ) -> anyhow::Result<()> {
-    let bar = (names.len() >= WORTH_A_BAR).then(|| output::progress(done, names.len() as u64));
+    let bar = (names.len() >= MIN_TENANTS_FOR_PROGRESS).then(|| output::progress(done, names.len() as u64));
     for name in names {
         client
             .batch_execute(&statement(name))
@@ -118,7 +119,7 @@ async fn for_each(
 async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     let sql = "SELECT datname, pg_catalog.pg_get_userbyid(datdba) FROM pg_catalog.pg_database ORDER BY 1";
     let rows = texts(client, sql).await?;
-    let tenants: Vec<Listed> = rows.into_iter().map(|[name, owner]| Listed { name, owner }).collect();
+    let tenants: Vec<TenantRow> = rows.into_iter().map(|[name, owner]| TenantRow { name, owner }).collect();
     if json {
         return output::json(&tenants);
     }
@@ -127,7 +128,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     output::line(&table.to_string())
 }
 
-/// The rows of a query whose columns are texts, none of them NULL.
+/// Runs a query and returns its rows as text. All `N` columns must be non-null.
 pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result<Vec<[String; N]>> {
     let messages = client.simple_query(sql).await.map_err(|error| server_error(&error))?;
     let rows = messages.into_iter().filter_map(|message| match message {
@@ -137,17 +138,17 @@ pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result
     let texts = |row: SimpleQueryRow| {
         let columns = (0..N).map(|column| row.try_get(column).ok().flatten().map(str::to_owned));
         let texts = columns.collect::<Option<Vec<String>>>().and_then(|texts| texts.try_into().ok());
-        texts.context("the server answered a query with NULL, or with other columns")
+        texts.context("the server returned NULL or an unexpected number of columns")
     };
     rows.map(texts).collect()
 }
 
-/// The file, and how many bytes it has if that is known; `-` is the standard input.
+/// Opens a file, and returns its size if known. `-` is standard input.
 async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
     if file == Path::new("-") {
         anyhow::ensure!(
             !std::io::stdin().is_terminal(),
-            "the standard input is to come from a file or a pipe"
+            "standard input is a terminal; redirect it from a file or a pipe"
         );
         return Ok((Box::new(tokio::io::stdin()), None));
     }
@@ -157,8 +158,9 @@ async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option
     Ok((Box::new(opened), data.is_file().then_some(data.len())))
 }
 
-/// Sends the file, with a bar; answers how many bytes that is, and what stopped it. A sink that is dropped then tells the
-/// server that the client gives up, and nothing is kept.
+/// Sends the file to the server and updates the bar. Returns the number of bytes read, and the
+/// error that stopped it, if any. If the caller then drops the sink, the COPY fails and the server
+/// keeps nothing.
 async fn send_file(
     input: &mut (dyn AsyncRead + Unpin),
     file: &Path,
@@ -167,13 +169,13 @@ async fn send_file(
 ) -> (u64, anyhow::Result<()>) {
     let mut bytes = 0;
     loop {
-        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-        match input.read_buf(&mut piece).await {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
+        match input.read_buf(&mut chunk).await {
             Ok(0) => return (bytes, Ok(())),
             Ok(count) => bytes += count as u64,
             Err(cause) => return (bytes, Err(anyhow::anyhow!("cannot read {}: {cause}", file.display()))),
         }
-        if let Err(error) = sink.send(piece.freeze()).await {
+        if let Err(error) = sink.send(chunk.freeze()).await {
             return (bytes, Err(server_error(&error)));
         }
         bar.set_position(bytes);
@@ -181,8 +183,8 @@ async fn send_file(
 }
 
 fn create_clauses(owner: Option<&str>, template: Option<&str>, at: Option<&str>) -> String {
-    let clause = |word: &str, name: Option<&str>| {
-        name.map(|name| format!(" {word} {}", quoted(name))).unwrap_or_default()
+    let clause = |keyword: &str, name: Option<&str>| {
+        name.map(|name| format!(" {keyword} {}", quoted(name))).unwrap_or_default()
     };
     let Some(at) = at else {
         return format!("{}{}", clause("OWNER", owner), clause("TEMPLATE", template));
@@ -190,12 +192,12 @@ fn create_clauses(owner: Option<&str>, template: Option<&str>, at: Option<&str>)
     format!("{}{} AT TIMESTAMP {}", clause("OWNER", owner), clause("BRANCH OF", template), literal(at))
 }
 
-/// As an SQL string.
+/// Quotes a text as an SQL string literal.
 fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// As an SQL identifier.
+/// Quotes a name as an SQL identifier.
 pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_quoted() {
+    fn names_and_times_are_quoted() {
         assert_eq!(quoted("shop"), "\"shop\"");
         assert_eq!(quoted("a\"; DROP DATABASE \"b"), "\"a\"\"; DROP DATABASE \"\"b\"");
         assert_eq!(create_clauses(None, None, None), "");

@@ -1,4 +1,4 @@
-//! Counters, and what two looks at them tell of the time between.
+//! Statistics of tenants: samples of the node's counters, and the rates between two samples.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -10,18 +10,19 @@ use tokio_postgres::Row;
 use crate::cli::Sort;
 use crate::client::from_row;
 
-/// What a look asks for.
+/// The query of a sample.
 pub const COUNTERS: &str = "SELECT tenant AS name, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, \
                             size_bytes, memory_bytes FROM fulmar.tenant_stats";
 
-/// Statements and open transactions, the oldest first; not this one. (One may have begun after the question.)
+/// The five longest-running statements and open transactions, except those of this session. The
+/// time is never negative, although a statement may begin after `now` was taken.
 pub const RUNNING: &str = "\
     SELECT datname AS tenant, usename AS \"user\", pid, state, query, \
         CAST(max(0, coalesce((julianday('now') - julianday(since)) * 86400, 0)) AS REAL) AS seconds \
     FROM (SELECT *, CASE state WHEN 'active' THEN state_change ELSE xact_start END AS since FROM pg_stat_activity) \
     WHERE state <> 'idle' AND pid <> pg_backend_pid() ORDER BY since LIMIT 5";
 
-/// What the counters of a tenant stand at.
+/// The counters of a tenant.
 pub struct Counters {
     name: String,
     sessions: i64,
@@ -36,7 +37,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Out of a row of [`COUNTERS`].
+    /// Decodes a row of [`COUNTERS`].
     pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
         Ok(from_row!(row => Self {
             name, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, size_bytes, memory_bytes
@@ -44,13 +45,13 @@ impl Counters {
     }
 }
 
-/// All counters at a moment.
+/// A sample of the counters of all tenants.
 pub struct Look {
     pub at: Instant,
     pub tenants: Vec<Counters>,
 }
 
-/// A session that runs a statement, or is inside a transaction.
+/// A session with a running statement or an open transaction.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Running {
     pub tenant: String,
@@ -62,52 +63,53 @@ pub struct Running {
 }
 
 impl Running {
-    /// Out of a row of [`RUNNING`].
+    /// Decodes a row of [`RUNNING`].
     pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
         Ok(from_row!(row => Self { tenant, user, pid, state, seconds, query }))
     }
 }
 
-/// What a tenant, or all of them, did in an interval.
+/// Statistics of a tenant, or of all tenants, in an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     pub sessions: i64,
     pub statements_per_second: f64,
-    /// Of one processor: 200 is two of them.
+    /// CPU time in percent of one CPU: 200 is two CPUs.
     pub busy_percent: f64,
     pub commits_per_second: f64,
     pub conflicts_per_second: f64,
     pub errors_per_second: f64,
-    /// `None` while nobody has the tenant open.
+    /// `None` if the tenant is not open.
     pub size_bytes: Option<i64>,
     pub memory_bytes: Option<i64>,
 }
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tenant {
     #[serde(rename = "tenant")]
     pub name: String,
     #[serde(flatten)]
     pub figures: Figures,
-    /// Since the node's start.
+    /// Since the node started.
     pub p99_ms: f64,
 }
 
-/// What was done between two looks.
+/// Statistics between two samples.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Interval {
     pub seconds: f64,
-    /// Of all tenants, those that are not shown included.
+    /// The sum over all tenants, including those not shown.
     pub total: Figures,
     pub tenants: Vec<Tenant>,
-    /// What runs longest.
+    /// The longest-running statements and transactions.
     pub running: Vec<Running>,
 }
 
 impl Interval {
-    /// Of the tenants that were there at both looks: of others nothing is known of the time between. (A tenant that
-    /// was renamed meanwhile is another one.)
+    /// Computes the statistics of tenants that are in both samples, with counters that have not
+    /// been reset. Other tenants have no known rates. A tenant renamed in between counts as another
+    /// one.
     pub fn between(before: &Look, now: &Look, running: Vec<Running>) -> Self {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(f64::EPSILON);
         let known: HashMap<&str, &Counters> =
@@ -125,12 +127,12 @@ impl Interval {
         Self { seconds, total, tenants, running }
     }
 
-    /// Puts first what there is most of.
+    /// Sorts the tenants: numbers in descending order, names in ascending order.
     pub fn sort(&mut self, by: Sort) {
         self.tenants.sort_by(|a, b| {
             let order = match by {
                 Sort::Tenant => Ordering::Equal,
-                by => b.figure(by).total_cmp(&a.figure(by)),
+                by => b.sort_value(by).total_cmp(&a.sort_value(by)),
             };
             order.then_with(|| a.name.cmp(&b.name))
         });
@@ -153,8 +155,8 @@ impl Tenant {
         Self { name: now.name.clone(), figures, p99_ms: now.p99_ms }
     }
 
-    /// What it is sorted by.
-    fn figure(&self, by: Sort) -> f64 {
+    /// Returns the value of a sort column.
+    fn sort_value(&self, by: Sort) -> f64 {
         let figures = &self.figures;
         match by {
             Sort::Tenant => 0.0,
@@ -211,7 +213,7 @@ pub mod tests {
         }
     }
 
-    /// Two seconds of some tenants.
+    /// An interval of 2 s with two tenants in both samples.
     pub fn interval() -> Interval {
         let at = Instant::now();
         let before = vec![counters("a", 0, 0.0), counters("b", 100, 50.0), counters("again", 9, 9.0)];
@@ -230,9 +232,9 @@ pub mod tests {
     }
 
     #[test]
-    fn two_looks_make_rates() {
+    fn two_samples_give_rates_and_totals() {
         let mut interval = interval();
-        assert_eq!(names(&interval), ["a", "b"], "others were not there all the time");
+        assert_eq!(names(&interval), ["a", "b"], "only tenants in both samples, without a reset");
         let b = &interval.tenants[1].figures;
         assert_eq!((b.statements_per_second, b.busy_percent, b.commits_per_second), (10.0, 150.0, 5.0));
         assert_eq!((b.errors_per_second, b.size_bytes, b.memory_bytes), (0.0, Some(8192), None));
@@ -242,6 +244,6 @@ pub mod tests {
         interval.sort(Sort::Busy);
         assert_eq!(names(&interval), ["b", "a"]);
         interval.sort(Sort::Size);
-        assert_eq!(names(&interval), ["a", "b"], "equal ones by their names");
+        assert_eq!(names(&interval), ["a", "b"], "equal values are sorted by name");
     }
 }

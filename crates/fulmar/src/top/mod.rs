@@ -1,7 +1,8 @@
-//! `fulmar top`: which tenants are busy now, and which statements have been running longest.
+//! `fulmar top`: shows the busiest tenants and the longest-running statements.
 //!
-//! A node counts what its tenants do from its start on (`fulmar.tenant_stats`). Two looks at these counters, an interval
-//! apart, tell what was done in it: [`figures`]. [`screen`] shows that.
+//! A node counts the activity of its tenants since its start (`fulmar.tenant_stats`). The command
+//! samples these counters once per interval, computes rates from two samples ([`figures`]), and
+//! displays them ([`screen`]).
 
 mod figures;
 mod screen;
@@ -21,29 +22,29 @@ use crate::tenant::SYSTEM_DATABASE;
 use figures::{COUNTERS, Counters, Interval, Look, RUNNING, Running};
 use screen::Screen;
 
-/// Tenants of a table that has no screen to fit.
-const ROWS: usize = 20;
+/// Number of tenants shown if stdout is not a terminal.
+const DEFAULT_ROWS: usize = 20;
 
 /// Runs `fulmar top`.
 pub async fn run(arguments: TopArgs) -> anyhow::Result<()> {
     match or_interrupted(watch(&arguments)).await {
-        // There is no other way out.
+        // Without `--once`, an interruption is the only way to end the command.
         Err(error) if !arguments.once && error.is::<Interrupted>() => Ok(()),
-        ended => ended,
+        result => result,
     }
 }
 
 async fn watch(arguments: &TopArgs) -> anyhow::Result<()> {
     let node = Node::connect(arguments).await?;
-    let mut before = node.look().await?;
+    let mut before = node.sample().await?;
     let mut ticks = tokio::time::interval(arguments.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await; // the first is now
+    ticks.tick().await; // the first tick completes immediately
     let is_live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
     let screen = is_live.then(Screen::begin).transpose()?;
     loop {
         ticks.tick().await;
-        let now = node.look().await?;
+        let now = node.sample().await?;
         let mut interval = Interval::between(&before, &now, node.running().await?);
         before = now;
         interval.sort(arguments.sort);
@@ -51,7 +52,7 @@ async fn watch(arguments: &TopArgs) -> anyhow::Result<()> {
         match &screen {
             Some(screen) => screen.show(&interval, rows)?,
             None => {
-                interval.tenants.truncate(rows.unwrap_or(ROWS));
+                interval.tenants.truncate(rows.unwrap_or(DEFAULT_ROWS));
                 if arguments.json { output::json(&interval) } else { output::line(&interval.text()) }?;
             }
         }
@@ -61,7 +62,7 @@ async fn watch(arguments: &TopArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The node that is looked at.
+/// A connection to the node, with the prepared queries.
 struct Node {
     client: Client,
     counters: Statement,
@@ -70,7 +71,8 @@ struct Node {
 
 impl Node {
     async fn connect(arguments: &TopArgs) -> anyhow::Result<Self> {
-        // The statistics stand in every database; who is no superuser may have to name another one.
+        // The statistics are the same in every database. A user without access to the system
+        // database must name another one.
         let database = arguments.server.database()?;
         let client = connect(&arguments.server, database.as_deref().unwrap_or(SYSTEM_DATABASE)).await?;
         let prepare = async |sql| client.prepare(sql).await.map_err(|error| server_error(&error));
@@ -78,19 +80,20 @@ impl Node {
         Ok(Self { client, counters, running })
     }
 
-    /// What the counters stand at.
-    async fn look(&self) -> anyhow::Result<Look> {
+    /// Samples the counters.
+    async fn sample(&self) -> anyhow::Result<Look> {
         let rows = self.client.query(&self.counters, &[]).await.map_err(|error| server_error(&error))?;
         let tenants = rows.iter().map(Counters::read).collect::<Result<_, _>>();
-        Ok(Look { at: Instant::now(), tenants: tenants.context(UNEXPECTED)? })
+        Ok(Look { at: Instant::now(), tenants: tenants.context(VERSION_MISMATCH)? })
     }
 
-    /// What runs longest.
+    /// Returns the longest-running statements and transactions.
     async fn running(&self) -> anyhow::Result<Vec<Running>> {
         let rows = self.client.query(&self.running, &[]).await.map_err(|error| server_error(&error))?;
-        rows.iter().map(Running::read).collect::<Result<_, _>>().context(UNEXPECTED)
+        rows.iter().map(Running::read).collect::<Result<_, _>>().context(VERSION_MISMATCH)
     }
 }
 
-/// Another version's, most likely.
-const UNEXPECTED: &str = "the node's statistics are not those that this fulmar knows";
+/// The error for rows that cannot be decoded.
+const VERSION_MISMATCH: &str =
+    "the node's statistics have unexpected columns; use the fulmar command of the node's version";

@@ -1,7 +1,7 @@
-//! An interval as people read it, and the terminal that it is shown on.
+//! Formats an interval as text, and displays it on the terminal.
 //!
-//! The terminal's other screen is used, so that what stood there before is there again at the end. Each frame is written
-//! over the one before, in one piece: nothing flickers.
+//! The display uses the terminal's alternate screen, so that the previous contents reappear at the
+//! end. Each frame overwrites the previous one in a single write, which avoids flicker.
 
 use std::io::Write;
 
@@ -13,44 +13,47 @@ use super::figures::{Figures, Interval, Running, Tenant};
 use crate::output;
 use crate::size::Bytes;
 
-/// The other screen; no cursor; lines that are too long are cut.
-const BEGIN: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
-const END: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// To the first line; to the end of a line is blank; all below is blank.
+/// Switches to the alternate screen, hides the cursor and truncates long lines.
+const ENTER_SCREEN: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+/// Undoes [`ENTER_SCREEN`].
+const LEAVE_SCREEN: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+/// Moves the cursor to the first line.
 const HOME: &str = "\x1b[H";
-const REST_OF_LINE: &str = "\x1b[K";
-const REST_OF_SCREEN: &str = "\x1b[J";
+/// Clears the rest of the line.
+const CLEAR_LINE: &str = "\x1b[K";
+/// Clears everything below the cursor.
+const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Lines that a terminal has that does not say.
-const LINES: usize = 24;
-/// Lines of a table beside its rows.
+/// Number of lines of a terminal that does not report its size.
+const DEFAULT_LINES: usize = 24;
+/// Lines of a table in addition to its rows.
 const FRAME_LINES: usize = 4;
 
-/// A terminal that shows one interval after the other, until it is dropped.
+/// The terminal's alternate screen, left on drop.
 pub struct Screen(());
 
 impl Screen {
-    /// Takes the terminal.
+    /// Switches to the alternate screen.
     pub fn begin() -> anyhow::Result<Self> {
-        let screen = Self(()); // from now on it is given back
-        write(BEGIN)?;
+        let screen = Self(()); // from here on, its drop restores the terminal
+        write(ENTER_SCREEN)?;
         Ok(screen)
     }
 
-    /// Shows an interval: so many tenants, or as many as there is room for.
+    /// Displays an interval with up to `rows` tenants, or as many as fit.
     pub fn show(&self, interval: &Interval, rows: Option<usize>) -> anyhow::Result<()> {
         let size = tcgetwinsize(std::io::stdout()).ok();
-        let lines = size.map_or(LINES, |size| usize::from(size.ws_row)).max(1);
-        let others = 1 + FRAME_LINES + interval.running_lines().len();
-        let room = lines.saturating_sub(others).max(1);
-        write(&frame(&interval.lines(rows.unwrap_or(room).min(room)), lines))
+        let lines = size.map_or(DEFAULT_LINES, |size| usize::from(size.ws_row)).max(1);
+        let other_lines = 1 + FRAME_LINES + interval.running_lines().len();
+        let max_rows = lines.saturating_sub(other_lines).max(1);
+        write(&frame(&interval.lines(rows.unwrap_or(max_rows).min(max_rows)), lines))
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // If nobody reads any more there is nothing to give back.
-        let _ = write(END);
+        // A write fails if the terminal is gone. There is nothing to restore then.
+        let _ = write(LEAVE_SCREEN);
     }
 }
 
@@ -59,14 +62,14 @@ fn write(text: &str) -> anyhow::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to the terminal")
 }
 
-/// What is written over the frame before.
-fn frame(lines: &[String], most: usize) -> String {
-    let lines: Vec<&str> = lines.iter().take(most).map(String::as_str).collect();
-    format!("{HOME}{}{REST_OF_LINE}{REST_OF_SCREEN}", lines.join(&format!("{REST_OF_LINE}\r\n")))
+/// Returns the output that replaces the previous frame by these lines.
+fn frame(lines: &[String], max_lines: usize) -> String {
+    let lines: Vec<&str> = lines.iter().take(max_lines).map(String::as_str).collect();
+    format!("{HOME}{}{CLEAR_LINE}{CLEAR_BELOW}", lines.join(&format!("{CLEAR_LINE}\r\n")))
 }
 
 impl Interval {
-    /// All of it.
+    /// Formats all tenants.
     pub fn text(&self) -> String {
         self.lines(self.tenants.len()).join("\n")
     }
@@ -88,20 +91,20 @@ impl Interval {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let mut lines = vec![head(self.seconds, &self.total)];
+        let mut lines = vec![summary(self.seconds, &self.total)];
         lines.extend(table.to_string().lines().map(str::to_owned));
         lines.extend(self.running_lines());
         lines
     }
 
-    /// What runs longest; no line at all if nothing does.
+    /// Formats the longest-running statements under a heading. No lines if there are none.
     fn running_lines(&self) -> Vec<String> {
-        let head = (!self.running.is_empty()).then(|| "running longest:".to_owned());
-        head.into_iter().chain(self.running.iter().map(running)).collect()
+        let heading = (!self.running.is_empty()).then(|| "longest running:".to_owned());
+        heading.into_iter().chain(self.running.iter().map(running)).collect()
     }
 }
 
-fn head(seconds: f64, total: &Figures) -> String {
+fn summary(seconds: f64, total: &Figures) -> String {
     format!(
         "in {seconds:.1} s: {} sessions, {} statements/s, {} % busy, {} commits/s, {} conflicts/s, {} errors/s, {} in memory",
         total.sessions,
@@ -131,15 +134,15 @@ fn cells(tenant: &Tenant) -> [String; 10] {
 }
 
 fn running(running: &Running) -> String {
-    /// Of a statement; a terminal cuts what is still too long.
-    const CHARACTERS: usize = 200;
+    /// Maximum length of the statement. The terminal truncates the line further.
+    const MAX_QUERY_CHARS: usize = 200;
     let Running { tenant, user, pid, state, seconds, query } = running;
     let query: String =
-        query.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(CHARACTERS).collect();
+        query.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_QUERY_CHARS).collect();
     printable(&format!("{seconds:8.1} s  {tenant}  {user}  pid {pid}  {state}: {query}"))
 }
 
-/// Others wrote it: nothing of it may command the terminal.
+/// Replaces control characters: names and statements of users must not control the terminal.
 fn printable(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_a_head_a_table_and_what_runs() {
+    fn interval_is_formatted_as_summary_table_and_running_statements() {
         let mut interval = interval();
         assert_eq!(interval.lines(9).len(), 1 + FRAME_LINES + 2);
         interval.running.push(Running {
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_written_over_the_last_one() {
+    fn frame_overwrites_the_previous_one() {
         let lines: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
         assert_eq!(frame(&lines, 2), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
     }

@@ -1,9 +1,13 @@
-//! `fulmar verify`: everything that is kept, compared with its checksums.
+//! `fulmar verify`: verifies the checksums of all stored data.
 //!
-//! With `--data` it reads the directory of a node that does not run: catalog, log, manifests, segments; with `--store` a store
-//! alone. Else it asks a node
-//! that runs (`VERIFY` in the database `fulmar`), and with `--deep` lets SQLite look at every tenant, some at a time.
-//! Neither changes anything. Damage is an error, after all of it has been listed.
+//! - With `--data`: reads the data directory of a stopped node: catalog, log, manifests and
+//!   segments.
+//! - With `--store`: reads a store without its data directory.
+//! - Otherwise: runs `VERIFY` in the database `fulmar` of a running node. With `--deep` also runs
+//!   `PRAGMA quick_check` in every tenant.
+//!
+//! Stored data is not modified. All damage is listed; if there is any, the command returns an
+//! error.
 
 mod offline;
 mod online;
@@ -17,21 +21,21 @@ use serde::Serialize;
 use crate::cli::VerifyArgs;
 use crate::output;
 
-/// A place that is not as it was written.
+/// A damaged place.
 #[derive(Debug, Serialize)]
 struct Damage {
     /// A file, or `tenant NAME`.
     place: String,
     byte: Option<u64>,
     problem: String,
-    /// Whose data it has, if it is not everybody's or nobody's.
+    /// The affected tenants. Empty if it affects all tenants or none.
     tenants: String,
 }
 
-/// What was looked at, and what was found.
+/// The result.
 #[derive(Default, Serialize)]
 struct Report {
-    /// Of each kind how many.
+    /// Number of checked objects of each kind.
     checked: BTreeMap<&'static str, u64>,
     damage: Vec<Damage>,
     seconds: f64,
@@ -49,7 +53,7 @@ pub async fn run(arguments: VerifyArgs) -> anyhow::Result<()> {
     report.print(arguments.json)?;
     match report.damage.len() {
         0 => Ok(()),
-        _ => bail!("there is damage; docs/operations.md tells what to do with each file"),
+        _ => bail!("stored data is damaged; docs/operations.md describes the repair of each file"),
     }
 }
 
@@ -67,7 +71,7 @@ impl Report {
             output::line(&table.to_string())?;
         }
         let checked: Vec<String> =
-            self.checked.iter().map(|(what, count)| format!("{count} {what}")).collect();
+            self.checked.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         let verdict = if self.damage.is_empty() { "sound" } else { "DAMAGED" };
         output::line(&format!("{verdict}: read {} in {:.1} s", checked.join(", "), self.seconds))
     }

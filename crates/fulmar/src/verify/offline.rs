@@ -1,4 +1,4 @@
-//! A data directory that no node uses, and its store; or a store alone.
+//! Verifies the data directory of a stopped node and its store, or a store alone.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ use crate::start::{
     DataDirectory, METADATA_FILE, Marks, StoreToRead, open_anothers_store, open_store_to_read,
 };
 
-/// Reads all of it. The directory is locked meanwhile, so that no node starts.
+/// Verifies a data directory and its store. Locks the directory, so that no node can start.
 pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     let shown = data.display();
     ensure!(
         data.join(METADATA_FILE).is_file(),
-        "{shown} is no data directory: there is no {METADATA_FILE} in it"
+        "{shown} is not a data directory: it does not contain {METADATA_FILE}"
     );
     let data = DataDirectory::lock(data)?;
     let mut report = Report::default();
@@ -33,7 +33,7 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
                 MetaError::Damaged { place, .. } => place.clone(),
                 _ => data.path().join(METADATA_FILE).display().to_string(),
             };
-            let problem = format!("{error}; {}", error.remedy());
+            let problem = format!("{error}. {}", error.remedy());
             report.damage.push(Damage { place, byte: None, problem, tenants: String::new() });
             None
         }
@@ -45,7 +45,8 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     };
     let live = known.as_ref().map(|known| &known.epochs);
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), store.clone(), live, shown_in(&bar)).await?;
+    let found =
+        fulmar_engine::verify_directory(data.path(), store.clone(), live, progress_callback(&bar)).await?;
     bar.finish_and_clear();
     report.checked.insert("catalog", 1);
     report.add(found, known.as_ref(), place);
@@ -55,7 +56,7 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Reads all of a store.
+/// Verifies a store.
 pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
     let store = open_anothers_store(url)?;
     let (owner, known) = catalog_in(store.clone()).await.unzip();
@@ -63,15 +64,15 @@ pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
     let live = known.as_ref().map(|known| &known.epochs);
     let place = |file: &str| format!("{url}/{}", file.strip_prefix("store/").unwrap_or(file));
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_store(store.clone(), live, shown_in(&bar)).await?;
+    let found = fulmar_engine::verify_store(store.clone(), live, progress_callback(&bar)).await?;
     bar.finish_and_clear();
     report.add(found, known.as_ref(), place);
-    // What the last stop has left only the data directory knows.
+    // The expected contents of `stopped` are only in the data directory.
     report.add_marks(&Marks { owner, stopped: None }, store, place).await?;
     Ok(report)
 }
 
-fn shown_in(bar: &ProgressBar) -> impl FnMut(u64, u64) {
+fn progress_callback(bar: &ProgressBar) -> impl FnMut(u64, u64) {
     |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -79,8 +80,8 @@ fn shown_in(bar: &ProgressBar) -> impl FnMut(u64, u64) {
 }
 
 impl Report {
-    /// What was found in a store, and in what lies beside it.
-    fn add(&mut self, found: Verified, known: Option<&Known>, place: impl Fn(&str) -> String) {
+    /// Adds the engine's results.
+    fn add(&mut self, found: Verified, known: Option<&CatalogInfo>, place: impl Fn(&str) -> String) {
         let read = [
             ("manifests", found.manifests),
             ("segments", found.segments),
@@ -99,15 +100,15 @@ impl Report {
 }
 
 impl Report {
-    /// What is wrong with the objects by which the store and its data directory know each other.
+    /// Adds the problems of the objects that bind the store to its data directory.
     async fn add_marks(
         &mut self,
         marks: &Marks,
         store: Arc<dyn Store>,
         place: impl Fn(&str) -> String,
     ) -> anyhow::Result<()> {
-        let wrong = marks.verify(store).await?;
-        self.damage.extend(wrong.into_iter().map(|(object, problem)| Damage {
+        let problems = marks.verify(store).await?;
+        self.damage.extend(problems.into_iter().map(|(object, problem)| Damage {
             place: place(&format!("store/{object}")),
             byte: None,
             tenants: String::new(),
@@ -117,23 +118,23 @@ impl Report {
     }
 }
 
-/// What the catalog knows of partitions.
-struct Known {
+/// The partitions in the catalog, and the names of their tenants.
+struct CatalogInfo {
     epochs: KnownPartitions,
     names: HashMap<PartitionId, String>,
 }
 
-impl Known {
+impl CatalogInfo {
     fn of(catalog: &Catalog) -> Self {
-        Known {
+        CatalogInfo {
             epochs: catalog.partitions().iter().map(|partition| (partition.id, partition.epoch)).collect(),
             names: catalog.tenants().iter().map(|tenant| (tenant.partition, tenant.name.clone())).collect(),
         }
     }
 }
 
-/// Whose these are, for people.
-fn names(known: Option<&Known>, partitions: &[PartitionId]) -> String {
+/// Returns the names of the partitions' tenants, for the report.
+fn names(known: Option<&CatalogInfo>, partitions: &[PartitionId]) -> String {
     let name = |id: &PartitionId| {
         let known = known.and_then(|known| known.names.get(id)).cloned();
         known.unwrap_or_else(|| format!("(partition {id})"))
@@ -141,9 +142,10 @@ fn names(known: Option<&Known>, partitions: &[PartitionId]) -> String {
     partitions.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// The partitions that the catalog knows, or its damage. A copy is read, because opening a catalog writes.
-async fn catalog(data: &Path) -> anyhow::Result<Result<Known, MetaError>> {
-    let directory = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
+/// Returns the partitions in the catalog, or its damage. Reads a copy, because opening a catalog
+/// writes to it.
+async fn catalog(data: &Path) -> anyhow::Result<Result<CatalogInfo, MetaError>> {
+    let directory = tempfile::tempdir().context("cannot create a temporary directory; set TMPDIR")?;
     let metadata = data.join(METADATA_FILE);
     let copy = directory.path().join(METADATA_FILE);
     let suffixed = |path: &Path| PathBuf::from(format!("{}-wal", path.display()));
@@ -162,11 +164,11 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<Known, MetaError>> {
         Ok(store) => Catalog::open(Arc::new(store)).await,
         Err(error) => Err(error),
     };
-    // Errors name the files that were copied.
+    // Errors name the copies. Replace them by the original files.
     let original =
         |text: String| text.replace(&directory.path().display().to_string(), &data.display().to_string());
     Ok(match opened {
-        Ok(catalog) => Ok(Known::of(&catalog)),
+        Ok(catalog) => Ok(CatalogInfo::of(&catalog)),
         Err(MetaError::Damaged { place, cause, remedy }) => Err(MetaError::Damaged {
             place: original(place),
             cause: original(cause),
@@ -177,11 +179,12 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<Known, MetaError>> {
     })
 }
 
-/// The newest catalog in a store: whose it is, and what it knows. One that cannot be used is damage where all catalogs are read; tenants
-/// are told by their numbers then.
-async fn catalog_in(store: Arc<dyn Store>) -> Option<(u128, Known)> {
+/// Returns the id of the store's owner, and the partitions in the newest catalog in the store.
+/// Returns `None` if that catalog is unusable: the verification of all catalogs reports the damage,
+/// and the report has partition ids instead of names.
+async fn catalog_in(store: Arc<dyn Store>) -> Option<(u128, CatalogInfo)> {
     let followed = Followed::open(PageStore::open(store)).await.ok()?;
     let owner = followed.node();
     let catalog = Catalog::read_only(followed).await.ok()?;
-    Some((owner, Known::of(&catalog)))
+    Some((owner, CatalogInfo::of(&catalog)))
 }

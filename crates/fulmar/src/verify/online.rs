@@ -1,4 +1,4 @@
-//! A node that runs.
+//! Verifies the data of a running node.
 
 use anyhow::Context;
 use futures::{StreamExt, stream};
@@ -10,21 +10,22 @@ use crate::client::{connect, server_error};
 use crate::output;
 use crate::tenant::{SYSTEM_DATABASE, texts};
 
-/// Tenants that SQLite looks at at a time.
-const TENANTS_AT_ONCE: usize = 4;
+/// Maximum number of concurrent `PRAGMA quick_check`.
+const MAX_CONCURRENT_CHECKS: usize = 4;
 
-/// Asks the node.
+/// Runs `VERIFY` on the node, and `PRAGMA quick_check` in its tenants with `--deep`.
 pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
     let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
     let mut report = Report::default();
-    let bar = output::byte_progress("the node reads its store", None);
+    let bar = output::byte_progress("verifying checksums", None);
     bar.enable_steady_tick(std::time::Duration::from_millis(200));
     let rows = client.simple_query("VERIFY").await.map_err(|error| server_error(&error))?;
     bar.finish_and_clear();
     for message in rows {
         if let SimpleQueryMessage::Row(row) = message {
-            let column = |at| row.try_get(at).ok().flatten();
-            let (place, problem) = column(0).zip(column(2)).context("the node answered without names")?;
+            let column = |index| row.try_get(index).ok().flatten();
+            let (place, problem) =
+                column(0).zip(column(2)).context("the node returned damage without place or problem")?;
             let byte = column(1).and_then(|byte| byte.parse().ok());
             let tenants = column(3).unwrap_or_default().to_owned();
             report.damage.push(Damage {
@@ -39,8 +40,8 @@ pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
     if arguments.deep {
         let names = texts(&client, "SELECT datname FROM pg_catalog.pg_database ORDER BY 1").await?;
         report.checked.insert("tenants", names.len() as u64);
-        let bar = output::progress("SQLite checks", names.len() as u64);
-        let looks = stream::iter(names).map(|[name]| {
+        let bar = output::progress("running quick_check", names.len() as u64);
+        let checks = stream::iter(names).map(|[name]| {
             let bar = &bar;
             async move {
                 let problem = quick_check(&arguments.server, &name).await;
@@ -54,14 +55,14 @@ pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
                 problem.map(damage)
             }
         });
-        let found: Vec<Option<Damage>> = looks.buffered(TENANTS_AT_ONCE).collect().await;
+        let found: Vec<Option<Damage>> = checks.buffered(MAX_CONCURRENT_CHECKS).collect().await;
         bar.finish_and_clear();
         report.damage.extend(found.into_iter().flatten());
     }
     Ok(report)
 }
 
-/// What SQLite finds in a tenant. That it cannot be asked is a finding too.
+/// Runs `PRAGMA quick_check` in a tenant. Returns its findings, or the error if it cannot run.
 async fn quick_check(server: &ServerArgs, tenant: &str) -> Option<String> {
     let findings = async {
         let client = connect(server, tenant).await?;

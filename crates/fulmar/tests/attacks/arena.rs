@@ -1,4 +1,5 @@
-//! A node, a tenant that attacks it, a neighbour that measures, and the judgement of each attack.
+//! The test bench: a node, an attacking tenant, a neighbour tenant that measures latency, and the
+//! check of each attack.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -9,42 +10,44 @@ use crate::common::{Node, run, stdout};
 use crate::neighbour::{self, Neighbour};
 use crate::process::Monitor;
 
-/// The tenant that attacks. Its user `OWNER` has all rights in it, its user `READER` only SELECT.
+/// The attacking tenant. Its user `OWNER` has all privileges in it, its user `READER` only SELECT.
 pub const TENANT: &str = "attacked";
 pub const OWNER: &str = "boss";
 pub const READER: &str = "ro";
 
-/// The requirement is 1 s on idle cores. Other programs may run during the tests, and machines may be slower.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// Of a node with `--memory 256MiB`.
-const RESIDENT_BYTES: u64 = 512 << 20;
-/// The tenant's limit is four times its `max_size` of 64 MB; the rest is the node's own.
-const TEMPORARY_BYTES: u64 = 300 << 20;
-/// Requests of each kind that the neighbour makes after an attack has been answered.
-const REQUESTS_AFTERWARDS: u64 = 5;
+/// Limit on the latency of the neighbour's requests. The requirement is 1 s on idle cores, but
+/// other programs may run during the tests, and machines may be slower.
+const MAX_NEIGHBOUR_LATENCY: Duration = Duration::from_secs(5);
+/// Limit on the resident memory of a node with `--memory 256MiB`.
+const MAX_RESIDENT_BYTES: u64 = 512 << 20;
+/// Limit on temporary files: four times the tenant's `max_size` of 64 MB, plus those of the node.
+const MAX_TEMPORARY_BYTES: u64 = 300 << 20;
+/// Number of requests of each kind that the neighbour makes after the response to an attack.
+const REQUESTS_AFTER_ATTACK: u64 = 5;
 
-/// Starts a node whose statements have the smallest stack that can be set.
+/// Configures the smallest possible statement stack.
 pub fn with_smallest_stack(command: &mut Command) {
     command.args(["--statement-stack", "4MiB"]);
 }
 
-/// One node at a time: what is measured is the attack, not the test next to it.
-static MACHINE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Limits the tests to one node at a time, so that concurrent tests do not distort the
+/// measurements.
+static MACHINE_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// What is started, prepared and judged.
+/// The test bench of a family of attacks.
 pub struct Arena {
     family: &'static str,
     directory: tempfile::TempDir,
     configure: fn(&mut Command),
-    /// `--memory` of the nodes, and the most that one may take.
+    /// `--memory` of the nodes, and the limit on their resident bytes.
     memory: (&'static str, u64),
     stage: Option<Stage>,
     report: String,
     failures: usize,
-    _machine: tokio::sync::MutexGuard<'static, ()>,
+    _lock: tokio::sync::MutexGuard<'static, ()>,
 }
 
-/// A node that runs, with its watchers. Dropped in this order.
+/// A running node and its observers. The fields are dropped in this order.
 struct Stage {
     neighbour: Neighbour,
     monitor: Monitor,
@@ -52,13 +55,14 @@ struct Stage {
 }
 
 impl Stage {
-    /// How the node has ended, if it has. One that dumps its core closes its connections before it ends.
-    async fn end(&mut self, is_closing: bool) -> Option<ExitStatus> {
+    /// Returns the exit status if the node has exited. With `is_closing`, waits up to 2 s: a node
+    /// that dumps core closes its connections before it exits.
+    async fn exit_status(&mut self, is_closing: bool) -> Option<ExitStatus> {
         let deadline = Instant::now() + if is_closing { Duration::from_secs(2) } else { Duration::ZERO };
         loop {
-            let ended = self.node.process.try_wait().unwrap();
-            if ended.is_some() || Instant::now() >= deadline {
-                return ended;
+            let status = self.node.process.try_wait().unwrap();
+            if status.is_some() || Instant::now() >= deadline {
+                return status;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -68,10 +72,10 @@ impl Stage {
 impl std::fmt::Display for Stage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let resident = self.monitor.peak_resident_bytes().unwrap_or(0);
-        let (temporary, (waited, _)) = (self.monitor.peak_temporary_bytes(), self.neighbour.longest());
+        let (temporary, (latency, _)) = (self.monitor.peak_temporary_bytes(), self.neighbour.longest());
         write!(
             f,
-            "the neighbour waited {waited:.1?}, memory {} MiB, temporary files {} MiB",
+            "neighbour latency {latency:.1?}, memory {} MiB, temporary files {} MiB",
             resident >> 20,
             temporary >> 20
         )
@@ -79,30 +83,30 @@ impl std::fmt::Display for Stage {
 }
 
 impl Arena {
-    /// A data directory with the tenants. `schema` is run by the owner of the tenant that attacks.
+    /// Creates a data directory with the tenants. The owner of the attacking tenant runs `schema`.
     pub async fn new(family: &'static str, schema: &[&str]) -> Arena {
         let arena = Arena {
             family,
             directory: tempfile::Builder::new().prefix("fulmar-attacks-").tempdir().unwrap(),
             configure: |_| (),
-            memory: ("256MiB", RESIDENT_BYTES),
+            memory: ("256MiB", MAX_RESIDENT_BYTES),
             stage: None,
             report: String::new(),
             failures: 0,
-            _machine: MACHINE.lock().await,
+            _lock: MACHINE_LOCK.lock().await,
         };
         arena.prepare(schema).await;
         arena
     }
 
-    /// Nodes are started with more flags or variables.
+    /// Sets a function that adds flags or environment variables to the node's command.
     pub fn configured(mut self, configure: fn(&mut Command)) -> Arena {
         self.configure = configure;
         self.stage = None;
         self
     }
 
-    /// From now on nodes are started with another `--memory`, and may take `resident_bytes`.
+    /// Changes `--memory` and the limit on resident bytes for later nodes.
     pub fn set_memory(&mut self, memory: &'static str, resident_bytes: u64) {
         self.memory = (memory, resident_bytes);
         self.stage = None;
@@ -147,7 +151,7 @@ impl Arena {
         assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
     }
 
-    /// Ends the node, so that the next attack begins with a fresh one.
+    /// Ends the node, so that the next attack gets a new one.
     pub fn end_node(&mut self) {
         self.stage = None;
     }
@@ -165,13 +169,14 @@ impl Arena {
         self.stage.as_mut().unwrap()
     }
 
-    /// The node's address; starts one if none runs.
+    /// Returns the address of the node. Starts one if none is running.
     pub async fn target(&mut self) -> Target {
         let node = &self.stage().await.node;
         Target { sql: node.sql.clone(), http: node.http.clone() }
     }
 
-    /// Runs an attack and judges it. It must be answered with one of the SQLSTATEs `expected`; `00000` is success.
+    /// Runs an attack and checks its effects. The response must have one of the SQLSTATEs
+    /// `expected`; `00000` is success.
     pub async fn attack(
         &mut self,
         name: &str,
@@ -180,13 +185,13 @@ impl Arena {
     ) {
         let target = self.target().await;
         let stage = self.stage().await;
-        stage.neighbour.make_requests(1, LONGEST_WAIT).await;
+        stage.neighbour.make_requests(1, MAX_NEIGHBOUR_LATENCY).await;
         stage.neighbour.reset();
         stage.monitor.reset();
         let began = Instant::now();
         let answer = attack(&target).await;
         let took = began.elapsed();
-        stage.neighbour.make_requests(REQUESTS_AFTERWARDS, LONGEST_WAIT).await;
+        stage.neighbour.make_requests(REQUESTS_AFTER_ATTACK, MAX_NEIGHBOUR_LATENCY).await;
 
         let measures = format!("{answer} after {took:.1?}; {stage}");
         let mut complaints = self.complaints().await;
@@ -194,7 +199,7 @@ impl Arena {
             complaints.push(format!("expected {}", expected.join(", ")));
         }
         let verdict = if complaints.is_empty() {
-            "held".to_owned()
+            "passed".to_owned()
         } else {
             format!("FAILED: {}", complaints.join("; "))
         };
@@ -203,43 +208,45 @@ impl Arena {
         if !complaints.is_empty() {
             self.failures += 1;
             self.report += &format!("\n  {line}");
-            // What the attack left running must not be measured with the next one.
+            // Do not measure the remains of this attack with the next one.
             self.end_node();
         }
     }
 
-    /// What is wrong with the node since the last attack began: it has ended, holds too much, or let the neighbour wait.
+    /// Returns the violations since the last attack began: the node has exited, exceeds a limit, or
+    /// has delayed or failed the neighbour's requests.
     pub async fn complaints(&mut self) -> Vec<String> {
         let Some(stage) = &mut self.stage else { return Vec::new() };
         let mut complaints = Vec::new();
         let failures = stage.neighbour.failures();
-        match (stage.monitor.excess(), stage.end(!failures.is_empty()).await) {
+        match (stage.monitor.excess(), stage.exit_status(!failures.is_empty()).await) {
             (Some(excess), _) => complaints.push(excess),
-            (None, Some(status)) => complaints.push(format!("the node ended: {status}")),
+            (None, Some(status)) => complaints.push(format!("the node exited: {status}")),
             (None, None) => complaints.extend(failures),
         }
-        let (waited, request) = stage.neighbour.longest();
-        if waited > LONGEST_WAIT {
+        let (latency, request) = stage.neighbour.longest();
+        if latency > MAX_NEIGHBOUR_LATENCY {
             complaints.push(format!(
-                "the neighbour waited {waited:.1?} for {request}, longer than {LONGEST_WAIT:?}"
+                "the neighbour waited {latency:.1?} for {request}, longer than \
+                 {MAX_NEIGHBOUR_LATENCY:?}"
             ));
         }
         let resident_bytes = self.memory.1;
         if stage.monitor.peak_resident_bytes() > Some(resident_bytes) {
             complaints.push(format!("memory above {} MiB: {stage}", resident_bytes >> 20));
         }
-        if stage.monitor.peak_temporary_bytes() > TEMPORARY_BYTES {
-            complaints.push(format!("temporary files above {} MiB: {stage}", TEMPORARY_BYTES >> 20));
+        if stage.monitor.peak_temporary_bytes() > MAX_TEMPORARY_BYTES {
+            complaints.push(format!("temporary files above {} MiB: {stage}", MAX_TEMPORARY_BYTES >> 20));
         }
         complaints
     }
 
-    /// A statement of a new session.
+    /// Runs a statement in a new session as an attack.
     pub async fn statement(&mut self, name: &str, expected: &[&str], user: &str, sql: &str) {
         self.attack(name, expected, async |target| target.run(user, &[sql]).await).await;
     }
 
-    /// Fails if an attack has succeeded.
+    /// Panics if an attack has succeeded.
     pub fn judge(self) {
         let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
         let log: Vec<&str> = log.lines().rev().take(10).collect();
@@ -253,19 +260,19 @@ impl Arena {
     }
 }
 
-/// The node under attack, as its clients see it.
+/// The addresses of the node under attack.
 pub struct Target {
     sql: String,
     http: String,
 }
 
 impl Target {
-    /// Host and port for SQL.
+    /// Returns the host and port for SQL.
     pub fn address(&self) -> &str {
         &self.sql
     }
 
-    /// A metric of the node, which must run with `--public-metrics`.
+    /// Returns the value of a metric. The node must run with `--public-metrics`.
     pub fn metric(&self, name: &str) -> u64 {
         let status = stdout(&run(&["status", "--json", "--http", &self.http]));
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
@@ -274,7 +281,7 @@ impl Target {
             as u64
     }
 
-    /// A session in the tenant that attacks.
+    /// Opens a session in the attacking tenant.
     pub async fn log_in(&self, user: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
         client::log_in(&self.sql, TENANT, user).await
     }

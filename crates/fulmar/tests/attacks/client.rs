@@ -1,4 +1,5 @@
-//! Clients of a node under attack: ordinary sessions, and raw connections that break off, stall or do not read.
+//! Clients of a node under attack: ordinary sessions, and raw connections that disconnect, stall or
+//! do not read.
 
 use std::io;
 use std::sync::Arc;
@@ -12,23 +13,23 @@ use tokio_postgres::{CancelToken, Client, Config, NoTls};
 /// The password of every user in these tests.
 pub const PASSWORD: &str = "correct horse";
 
-/// How long a client waits for an answer or a login before the attack counts as unanswered.
+/// Timeout for a response or a login.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// How a node answered.
+/// The response of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The statement succeeded.
+    /// Success.
     Done,
     /// An error with its SQLSTATE and message.
     Error(String, String),
-    /// The connection ended without an error message.
+    /// The connection was closed without an error message.
     Closed(String),
-    /// No answer within [`PATIENCE`].
+    /// No response within [`PATIENCE`].
     Nothing,
-    /// An answer after the time that it was due.
+    /// A response after its deadline.
     Late(Duration),
-    /// An answer that is not true.
+    /// An incorrect response.
     Wrong(String),
 }
 
@@ -41,7 +42,7 @@ impl Answer {
         }
     }
 
-    /// The SQLSTATE; `00000` for success.
+    /// Returns the SQLSTATE, with `00000` for success, or a word for the other cases.
     pub fn state(&self) -> &str {
         match self {
             Answer::Done => "00000",
@@ -62,19 +63,19 @@ impl std::fmt::Display for Answer {
                 write!(f, "{state} {}", message.chars().take(120).collect::<String>())
             }
             Answer::Closed(cause) => write!(f, "connection closed ({cause})"),
-            Answer::Nothing => write!(f, "no answer within {PATIENCE:?}"),
-            Answer::Late(took) => write!(f, "answered only after {took:.1?}"),
-            Answer::Wrong(text) => write!(f, "a wrong answer: {text}"),
+            Answer::Nothing => write!(f, "no response within {PATIENCE:?}"),
+            Answer::Late(took) => write!(f, "late response after {took:.1?}"),
+            Answer::Wrong(text) => write!(f, "incorrect response: {text}"),
         }
     }
 }
 
-/// Waits for a statement's answer, at most [`PATIENCE`].
+/// Waits up to [`PATIENCE`] for the response to a statement.
 pub async fn answer<T>(statement: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Answer {
     timeout(PATIENCE, statement).await.map_or(Answer::Nothing, Answer::of)
 }
 
-/// The settings of a user's sessions. `sql` is the address of the node.
+/// Returns the connection settings of a user. `sql` is the address of the node.
 pub fn config(sql: &str, tenant: &str, user: &str) -> Config {
     let (host, port) = sql.rsplit_once(':').unwrap();
     let mut config = Config::new();
@@ -82,23 +83,23 @@ pub fn config(sql: &str, tenant: &str, user: &str) -> Config {
     config
 }
 
-/// An ordinary session.
+/// Opens an ordinary session.
 pub async fn log_in(sql: &str, tenant: &str, user: &str) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = config(sql, tenant, user).connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
 
-/// A connection after its login, to be written to and read from byte by byte.
+/// A raw connection after its login.
 pub struct Raw {
     socket: TcpStream,
-    /// What came behind the last message that was read.
+    /// Bytes received after the last complete message.
     unread: Vec<u8>,
     cancel: CancelToken,
 }
 
-/// Bytes that a client sends at most before it checks for an answer.
-const PIECE_BYTES: usize = 1 << 20;
+/// Size of one read from the socket.
+const READ_BYTES: usize = 1 << 20;
 
 impl Raw {
     pub async fn log_in(sql: &str, tenant: &str, user: &str) -> io::Result<Raw> {
@@ -107,7 +108,8 @@ impl Raw {
         let login = TcpStream::from_std(socket.try_clone()?)?;
         let session = config(sql, tenant, user).connect_raw(login, NoTls).await.map_err(io::Error::other)?;
         let cancel = session.0.cancel_token();
-        // The connection is not polled again, so it sends no Terminate. The session continues on the other descriptor.
+        // The connection is not polled again, so it sends no Terminate, and the session stays open
+        // on the duplicated descriptor.
         drop(session);
         Ok(Raw { socket: TcpStream::from_std(socket)?, unread: Vec::new(), cancel })
     }
@@ -116,13 +118,13 @@ impl Raw {
         self.socket.write_all(bytes).await
     }
 
-    /// Asks the node to cancel the running statement.
+    /// Sends a cancel request for the running statement.
     pub async fn cancel(&self) -> io::Result<()> {
         let connection = TcpStream::connect(self.socket.peer_addr()?).await?;
         self.cancel.cancel_query_raw(connection, NoTls).await.map_err(io::Error::other)
     }
 
-    /// Reads messages until one of `wanted` or an error arrives. Answers the error's SQLSTATE.
+    /// Reads messages until `count` messages of the type `wanted`, or an error, have arrived.
     pub async fn read_until(&mut self, wanted: u8, count: usize) -> Answer {
         let Raw { socket, unread, .. } = self;
         let reading = async {
@@ -140,7 +142,7 @@ impl Raw {
                 }
                 socket.readable().await?;
                 let start = unread.len();
-                unread.resize(start + PIECE_BYTES, 0);
+                unread.resize(start + READ_BYTES, 0);
                 let read = socket.try_read(&mut unread[start..]);
                 unread.truncate(start + read.as_ref().map_or(0, |bytes| *bytes));
                 match read {
@@ -158,13 +160,13 @@ impl Raw {
     }
 }
 
-/// The length of the first message, if all of it is there.
+/// Returns the length of the first message, if it is complete.
 fn complete(bytes: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*bytes.get(1..)?.first_chunk()?) as usize + 1;
     (bytes.len() >= length).then_some(length)
 }
 
-/// The fields of an ErrorResponse: a letter and a C string each.
+/// Parses the fields of an ErrorResponse: each one is a letter and a C string.
 fn error(fields: &[u8]) -> Answer {
     let field = |name: u8| {
         let mut fields = fields.split(|byte| *byte == 0).filter(|field| !field.is_empty());
@@ -174,7 +176,7 @@ fn error(fields: &[u8]) -> Answer {
     Answer::Error(field(b'C'), field(b'M'))
 }
 
-/// A message of the wire protocol, version 3.
+/// Encodes a message of the wire protocol, version 3.
 pub fn message(kind: u8, body: &[&[u8]]) -> Vec<u8> {
     let length = 4 + body.iter().map(|part| part.len()).sum::<usize>();
     let mut message = vec![kind];
@@ -183,17 +185,17 @@ pub fn message(kind: u8, body: &[&[u8]]) -> Vec<u8> {
     message
 }
 
-/// A simple query.
+/// Encodes a simple query.
 pub fn query(sql: &str) -> Vec<u8> {
     message(b'Q', &[sql.as_bytes(), b"\0"])
 }
 
-/// A Parse of an unnamed statement with one parameter of type text.
+/// Encodes a Parse of the unnamed statement with one parameter of type text.
 pub fn parse(sql: &str) -> Vec<u8> {
     message(b'P', &[b"\0", sql.as_bytes(), b"\0", &[0, 1, 0, 0, 0, 25]])
 }
 
-/// A Bind of the unnamed statement to a portal.
+/// Encodes a Bind of the unnamed statement to a portal.
 pub fn bind(portal: &str, parameter: &[u8]) -> Arc<[u8]> {
     let length = (parameter.len() as u32).to_be_bytes();
     message(b'B', &[portal.as_bytes(), b"\0\0", &[0, 0, 0, 1], &length, parameter, &[0, 0]]).into()

@@ -1,4 +1,4 @@
-//! What a session makes the node keep in temporary files is bounded for its tenant.
+//! Attacks on disk space: the temporary files that sessions cause are bounded per tenant.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use futures::future::join_all;
 use crate::arena::{Arena, OWNER, READER, Target};
 use crate::client::{Answer, query};
 
-/// Refused, or served within the bound.
+/// Rejected, or executed within the limit.
 const BOUNDED: &[&str] = &["00000", "53400", "53100", "53200", "54000", "57014"];
 
 const ROWS: &str = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000) SELECT i FROM n";
 
 const SCHEMA: &[&str] = &["CREATE TABLE t(a INTEGER PRIMARY KEY)", ROWS];
 
-/// How long the clients that do not read leave the node alone.
-const UNREAD_FOR: Duration = Duration::from_secs(3);
+/// How long clients leave their results unread.
+const UNREAD_DURATION: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn temporary_files_are_bounded() {
@@ -55,7 +55,7 @@ async fn temporary_files_are_bounded() {
         ("a table of 1.3 GB", "CREATE TABLE x AS SELECT zeroblob(1300000) AS b FROM t"),
         ("an index of 1.3 GB", "CREATE INDEX x ON t(hex(zeroblob(650000)) || a)"),
         (
-            "1.3 GB written and taken back",
+            "1.3 GB written and rolled back",
             "BEGIN; CREATE TABLE x(b); INSERT INTO x SELECT zeroblob(1300000) FROM t; ROLLBACK",
         ),
     ] {
@@ -64,16 +64,16 @@ async fn temporary_files_are_bounded() {
     arena.judge();
 }
 
-/// Sessions that ask and do not read for a while, then leave without having read.
+/// Sends a query in each session, leaves the results unread for some time, and disconnects.
 async fn unread(target: &Target, sessions: usize, sql: &str) -> Answer {
-    let asked = join_all((0..sessions).map(|_| async {
+    let sent = join_all((0..sessions).map(|_| async {
         let mut raw = target.log_in_raw(READER).await?;
         raw.send(&query(sql)).await?;
         std::io::Result::Ok(raw)
     }));
-    match asked.await.into_iter().collect::<Result<Vec<_>, _>>() {
+    match sent.await.into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(sessions) => {
-            tokio::time::sleep(UNREAD_FOR).await;
+            tokio::time::sleep(UNREAD_DURATION).await;
             drop(sessions);
             Answer::Done
         }

@@ -1,4 +1,4 @@
-//! Many small concurrent requests: connections, logins, cancel requests.
+//! Attacks with many small requests: connections, logins, cancel requests.
 
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -9,17 +9,17 @@ use crate::arena::{Arena, READER, TENANT, Target};
 use crate::client::{self, Answer};
 
 const CONNECTIONS: usize = 300;
-/// The node delays answers to wrong passwords.
+/// Number of logins with a wrong password. The node delays its response to each one.
 const LOGINS: usize = 40;
 const CANCEL_REQUESTS: usize = 1000;
 
 const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
 
-/// The code of a CancelRequest, which stands in the place of a protocol version.
+/// The code of a CancelRequest, at the position of the protocol version.
 const CANCEL_CODE: u32 = 80_877_102;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn floods_do_not_stop_the_neighbour() {
+async fn floods_do_not_block_the_neighbour() {
     let mut arena = Arena::new("flood", &[]).await;
     let mut silent = Vec::new();
     arena
@@ -83,7 +83,7 @@ async fn floods_do_not_stop_the_neighbour() {
     arena.judge();
 }
 
-/// Asks the node to cancel what a session runs, and waits until the node hangs up.
+/// Sends a cancel request with a made-up key, and waits until the node closes the connection.
 async fn cancel(target: &Target, number: u32) -> std::io::Result<()> {
     let mut connection = TcpStream::connect(target.address()).await?;
     let words = [16, CANCEL_CODE, number, number.wrapping_mul(2_654_435_761)];

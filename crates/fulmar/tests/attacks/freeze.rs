@@ -1,6 +1,7 @@
-//! Calls that SQLite does not interrupt: they cost their own session and one thread, and no other tenant.
+//! Attacks with calls that SQLite cannot interrupt: they block their own session and one thread,
+//! but no other tenant.
 //!
-//! Each attack has a node to itself, so that one that still runs after its client was answered does not stand in the way of the next.
+//! Each attack gets a new node, because a call may continue after the response to its client.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,17 @@ use tokio_postgres::NoTls;
 use crate::arena::{Arena, OWNER, READER, Target};
 use crate::client::{self, Answer};
 
-/// The `statement_timeout` of the sessions that attack.
-const TIMEOUT: &str = "SET statement_timeout = 500";
-/// How long after `statement_timeout` or a cancel request the client has its answer at the latest. The tests' bound, not the product's.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// Sets the `statement_timeout` of the attacking sessions.
+const SET_TIMEOUT: &str = "SET statement_timeout = 500";
+/// Deadline of the response to an attack. A limit of the tests, not of the product.
+const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The statement ran out of time, or was refused as too large.
+/// The statement timed out, or was rejected as too large.
 const STOPPED: &[&str] = &["57014", "54000", "53200", "53400"];
-/// On a fast machine, or with a better plan, it may also end in time.
+/// On a fast machine, or with a better plan, the statement may also succeed in time.
 const BOUNDED: &[&str] = &["00000", "57014", "54001", "54000", "53200", "53400"];
 
-/// Columns of the table `wide`; also terms of the widest lists.
+/// Number of columns of the table `wide`, and of terms in the widest lists.
 const COLUMNS: usize = 1900;
 
 fn schema() -> Vec<String> {
@@ -38,7 +39,7 @@ fn schema() -> Vec<String> {
     ]
 }
 
-/// Attacks by one statement of the user that may only read.
+/// Returns attacks that are one statement of the read-only user.
 fn statements() -> Vec<(&'static str, &'static [&'static str], String)> {
     vec![
         // Functions on large values.
@@ -68,7 +69,7 @@ fn statements() -> Vec<(&'static str, &'static [&'static str], String)> {
         ("FTS3: a phrase of 5,000 words", BOUNDED, phrase("docs3", 5000)),
         ("FTS3 snippet", BOUNDED, full_text("docs3", "snippet(docs3)")),
         ("FTS3 offsets", BOUNDED, full_text("docs3", "offsets(docs3)")),
-        // Short statements that are prepared for long, each in less than 64 KiB of SQL.
+        // Statements that take long to prepare, most of them with less than 64 KiB of SQL.
         ("1,900 windows", BOUNDED, windows(COLUMNS)),
         ("1,500 named windows", BOUNDED, named_windows(1500)),
         ("190 common table expressions of 1,900 columns", BOUNDED, wide_expressions(190)),
@@ -79,15 +80,15 @@ fn statements() -> Vec<(&'static str, &'static [&'static str], String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uninterruptible_calls_cost_their_own_session_only() {
+async fn uninterruptible_calls_block_only_their_own_session() {
     let schema = schema();
     let mut arena = Arena::new("freeze", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await;
     for (name, expected, sql) in statements() {
-        let statements = [TIMEOUT, &sql];
+        let statements = [SET_TIMEOUT, &sql];
         arena.attack(name, expected, async |target| in_time(target.run(READER, &statements)).await).await;
         arena.end_node();
     }
-    let statements = [TIMEOUT, &doubled_columns(24)];
+    let statements = [SET_TIMEOUT, &doubled_columns(24)];
     arena
         .attack("a generated column that doubles 24 times", BOUNDED, async |target| {
             in_time(target.run(OWNER, &statements)).await
@@ -101,7 +102,7 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
             .attack(&name, STOPPED, async |target| {
                 in_time(client::answer(async {
                     let session = target.log_in(READER).await?;
-                    session.batch_execute(TIMEOUT).await?;
+                    session.batch_execute(SET_TIMEOUT).await?;
                     session.prepare(&sql).await.map(drop)
                 }))
                 .await
@@ -115,9 +116,9 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
     arena
         .attack("json_patch, terminated", &["57P01", "closed"], async |target| terminated(target, &sql).await)
         .await;
-    // A larger node lets it hold more, and so be prepared for longer.
+    // A node with more memory allows larger statements, which take longer to prepare.
     arena.set_memory("4GiB", 1 << 30);
-    let statements = [TIMEOUT, &doubled(30)];
+    let statements = [SET_TIMEOUT, &doubled(30)];
     arena
         .attack("an expression that doubles 30 times, with more memory", BOUNDED, async |target| {
             in_time(target.run(READER, &statements)).await
@@ -126,20 +127,20 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
     arena.judge();
 }
 
-/// An answer that comes in time; else none.
+/// Replaces a response after the deadline by [`Answer::Late`].
 async fn in_time(answer: impl Future<Output = Answer>) -> Answer {
     let began = Instant::now();
     let answer = answer.await;
-    if began.elapsed() <= ANSWERED_WITHIN { answer } else { Answer::Late(began.elapsed()) }
+    if began.elapsed() <= RESPONSE_DEADLINE { answer } else { Answer::Late(began.elapsed()) }
 }
 
-/// The process id of a session's backend.
+/// Returns the process id of a session's backend.
 async fn process_id(session: &tokio_postgres::Client) -> i64 {
     session.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
-/// Waits until a session is seen to run a statement other than its first.
-async fn is_running(observer: &tokio_postgres::Client, process: i64) {
+/// Waits until a session runs a statement that starts with WITH.
+async fn wait_until_running(observer: &tokio_postgres::Client, process: i64) {
     let sql = format!(
         "SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND state = 'active' AND query LIKE 'WITH%'"
     );
@@ -148,7 +149,7 @@ async fn is_running(observer: &tokio_postgres::Client, process: i64) {
     }
 }
 
-/// Runs a statement and what interrupts it. The statement may be answered before it is interrupted.
+/// Runs a statement and interrupts it. The response may arrive before the interruption.
 async fn interrupted(
     session: &tokio_postgres::Client,
     sql: &str,
@@ -167,7 +168,7 @@ async fn cancelled(target: &Target, sql: &str) -> Answer {
     let (session, observer) = (target.log_in(READER).await.unwrap(), target.log_in(OWNER).await.unwrap());
     let (token, process) = (session.cancel_token(), process_id(&session).await);
     let cancel = async {
-        is_running(&observer, process).await;
+        wait_until_running(&observer, process).await;
         token.cancel_query(NoTls).await.unwrap();
     };
     interrupted(&session, sql, cancel).await
@@ -177,7 +178,7 @@ async fn terminated(target: &Target, sql: &str) -> Answer {
     let (session, other) = (target.log_in(READER).await.unwrap(), target.log_in(READER).await.unwrap());
     let process = process_id(&session).await;
     let terminate = async {
-        is_running(&other, process).await;
+        wait_until_running(&other, process).await;
         other.batch_execute(&format!("SELECT pg_terminate_backend({process})")).await.unwrap();
     };
     interrupted(&session, sql, terminate).await
@@ -253,7 +254,7 @@ fn wide_subqueries(depth: usize) -> String {
     format!("SELECT count(*) FROM {nested} AS a, {nested} AS b, {nested} AS c")
 }
 
-/// This one is 600 KB long.
+/// 600 KB of SQL.
 fn wide_joins(count: usize) -> String {
     let columns = list(COLUMNS, ",", |n| format!("c{n}"));
     format!(
@@ -277,6 +278,6 @@ fn doubled_columns(times: usize) -> String {
 
 /// Up to 3 MB of SQL.
 fn many_parameters(repeated: usize) -> String {
-    let different: Vec<String> = (1..=30_000).map(|n| format!("${n}")).collect();
-    format!("SELECT 1 IN ({}{})", different.join(","), ",$30000".repeat(repeated))
+    let distinct: Vec<String> = (1..=30_000).map(|n| format!("${n}")).collect();
+    format!("SELECT 1 IN ({}{})", distinct.join(","), ",$30000".repeat(repeated))
 }

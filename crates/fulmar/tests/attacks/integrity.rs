@@ -1,9 +1,9 @@
-//! An interrupted integrity check answers 57014 and reports no damage.
+//! An interrupted integrity check fails with SQLSTATE 57014, and does not report damage.
 
 use crate::arena::{Arena, OWNER};
 use crate::client::Answer;
 
-/// Some 40 MB in a table and an index: a check takes many times the shortest timeout.
+/// About 40 MB in a table and an index. A check takes many times the shortest timeout.
 const SCHEMA: &[&str] = &[
     "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT)",
     "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000)
@@ -12,7 +12,7 @@ const SCHEMA: &[&str] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn interrupted_checks_report_no_damage() {
+async fn interrupted_integrity_check_reports_no_damage() {
     let mut arena = Arena::new("integrity", SCHEMA).await;
     for check in ["PRAGMA integrity_check", "PRAGMA quick_check", "PRAGMA integrity_check(t)"] {
         for timeout_ms in [1, 3, 10, 30] {

@@ -6,19 +6,24 @@
 //!   monitor: VmHWM, temporary files ───────────────┘
 //! ```
 //!
-//! | module | |
+//! | module | contents |
 //! | --- | --- |
-//! | [`arena`] | starts the node and judges each attack |
-//! | [`neighbour`] | another tenant, and how long it waits |
+//! | [`arena`] | starts the node and checks each attack |
+//! | [`neighbour`] | another tenant, and the latency of its requests |
 //! | [`process`] | memory and temporary files of the node |
 //! | [`client`] | sessions and raw connections |
-//! | [`stack`], [`freeze`], [`memory`], [`disk`], [`integrity`], [`flood`] | the attacks, a table in each |
-//! | [`pipeline`] | what a client leaves behind that is cancelled or disconnects |
-//! | [`fuzz`] | programs at random, judged in the same way |
+//! | [`stack`], [`freeze`], [`memory`], [`disk`], [`integrity`], [`flood`] | tables of attacks |
+//! | [`pipeline`] | pending statements of a client that is cancelled or disconnects |
+//! | [`fuzz`] | random programs, checked in the same way |
 //!
-//! The node holds if the process lives on, the attacker gets one of the expected SQLSTATEs, the neighbour's requests succeed within 5 s (the
-//! requirement is 1 s on idle cores), the process stays below 512 MiB and temporary files stay within the tenant's limit. All attacks of a
-//! family are tried. Those that succeeded are listed at its end:
+//! The node passes if all of these hold:
+//!
+//! - The process does not exit.
+//! - The attacker gets one of the expected SQLSTATEs.
+//! - The neighbour's requests succeed within 5 s (the requirement is 1 s on idle cores).
+//! - The process stays below 512 MiB of memory, and temporary files below the tenant's limit.
+//!
+//! A test runs all attacks of its family, and lists the successful ones at the end:
 //!
 //! ```text
 //! cargo test -p fulmar --test attacks -- --nocapture deep_statements

@@ -1,4 +1,4 @@
-//! What a session makes the node hold in memory is bounded for its tenant and for the node.
+//! Attacks on memory: the memory that sessions use is bounded per tenant and per node.
 
 use std::io;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tokio::time::timeout;
 use crate::arena::{Arena, OWNER, READER, Target};
 use crate::client::{self, Answer, FLUSH, Raw, bind, message, parse};
 
-/// Refused for its size, before or after it was read.
-const REFUSED: &[&str] = &["54000", "53200", "53400"];
-/// Refused, or served within the node's memory.
+/// Rejected for its size, before or after it was received.
+const REJECTED: &[&str] = &["54000", "53200", "53400"];
+/// Rejected, or executed within the node's memory.
 const BOUNDED: &[&str] = &["00000", "54000", "53200", "53400", "57014", "53300"];
 
 const MB: usize = 1 << 20;
 
-/// How long clients of a node that does not read from them keep trying to send.
-const SENT_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout for an attack of a client, since the node may stop reading from it.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 const SCHEMA: &[&str] = &[
     "CREATE TABLE t(a INTEGER PRIMARY KEY, b INTEGER)",
@@ -43,7 +43,7 @@ async fn memory_is_bounded() {
         ("0.9 MB of VALUES", format!("SELECT count(*) FROM (VALUES {}(1))", "(1),".repeat(225_000))),
         ("60 MB of comments", format!("SELECT 1 {}", "/*x*/ ".repeat(10 * MB))),
     ] {
-        let expected = if name.contains("(...)") { REFUSED } else { BOUNDED };
+        let expected = if name.contains("(...)") { REJECTED } else { BOUNDED };
         arena.statement(name, expected, READER, &sql).await;
     }
     drop(list);
@@ -53,7 +53,7 @@ async fn memory_is_bounded() {
         arena
             .attack(&name, BOUNDED, async |target| {
                 let binds: Vec<_> = (0..4).map(|n| bind(&format!("p{n}"), &value)).collect();
-                all(target, 16, async |raw: &mut Raw| {
+                in_sessions(target, 16, async |raw: &mut Raw| {
                     raw.send(&parse("SELECT $1")).await?;
                     for bind in &binds {
                         raw.send(bind).await?;
@@ -71,14 +71,15 @@ async fn memory_is_bounded() {
             "30 queries of 63 MB, sent in part",
             &["00000", "53200", "54000", "53300", "closed"],
             async |target| {
-                all(target, 30, async |raw: &mut Raw| raw.send(half).await.map(|()| Answer::Done)).await
+                in_sessions(target, 30, async |raw: &mut Raw| raw.send(half).await.map(|()| Answer::Done))
+                    .await
             },
         )
         .await;
     arena
         .attack("200 prepared statements of 0.9 MB in 8 sessions", BOUNDED, async |target| {
             let text = format!("SELECT length('{}')\0", "x".repeat(900_000));
-            all(target, 8, async |raw: &mut Raw| {
+            in_sessions(target, 8, async |raw: &mut Raw| {
                 for n in 0..200 {
                     let name = format!("s{n}\0");
                     raw.send(&message(b'P', &[name.as_bytes(), text.as_bytes(), &[0, 0]])).await?;
@@ -94,7 +95,7 @@ async fn memory_is_bounded() {
             let types = [0, 0, 0, 25].repeat(65_535);
             let parse = message(b'P', &[b"\0SELECT 1\0\xff\xff", &types]);
             let describes = message(b'D', &[b"S\0"]).repeat(2000);
-            all(target, 4, async |raw: &mut Raw| {
+            in_sessions(target, 4, async |raw: &mut Raw| {
                 raw.send(&parse).await?;
                 raw.send(&describes).await?;
                 Ok(raw.read_until(b't', 100).await)
@@ -122,7 +123,7 @@ async fn memory_is_bounded() {
         })
         .await;
     arena
-        .attack("100 parameters with names of 4 MB", REFUSED, async |target| {
+        .attack("100 parameters with names of 4 MB", REJECTED, async |target| {
             let set = "SELECT set_config('app.' || hex(zeroblob(2000000)) || a, 'x', false) FROM thousand LIMIT 100";
             target.run(READER, &["BEGIN", set]).await
         })
@@ -132,7 +133,7 @@ async fn memory_is_bounded() {
         .await;
     arena
         .attack("COPY of values of 120 MB in 2 sessions", BOUNDED, async |target| {
-            all(target, 2, async |raw: &mut Raw| {
+            in_sessions(target, 2, async |raw: &mut Raw| {
                 raw.send(&client::query(
                     "COPY (SELECT hex(zeroblob(60000000)) FROM thousand LIMIT 2) TO STDOUT",
                 ))
@@ -161,13 +162,14 @@ async fn memory_is_bounded() {
         arena.statement(name, BOUNDED, READER, sql).await;
     }
     let join = "SELECT current_schemas(true), array_to_string('{NULL' || replace(hex(zeroblob(200000)), '00', ',NULL') || '}', ',', hex(zeroblob(1000000)))";
-    arena.statement("array_to_string of 400 GB", REFUSED, READER, join).await;
+    arena.statement("array_to_string of 400 GB", REJECTED, READER, join).await;
     arena.judge();
 }
 
-/// Runs an attack in several raw sessions. Answers the first error, or success. A session whose node does not read
-/// is given up after [`SENT_WITHIN`], and all stay open until the last has ended.
-async fn all(
+/// Runs an attack in several raw sessions. Returns the first error, or success. A session that
+/// takes longer than [`SEND_TIMEOUT`] counts as successful. All sessions stay open until the last
+/// one has ended.
+async fn in_sessions(
     target: &Target,
     sessions: usize,
     attack: impl AsyncFn(&mut Raw) -> io::Result<Answer>,
@@ -178,7 +180,7 @@ async fn all(
             Ok(raw) => raw,
             Err(error) => return (None, Answer::Closed(error.to_string())),
         };
-        let answer = timeout(SENT_WITHIN, attack(&mut raw)).await.unwrap_or(Ok(Answer::Done));
+        let answer = timeout(SEND_TIMEOUT, attack(&mut raw)).await.unwrap_or(Ok(Answer::Done));
         let answer = answer.unwrap_or_else(|error| Answer::Closed(error.to_string()));
         (Some(raw), answer)
     });
@@ -190,14 +192,14 @@ async fn all(
         .unwrap_or(Answer::Done)
 }
 
-/// Makes the tables, then three sessions read `information_schema.columns`.
+/// Creates the tables, then reads `information_schema.columns` in three sessions.
 async fn many_columns(target: &Target) -> Answer {
     let columns: Vec<String> = (0..1900).map(|n| format!("c{n}")).collect();
     let columns = columns.join(",");
     let tables: String = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns});")).collect();
-    let made = target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await;
-    if made != Answer::Done {
-        return made;
+    let created = target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await;
+    if created != Answer::Done {
+        return created;
     }
     let count = ["SET statement_timeout = 5000", "SELECT count(*) FROM information_schema.columns"];
     let counts = join_all((0..3).map(async |_| target.run(READER, &count).await)).await;

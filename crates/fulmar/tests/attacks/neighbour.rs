@@ -1,4 +1,4 @@
-//! Another tenant of the node under attack, and how long it waits.
+//! Another tenant of the node under attack, which measures the latency of its requests.
 //!
 //! ```text
 //!  SESSIONS sessions   SELECT 1, INSERT (autocommit), SELECT 1, ...
@@ -6,8 +6,9 @@
 //!  one task            GET /healthz
 //! ```
 //!
-//! Each task measures every request, including the one that is under way when [`Neighbour::longest`] is called: a node that answers no request
-//! is noticed. Requests are paced, so that the neighbour does not compete with the attack for CPU time.
+//! Each task measures every request, including the pending one when [`Neighbour::longest`] is
+//! called, so that a node that does not respond is detected. Requests are paced, so that the
+//! neighbour does not compete with the attack for CPU time.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -25,20 +26,21 @@ use crate::common::Node;
 /// The tenant of the probes, owned by a user of the same name.
 pub const TENANT: &str = "neighbour";
 
-/// Sessions that run statements: several, so that more than one worker thread is probed.
+/// Number of sessions that run statements. Several, so that more than one worker thread is probed.
 const SESSIONS: usize = 3;
 /// Time between two requests of a task.
-const PACE: Duration = Duration::from_millis(10);
-const LOGIN_PACE: Duration = Duration::from_millis(30);
-/// Where the logins come from. The attacks come from 127.0.0.1.
-const ADDRESS: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 0, 0, 2), 0);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
+/// Time between two logins.
+const LOGIN_INTERVAL: Duration = Duration::from_millis(30);
+/// Source address of the logins. The attacks come from 127.0.0.1.
+const LOGIN_ADDRESS: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 0, 0, 2), 0);
 
 pub struct Neighbour {
     probes: Vec<Arc<Probe>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// One kind of request, in a loop.
+/// The measurements of one kind of request.
 struct Probe {
     name: &'static str,
     requests: AtomicU64,
@@ -57,7 +59,7 @@ impl Probe {
         Arc::new(Probe { name, requests: AtomicU64::new(0), state: Mutex::default() })
     }
 
-    /// Measures a request. Answers what it answered, unless it failed.
+    /// Measures a request. Returns its result, or `None` if it failed.
     async fn measure<T, E: std::fmt::Display>(
         &self,
         request: impl Future<Output = Result<T, E>>,
@@ -90,21 +92,21 @@ impl Neighbour {
                     if probe.measure(session.batch_execute(statement)).await.is_none() {
                         return;
                     }
-                    tokio::time::sleep(PACE).await;
+                    tokio::time::sleep(REQUEST_INTERVAL).await;
                 }
             }));
         }
         let (probe, config) = (neighbour.probe("a login"), client::config(&node.sql, TENANT, TENANT));
         let sql = node.sql.clone();
         neighbour.tasks.push(tokio::spawn(async move {
-            while probe.measure(visit(&config, &sql)).await.is_some() {
-                tokio::time::sleep(LOGIN_PACE).await;
+            while probe.measure(log_in_and_out(&config, &sql)).await.is_some() {
+                tokio::time::sleep(LOGIN_INTERVAL).await;
             }
         }));
         let (probe, http) = (neighbour.probe("/healthz"), node.http.clone());
         neighbour.tasks.push(tokio::spawn(async move {
-            while probe.measure(is_healthy(&http)).await.is_some() {
-                tokio::time::sleep(PACE).await;
+            while probe.measure(check_health(&http)).await.is_some() {
+                tokio::time::sleep(REQUEST_INTERVAL).await;
             }
         }));
         Ok(neighbour)
@@ -116,7 +118,7 @@ impl Neighbour {
         probe
     }
 
-    /// Forgets what was measured.
+    /// Resets the measurements.
     pub fn reset(&self) {
         for probe in &self.probes {
             let mut state = probe.state.lock();
@@ -126,20 +128,21 @@ impl Neighbour {
         }
     }
 
-    /// Waits until every probe has made this many requests more, or until one waits longer than `bound` or has failed.
-    pub async fn make_requests(&self, more: u64, bound: Duration) {
+    /// Waits until every probe has made `count` more requests, or until one has failed or takes
+    /// longer than `bound`.
+    pub async fn make_requests(&self, count: u64, bound: Duration) {
         let goals: Vec<u64> =
-            self.probes.iter().map(|probe| probe.requests.load(Ordering::Relaxed) + more).collect();
+            self.probes.iter().map(|probe| probe.requests.load(Ordering::Relaxed) + count).collect();
         let is_done = || {
             let mut probes = self.probes.iter().zip(&goals);
             probes.all(|(probe, goal)| probe.requests.load(Ordering::Relaxed) >= *goal)
         };
         while !is_done() && self.longest().0 <= bound && self.failures().is_empty() {
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(REQUEST_INTERVAL).await;
         }
     }
 
-    /// The longest wait since the last reset, and for what.
+    /// Returns the maximum latency since the last reset, and the kind of its request.
     pub fn longest(&self) -> (Duration, &'static str) {
         let waits = self.probes.iter().map(|probe| {
             let state = probe.state.lock();
@@ -160,30 +163,31 @@ impl Drop for Neighbour {
     }
 }
 
-/// Logs in from an address of its own: the node delays logins from an address with many failed ones.
-async fn visit(
+/// Logs in, runs a statement and logs out. Uses a separate address, because the node delays logins
+/// from an address with many failed ones.
+async fn log_in_and_out(
     config: &tokio_postgres::Config,
     sql: &str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let socket = TcpSocket::new_v4()?;
-    socket.bind(SocketAddr::from(ADDRESS))?;
+    socket.bind(SocketAddr::from(LOGIN_ADDRESS))?;
     let stream = socket.connect(sql.parse()?).await?;
     let (session, connection) = config.connect_raw(stream, tokio_postgres::NoTls).await?;
     let connection = tokio::spawn(connection);
     session.batch_execute("SELECT 1").await?;
     drop(session);
-    // It ends with the client.
+    // The connection ends when its client is dropped.
     let _ = connection.await;
     Ok(())
 }
 
-async fn is_healthy(http: &str) -> std::io::Result<()> {
+async fn check_health(http: &str) -> std::io::Result<()> {
     let mut connection = TcpStream::connect(http).await?;
     connection.write_all(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").await?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await?;
-    match answer.starts_with("HTTP/1.1 200 ") {
+    let mut response = String::new();
+    connection.read_to_string(&mut response).await?;
+    match response.starts_with("HTTP/1.1 200 ") {
         true => Ok(()),
-        false => Err(std::io::Error::other(answer.lines().next().unwrap_or("no answer").to_owned())),
+        false => Err(std::io::Error::other(response.lines().next().unwrap_or("no response").to_owned())),
     }
 }

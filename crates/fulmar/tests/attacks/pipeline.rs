@@ -1,9 +1,11 @@
-//! What a client has sent behind a statement that does not notice a cancel, and statements whose client leaves while they wait for a
-//! thread.
+//! Pending statements must not run after their session was cancelled or closed.
+//!
+//! - Statements pipelined behind a call that cannot be interrupted, when that call is cancelled.
+//! - Statements that wait for a thread, when their client disconnects.
 //!
 //! ```text
-//!   client    json_patch, INSERT | cancel              FATAL 57014, end of the connection
-//!   session   json_patch ..............| 1 s grace ....| ......... the call returns: nothing else is run
+//!   client    json_patch, INSERT | cancel              FATAL 57014, connection closed
+//!   session   json_patch ..............| 1 s grace ....| .. the call returns: nothing else is run
 //! ```
 
 use tokio_postgres::Client;
@@ -12,20 +14,23 @@ use crate::arena::{Arena, OWNER, READER, Target};
 use crate::client::{Answer, bind, parse, query};
 use crate::common::until;
 
-/// Keys of two objects. Patching one with the other is a single call, quadratic in their number: it takes seconds.
+/// Numbers of keys of two objects. `json_patch` of the two is a single call that takes seconds: its
+/// time is quadratic in this number.
 const KEYS: [u64; 3] = [20_000, 40_000, 80_000];
-/// A cancel may come before the call has begun. So often it is tried again.
+/// Number of attempts for each number of keys, because a cancel may arrive before the call has
+/// begun.
 const ATTEMPTS: usize = 10;
-/// More than a worker handles: the statement needs the tenant's thread of the pool.
+/// A statement too large for a worker. It runs on the tenant's thread of the pool.
 const NEEDS_A_THREAD: &str = "SELECT length(hex(zeroblob(100000)))";
 
-/// Clients that leave, and the size of the parameter that each has sent.
+/// Number of clients that disconnect.
 const LEAVING: usize = 20;
+/// Size of the parameter that each of them sends.
 const PARAMETER_BYTES: usize = 400_000;
 /// An Execute of the unnamed portal, and a Sync.
 const EXECUTE_AND_SYNC: [u8; 15] = [b'E', 0, 0, 0, 9, 0, 0, 0, 0, 0, b'S', 0, 0, 0, 4];
-/// What other sessions may have more than before of the memory for sessions.
-const OTHERS_BYTES: u64 = 1 << 20;
+/// Tolerated growth of the session memory of other sessions.
+const TOLERANCE_BYTES: u64 = 1 << 20;
 
 fn schema() -> Vec<String> {
     let mut schema = vec![
@@ -41,13 +46,13 @@ fn schema() -> Vec<String> {
     schema
 }
 
-/// A statement that is in a call that cannot be interrupted as soon as it has read its row.
+/// Returns a statement that enters an uninterruptible call once it has read its row.
 fn slow(keys: u64) -> String {
     format!("{SLOW} FROM docs WHERE keys = {keys}")
 }
 
 const SLOW: &str = "SELECT length(json_patch(a, b))";
-/// Reads the pages of the objects.
+/// Reads the pages of the objects into the cache.
 const WARM: &str = "SELECT count(*) FROM docs WHERE a > b";
 
 async fn arena() -> Arena {
@@ -57,7 +62,7 @@ async fn arena() -> Arena {
 
 type Form = fn(&str, &str) -> Vec<u8>;
 
-/// Ways to send a statement and an INSERT behind it.
+/// Ways to send a statement followed by an INSERT.
 const FORMS: [(&str, Form); 3] = [
     ("an INSERT", |slow, insert| [query(slow), query(insert)].concat()),
     ("an INSERT and COMMIT", |slow, insert| ["BEGIN", slow, insert, "COMMIT"].map(query).concat()),
@@ -73,7 +78,7 @@ async fn rows(observer: &Client, id: u64) -> i64 {
     observer.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
-/// The process ids of sessions that run a statement that starts like this.
+/// Returns the process ids of sessions that run a statement with this prefix.
 async fn running(observer: &Client, start: &str) -> Vec<i32> {
     let sql = format!(
         "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query LIKE '{start}%' ORDER BY pid"
@@ -87,7 +92,7 @@ async fn are_gone(observer: &Client, sessions: &[i32]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_behind_a_cancelled_statement_is_run() {
+async fn statements_behind_a_cancelled_one_are_not_run() {
     let mut arena = arena().await;
     for ((name, form), id) in FORMS.into_iter().zip(1..) {
         let target = arena.target().await;
@@ -99,25 +104,25 @@ async fn nothing_behind_a_cancelled_statement_is_run() {
     arena.judge();
 }
 
-/// Behind a statement that is not cancelled the INSERT is run.
+/// Checks that the INSERT runs if the statement before it is not cancelled.
 async fn uncancelled(target: &Target, form: Form, id: u64) {
     let mut raw = target.log_in_raw(OWNER).await.unwrap();
     raw.send(&form("SELECT 1", &insert(id))).await.unwrap();
     let observer = target.log_in(OWNER).await.unwrap();
-    until("the row is there", async || rows(&observer, id).await == 1).await;
+    until("the row is inserted", async || rows(&observer, id).await == 1).await;
 }
 
 async fn cancelled(target: &Target, form: Form, id: u64) -> Answer {
     for (attempt, keys) in (0..).zip(KEYS.into_iter().flat_map(|keys| [keys; ATTEMPTS])) {
-        if let Some(answer) = given_up(target, form, id + attempt, keys).await {
+        if let Some(answer) = cancel_during_call(target, form, id + attempt, keys).await {
             return answer;
         }
     }
-    Answer::Wrong("every call has ended before the grace period".to_owned())
+    Answer::Wrong("every call has returned within the grace period".to_owned())
 }
 
-/// `None` if the call has ended before the connection was closed.
-async fn given_up(target: &Target, form: Form, id: u64, keys: u64) -> Option<Answer> {
+/// Cancels a call. Returns `None` if it has returned before the node closed the connection.
+async fn cancel_during_call(target: &Target, form: Form, id: u64, keys: u64) -> Option<Answer> {
     let observer = target.log_in(OWNER).await.unwrap();
     observer.batch_execute(WARM).await.unwrap();
     let mut raw = target.log_in_raw(OWNER).await.unwrap();
@@ -129,40 +134,45 @@ async fn given_up(target: &Target, form: Form, id: u64, keys: u64) -> Option<Ans
     })
     .await;
     raw.cancel().await.unwrap();
-    // All messages, until an error or the end.
+    // Read all messages until an error or the end of the connection.
     let answer = raw.read_until(b'Z', usize::MAX).await;
     if !matches!(raw.read_until(b'Z', 1).await, Answer::Closed(_)) {
         return None;
     }
-    // The tenant's thread is free when the call has returned.
+    // The tenant's thread becomes available when the call has returned.
     until("the call returns", async || observer.batch_execute(NEEDS_A_THREAD).await.is_ok()).await;
     until("the session ends", async || are_gone(&observer, &sessions).await).await;
     match rows(&observer, id).await {
         0 => Some(answer),
-        _ => Some(Answer::Wrong(format!("the row is there, though the client got {answer}"))),
+        _ => Some(Answer::Wrong(format!("the row was inserted, but the client received {answer}"))),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_of_clients_that_left_are_not_run() {
+async fn statements_of_disconnected_clients_are_not_run() {
     let mut arena = arena().await.configured(|command| {
         command.arg("--public-metrics");
     });
-    arena.attack("clients leave the queue for a thread", &["00000"], async |target| left(target).await).await;
+    arena
+        .attack("clients disconnect while they wait for a thread", &["00000"], async |target| {
+            disconnected(target).await
+        })
+        .await;
     arena.judge();
 }
 
-async fn left(target: &Target) -> Answer {
+async fn disconnected(target: &Target) -> Answer {
     for keys in KEYS {
-        if let Some(answer) = left_during(target, keys).await {
+        if let Some(answer) = disconnect_during_call(target, keys).await {
             return answer;
         }
     }
-    Answer::Wrong("every call has ended before all statements waited".to_owned())
+    Answer::Wrong("every call has returned before all statements were waiting".to_owned())
 }
 
-/// One session has the tenant's thread. Clients whose statements wait for it disconnect. `None` if the thread was free before.
-async fn left_during(target: &Target, keys: u64) -> Option<Answer> {
+/// Disconnects clients with statements that wait for the tenant's thread, which one session
+/// occupies. Returns `None` if the thread became available before all of them waited.
+async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Answer> {
     let observer = target.log_in(OWNER).await.unwrap();
     observer.batch_execute("DELETE FROM t").await.unwrap();
     observer.batch_execute(WARM).await.unwrap();
@@ -181,7 +191,7 @@ async fn left_during(target: &Target, keys: u64) -> Option<Answer> {
         raw.send(&[&parse(&sql), &bind("", &parameter)[..], &EXECUTE_AND_SYNC].concat()).await.unwrap();
     }
     let mut sessions = Vec::new();
-    until("all statements wait, or the first has ended", async || {
+    until("all statements wait, or the first one has ended", async || {
         sessions = running(&observer, "INSERT").await;
         sessions.len() == LEAVING || running(&observer, SLOW).await.is_empty()
     })
@@ -189,14 +199,18 @@ async fn left_during(target: &Target, keys: u64) -> Option<Answer> {
     if sessions.len() < LEAVING {
         return None;
     }
-    assert!(memory() >= before + (LEAVING * PARAMETER_BYTES) as u64, "their statements are held");
+    assert!(
+        memory() >= before + (LEAVING * PARAMETER_BYTES) as u64,
+        "waiting statements must be counted as session memory"
+    );
     drop(leaving);
-    until("their sessions end", async || are_gone(&observer, &sessions).await).await;
+    until("the sessions of the disconnected clients end", async || are_gone(&observer, &sessions).await)
+        .await;
     let answer = first.read_until(b'Z', 1).await;
     let count: i64 = observer.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0);
     if count != 0 {
-        return Some(Answer::Wrong(format!("{count} statements of clients that had left were run")));
+        return Some(Answer::Wrong(format!("{count} statements of disconnected clients were run")));
     }
-    until("their memory is released", async || memory() <= before + OTHERS_BYTES).await;
+    until("their memory is released", async || memory() <= before + TOLERANCE_BYTES).await;
     Some(answer)
 }

@@ -1,7 +1,8 @@
-//! What the node's process takes from the machine: resident memory, and bytes of temporary files.
+//! Resource usage of the node's process: resident memory and temporary files.
 //!
-//! Temporary files are those below `tmp` of the data directory and below TMPDIR, and files of these directories that have no name
-//! (any more) but are open. Their allocated blocks count, not their lengths.
+//! Temporary files are the files in `tmp` of the data directory and in TMPDIR, including open files
+//! of these directories that have been unlinked. Their allocated blocks are counted, not their
+//! lengths.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -13,9 +14,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Above these the node is killed: an attack that succeeds must not take the test machine with it.
-const KILLED_ABOVE_RESIDENT_BYTES: u64 = 1536 << 20;
-const KILLED_ABOVE_TEMPORARY_BYTES: u64 = 1536 << 20;
+/// The node is killed above this resident memory, to protect the test machine from a successful
+/// attack.
+const KILL_RESIDENT_BYTES: u64 = 1536 << 20;
+/// The node is killed above this size of temporary files.
+const KILL_TEMPORARY_BYTES: u64 = 1536 << 20;
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -29,19 +32,19 @@ struct Shared {
     process: u32,
     temporary: Vec<PathBuf>,
     stop: AtomicBool,
-    most_temporary_bytes: AtomicU64,
-    /// The node was killed for it: resident and temporary bytes.
+    peak_temporary_bytes: AtomicU64,
+    /// Resident and temporary bytes for which the node was killed.
     excess: parking_lot::Mutex<Option<(u64, u64)>>,
 }
 
 impl Monitor {
-    /// Watches a node on this data directory whose TMPDIR is this one.
+    /// Starts to sample a node with this data directory and this TMPDIR.
     pub fn start(process: u32, data: &Path, tmpdir: &Path) -> Monitor {
         let shared = Arc::new(Shared {
             process,
             temporary: vec![data.join("tmp"), tmpdir.to_owned()],
             stop: AtomicBool::new(false),
-            most_temporary_bytes: AtomicU64::new(0),
+            peak_temporary_bytes: AtomicU64::new(0),
             excess: parking_lot::Mutex::new(None),
         });
         let sampled = shared.clone();
@@ -54,23 +57,24 @@ impl Monitor {
         Monitor { shared, sampler: Some(sampler) }
     }
 
-    /// Forgets the peaks.
+    /// Resets the peaks.
     pub fn reset(&self) {
-        self.shared.most_temporary_bytes.store(0, Ordering::Relaxed);
-        // Resets VmHWM (`man 5 proc`). Without the right to do so it stays the peak since the node's start.
+        self.shared.peak_temporary_bytes.store(0, Ordering::Relaxed);
+        // Resets VmHWM (`man 5 proc`). Without the privilege, VmHWM remains the peak since the
+        // node's start.
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.shared.process), "5");
     }
 
-    /// VmHWM; `None` if the process has ended.
+    /// Returns VmHWM, or `None` if the process has exited.
     pub fn peak_resident_bytes(&self) -> Option<u64> {
         self.shared.status_bytes("VmHWM:")
     }
 
     pub fn peak_temporary_bytes(&self) -> u64 {
-        self.shared.most_temporary_bytes.load(Ordering::Relaxed)
+        self.shared.peak_temporary_bytes.load(Ordering::Relaxed)
     }
 
-    /// Why the node was killed by the monitor, if it was.
+    /// Returns the reason if the monitor has killed the node.
     pub fn excess(&self) -> Option<String> {
         let (resident, temporary) = (*self.shared.excess.lock())?;
         Some(format!(
@@ -92,17 +96,17 @@ impl Shared {
     fn sample(&self) {
         let resident = self.status_bytes("VmRSS:").unwrap_or(0);
         let temporary = self.temporary_bytes();
-        self.most_temporary_bytes.fetch_max(temporary, Ordering::Relaxed);
-        if resident > KILLED_ABOVE_RESIDENT_BYTES || temporary > KILLED_ABOVE_TEMPORARY_BYTES {
+        self.peak_temporary_bytes.fetch_max(temporary, Ordering::Relaxed);
+        if resident > KILL_RESIDENT_BYTES || temporary > KILL_TEMPORARY_BYTES {
             self.excess.lock().get_or_insert((resident, temporary));
             if let Some(process) = Pid::from_raw(self.process as i32) {
-                // It may have ended.
+                // Fails if the process has exited.
                 let _ = kill_process(process, Signal::KILL);
             }
         }
     }
 
-    /// A line of /proc/PID/status, which is in kB.
+    /// Reads a value in kB from /proc/PID/status, and returns bytes.
     fn status_bytes(&self, name: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process)).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;

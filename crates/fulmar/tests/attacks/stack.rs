@@ -1,12 +1,13 @@
-//! Statements that need much stack: an error instead of the end of the process, with the smallest stack that a node can be given.
+//! Attacks on the stack: a statement that needs too much stack gets an error and does not crash the
+//! process, even with the smallest configurable stack.
 //!
-//! A line of a table is an attack: its name, the SQLSTATEs that may be answered, its SQL.
+//! Each entry of a table is an attack: its name, the allowed SQLSTATEs, its SQL.
 
 use crate::arena::{Arena, OWNER, READER, with_smallest_stack};
 
 /// The statement needs more than the smallest stack.
 const TOO_DEEP: &[&str] = &["54001"];
-/// It may fit, and it may be beyond another limit (FTS and JSON report theirs as errors of syntax).
+/// The statement may fit, or exceed another limit. FTS and JSON report theirs as syntax errors.
 const DEEP: &[&str] = &["00000", "54001", "54000", "42601", "22P02"];
 
 const SCHEMA: &[&str] = &[
@@ -19,7 +20,7 @@ const SCHEMA: &[&str] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deep_statements_are_refused() {
+async fn deep_statements_are_rejected_without_a_crash() {
     let mut arena = Arena::new("stack", SCHEMA).await.configured(with_smallest_stack);
     for (name, expected, sql) in [
         ("250 generated columns, each of the one before", DEEP, generated_columns("g250", 250)),
@@ -123,7 +124,7 @@ fn generated_columns(table: &str, count: usize) -> String {
     )
 }
 
-/// Views of each other, the first one of `t`, the last of which is read.
+/// A chain of views, the first one on `t`, and a query of the last one.
 fn view_chain(prefix: &str, length: usize, column: &str) -> String {
     let views: String = (1..=length)
         .map(|n| format!("CREATE VIEW {prefix}{n} AS SELECT {column} AS a FROM {prefix}{};", n - 1))
@@ -131,7 +132,7 @@ fn view_chain(prefix: &str, length: usize, column: &str) -> String {
     format!("CREATE VIEW {prefix}0 AS SELECT a FROM t;{views} SELECT a FROM {prefix}{length}")
 }
 
-/// Tables of which each has a trigger that inserts into the next.
+/// A chain of tables, each with a trigger that inserts into the next one.
 fn trigger_chain(length: usize) -> String {
     let tables: String = (0..=length).map(|n| format!("CREATE TABLE tr{n}(a);")).collect();
     let trigger = |n| {

@@ -1,8 +1,9 @@
-//! The command, nodes that it runs, and clients of them.
+//! Test helpers that run the command, start nodes and connect clients.
 //!
-//! Nodes run in temporary directories on ports that the kernel chooses (`127.0.0.1:0`), and end with their guard.
+//! Nodes run in temporary directories, on ports chosen by the kernel (`127.0.0.1:0`). They are
+//! killed when their guard is dropped.
 
-#![allow(dead_code, reason = "every test file takes what it needs")]
+#![allow(dead_code, reason = "each test file uses some of the helpers")]
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,38 +15,38 @@ use tokio_postgres::NoTls;
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Polls until `holds` returns true. Panics after [`PATIENCE`].
-pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+/// Polls until `condition` returns true. Panics after [`PATIENCE`].
+pub async fn until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     let poll = async {
-        while !holds().await {
+        while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(what, poll).await;
+    within(description, poll).await;
 }
 
-/// The result of `future`. Panics after [`PATIENCE`].
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+/// Awaits `future` and returns its result. Panics after [`PATIENCE`].
+pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
         Ok(value) => value,
-        Err(_) => panic!("timed out: {what}"),
+        Err(_) => panic!("timed out: {description}"),
     }
 }
 
-/// Waits for the end of a process. Panics after [`PATIENCE`].
+/// Waits until a process exits. Panics after [`PATIENCE`].
 pub fn wait(process: &mut Child) -> ExitStatus {
     let began = Instant::now();
     loop {
         if let Some(status) = process.try_wait().unwrap() {
             return status;
         }
-        assert!(began.elapsed() < PATIENCE, "timed out: the process ends");
+        assert!(began.elapsed() < PATIENCE, "timed out: process exit");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The same command, started with SIGHUP ignored or not. A process inherits that: under nohup the tests ignore it, and else a node that
-/// they start would, too.
+/// Wraps a command so that it starts with SIGHUP ignored, or with its default action. A process
+/// inherits this from its parent, and tests run under nohup ignore SIGHUP.
 pub fn with_hangups(ignored: bool, command: Command) -> Command {
     let mut env = Command::new("env");
     env.arg(if ignored { "--ignore-signal=HUP" } else { "--default-signal=HUP" });
@@ -65,7 +66,7 @@ pub fn fulmar(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command that ends by itself.
+/// Runs a command to completion.
 pub fn run(arguments: &[&str]) -> Output {
     fulmar(arguments).output().unwrap()
 }
@@ -75,13 +76,13 @@ pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The error text of a command that must fail with this exit code.
+/// Returns stderr of a command. Panics unless it failed with this exit code.
 pub fn refusal(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// A node that runs; killed when dropped.
+/// A running node. Killed on drop.
 pub struct Node {
     pub process: Child,
     pub sql: String,
@@ -93,14 +94,14 @@ impl Node {
         Self::start_with(data, flags, Stdio::inherit())
     }
 
-    /// The same, with its log going elsewhere.
+    /// Starts a node that writes its log to `log`.
     pub fn start_with(data: &Path, flags: &[&str], log: Stdio) -> Self {
         let mut command = Self::command(data, flags);
         command.stderr(log);
         Self::run(command)
     }
 
-    /// What starts a node.
+    /// Returns the command that starts a node.
     pub fn command(data: &Path, flags: &[&str]) -> Command {
         let data = data.to_str().unwrap();
         let mut command = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
@@ -130,7 +131,7 @@ impl Node {
         format!("postgres://fulmar@{}", self.sql)
     }
 
-    /// Ends it with a signal; answers its exit code.
+    /// Sends a signal, waits for the exit, and returns the exit code.
     pub fn end(mut self, signal: rustix::process::Signal) -> Option<i32> {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
         wait(&mut self.process).code()
@@ -139,13 +140,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if the process has already exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A client's connection to a database of a node.
+/// Connects a client to a database of the node.
 pub async fn client(node: &Node, database: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(&format!("{}/{database}", node.url()), NoTls).await.unwrap();

@@ -1,14 +1,14 @@
-//! The books: what must be in a tenant, by what clients were told.
+//! The model of a tenant: the contents that follow from the responses that clients received.
 //!
 //! A tenant has three tables:
 //!
-//! | table | holds |
+//! | table | contents |
 //! | --- | --- |
 //! | `account` | a few hot balances |
-//! | `ledger` | an entry for each transaction that asked for its id, which is the key |
-//! | `note` | texts, some of them large: files grow, pages split and come free |
+//! | `ledger` | an entry for each transaction that has requested its id, which is the key |
+//! | `note` | texts, some of them large: files grow, pages are split and freed |
 //!
-//! The balances follow from the ledger, a note's text from its number and length.
+//! The balances follow from the ledger, and the text of a note follows from its id and length.
 
 use std::collections::BTreeMap;
 
@@ -17,16 +17,16 @@ use anyhow::Context;
 use crate::node::Node;
 use crate::sql::{Answer, Client};
 
-/// Accounts of a tenant, numbered from 1.
+/// Number of accounts of a tenant. Their ids start at 1.
 pub const ACCOUNTS: i64 = 4;
-/// What each has at first.
+/// Initial balance of each account.
 pub const FIRST_BALANCE: i64 = 1_000_000;
-/// Workers of a tenant; each removes only notes that no other worker does.
+/// Number of workers of a tenant. Each one deletes only its own notes.
 pub const WORKERS: usize = 3;
-/// A note's text is its number, so many bytes wide, again and again.
+/// The text of a note repeats its id, formatted with this width.
 pub const TOKEN_BYTES: i64 = 16;
 
-/// An entry of the ledger: a transfer (of nothing, where a transaction only changed notes).
+/// An entry of the ledger: a transfer, with amount 0 for a transaction that changes only notes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub payer: i64,
@@ -34,7 +34,7 @@ pub struct Entry {
     pub amount: i64,
 }
 
-/// What a transaction would change, all or nothing.
+/// A change by a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     Enter(Entry),
@@ -42,49 +42,51 @@ pub enum Change {
     Remove { note: i64 },
 }
 
-/// What a client was told of a transaction.
+/// The outcome of a transaction as its client knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Told {
-    /// It was committed.
+    /// Acknowledged: the node has confirmed the commit.
     Yes,
-    /// It was refused; or the client rolled it back, or lost the node before it said COMMIT.
+    /// Not committed: the node has rejected it, or the client has rolled it back or has lost the
+    /// connection before it sent COMMIT.
     No,
-    /// The connection was lost first.
+    /// Unknown: the connection was lost before the response.
     Nothing,
 }
 
-/// A transaction that a client tried.
+/// A transaction attempted by a client.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// Its id, if the client asked for it; then one of the changes is an entry under it.
+    /// Its id, if the client has requested it. Then one of the changes is a ledger entry with this
+    /// key.
     pub xact: Option<i64>,
     pub changes: Vec<Change>,
     pub told: Told,
 }
 
-/// What the clients of a tenant heard in a round, in the order of each client.
+/// The transactions of a tenant's clients in a round, in the order of each client.
 #[derive(Default, Debug)]
 pub struct Heard {
     pub attempts: Vec<Attempt>,
-    /// Outcomes that were asked for under load.
+    /// Outcomes queried under load.
     pub answers: Vec<Answer>,
 }
 
-/// What must be in one tenant.
+/// The expected contents of one tenant.
 pub struct Books {
     pub name: String,
     pub ledger: BTreeMap<i64, Entry>,
-    /// Notes and the lengths of their texts, bytes.
+    /// Notes with the lengths of their texts in bytes.
     pub notes: BTreeMap<i64, i64>,
-    /// Transactions of the last round that nobody was told of.
+    /// Transactions of the last round with an unknown outcome.
     pub unanswered: Vec<Attempt>,
-    /// What was asked and answered in the last round, under load.
+    /// Outcomes queried under load in the last round.
     pub answers: Vec<Answer>,
-    /// Ids of transactions that did not happen, of all rounds.
+    /// Ids of transactions that did not commit, of all rounds.
     pub aborted: Vec<i64>,
-    /// Those before this index were looked at in earlier rounds.
+    /// Number of ids in `aborted` that were checked in earlier rounds.
     pub aborted_before: usize,
-    /// Ids of transactions that committed without changing anything.
+    /// Ids of committed read-only transactions.
     pub unchanging: Vec<i64>,
 }
 
@@ -102,7 +104,7 @@ impl Books {
         }
     }
 
-    /// Makes the tenant.
+    /// Creates the tenant and its tables.
     pub async fn create(&self, node: &Node) -> anyhow::Result<()> {
         let system = Client::connect(node, "fulmar").await?;
         system
@@ -120,7 +122,7 @@ impl Books {
             accounts.join(", ")
         );
         let tenant = Client::connect(node, &self.name).await?;
-        tenant.query(&tables).await.context("cannot make the tables")?;
+        tenant.query(&tables).await.context("cannot create the tables")?;
         Ok(())
     }
 
@@ -128,7 +130,7 @@ impl Books {
         self.ledger.len()
     }
 
-    /// Enters what clients heard in a round.
+    /// Applies the transactions of a round.
     pub fn enter(&mut self, heard: Heard) {
         self.answers = heard.answers;
         for attempt in heard.attempts {
@@ -140,7 +142,7 @@ impl Books {
         }
     }
 
-    /// A transaction has happened.
+    /// Applies a committed transaction.
     pub fn apply(&mut self, attempt: &Attempt) {
         for change in &attempt.changes {
             match change {
@@ -152,7 +154,7 @@ impl Books {
     }
 }
 
-/// The balances that a ledger adds up to.
+/// Computes the balances from a ledger.
 pub fn balances(ledger: &BTreeMap<i64, Entry>) -> BTreeMap<i64, i64> {
     let mut balances: BTreeMap<i64, i64> = (1..=ACCOUNTS).map(|id| (id, FIRST_BALANCE)).collect();
     for entry in ledger.values() {
@@ -162,7 +164,7 @@ pub fn balances(ledger: &BTreeMap<i64, Entry>) -> BTreeMap<i64, i64> {
     balances
 }
 
-/// The text of a note.
+/// Returns the text of a note.
 pub fn body(note: i64, bytes: i64) -> String {
     format!("{note:016}").repeat((bytes / TOKEN_BYTES) as usize)
 }

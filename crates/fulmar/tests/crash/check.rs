@@ -1,4 +1,4 @@
-//! After a restart: a tenant is compared with its books.
+//! Compares a tenant with its books after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -12,12 +12,12 @@ use crate::books::{Attempt, Books, Change, Entry, TOKEN_BYTES, balances};
 use crate::node::Node;
 use crate::sql::{Answer, Client, Outcome, number};
 
-/// Outcomes of older transactions that are asked for again, each round.
-const ASKED_AGAIN: usize = 5;
-/// Differences shown.
-const MOST_SHOWN: usize = 8;
+/// Number of older transactions of each kind with an outcome that is queried again in each round.
+const RECHECKED_OUTCOMES: usize = 5;
+/// Maximum number of differences in an error message.
+const MAX_SHOWN_DIFFERENCES: usize = 8;
 
-/// All that is in a tenant.
+/// The contents of a tenant.
 #[derive(PartialEq, Debug)]
 pub struct Contents {
     pub balances: BTreeMap<i64, i64>,
@@ -26,7 +26,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Reads a tenant; an error if a note's text is not what its number and length make it.
+    /// Reads a tenant. Returns an error if the text of a note does not match its id and length.
     pub async fn read(client: &Client) -> anyhow::Result<Contents> {
         let mut contents =
             Contents { balances: BTreeMap::new(), ledger: BTreeMap::new(), notes: BTreeMap::new() };
@@ -51,17 +51,19 @@ impl Contents {
     }
 }
 
-/// SQLite's own opinion.
+/// Runs SQLite's integrity checks.
 pub async fn integrity(client: &Client) -> anyhow::Result<()> {
     for pragma in ["PRAGMA integrity_check", "PRAGMA foreign_key_check"] {
         let rows = client.query(pragma).await?;
-        let said: Vec<_> = rows.iter().filter_map(|row| row.get(0)).filter(|said| *said != "ok").collect();
-        ensure!(said.is_empty(), "{pragma} says {said:?}");
+        let problems: Vec<_> =
+            rows.iter().filter_map(|row| row.get(0)).filter(|text| *text != "ok").collect();
+        ensure!(problems.is_empty(), "{pragma} reports {problems:?}");
     }
     Ok(())
 }
 
-/// Settles what nobody was told of, and compares. Answers how many of those transactions had happened.
+/// Determines the outcomes of transactions with an unknown outcome, and compares the tenant with
+/// its books. Returns how many of these transactions have committed.
 pub async fn tenant(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result<usize> {
     let name = books.name.clone();
     compare(node, books, seed).await.with_context(|| name)
@@ -69,92 +71,98 @@ pub async fn tenant(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result
 
 async fn compare(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result<usize> {
     let client = Client::connect(node, &books.name).await?;
-    // Before anything is asked for: asking may write.
+    // Read before any outcome is queried, because such a query may write.
     let contents = Contents::read(&client).await?;
-    let (mut outcomes, mut happened) = (Vec::new(), 0);
+    let (mut outcomes, mut committed) = (Vec::new(), 0);
     for attempt in std::mem::take(&mut books.unanswered) {
-        outcomes.extend(ask(&client, &contents, attempt.xact).await?);
-        if has_happened(&contents, &attempt)? {
-            happened += 1;
+        outcomes.extend(query_outcome(&client, &contents, attempt.xact).await?);
+        if has_committed(&contents, &attempt)? {
+            committed += 1;
             books.apply(&attempt);
         } else {
             books.aborted.extend(attempt.xact);
         }
     }
-    differences("ledger entries", &books.ledger, &contents.ledger)?;
-    differences("notes", &books.notes, &contents.notes)?;
-    differences("balances", &balances(&books.ledger), &contents.balances)?;
+    compare_maps("ledger entries", &books.ledger, &contents.ledger)?;
+    compare_maps("notes", &books.notes, &contents.notes)?;
+    compare_maps("balances", &balances(&books.ledger), &contents.balances)?;
     integrity(&client).await?;
 
     for (xact, outcome) in std::mem::take(&mut books.answers) {
-        let is_there = contents.ledger.contains_key(&xact);
+        let exists = contents.ledger.contains_key(&xact);
         ensure!(
-            is_there == (outcome == Outcome::Committed),
-            "under load the outcome of {xact} was {outcome:?}, but its entry is {}there",
-            if is_there { "" } else { "not " }
+            exists == (outcome == Outcome::Committed),
+            "under load, transaction {xact} was reported as {outcome:?}, but its entry {}",
+            if exists { "exists" } else { "does not exist" }
         );
         outcomes.push((xact, outcome));
     }
-    outcomes.extend(known(books, seed));
+    outcomes.extend(known_outcomes(books, seed));
     let another = Client::connect(node, &books.name).await?;
     for (xact, expected) in outcomes {
         let outcome = another.outcome(xact).await?;
         let kind = if books.unchanging.contains(&xact) { "read-only transaction" } else { "transaction" };
-        ensure!(outcome == expected, "{kind} {xact} is {expected:?}, but pg_xact_status says {outcome:?}");
+        ensure!(outcome == expected, "{kind} {xact} is {expected:?}, but pg_xact_status returns {outcome:?}");
     }
     let after = Contents::read(&another).await?;
-    ensure!(after == contents, "asking for outcomes has changed the data");
-    books.unchanging.push(commit_nothing(&another).await?);
-    Ok(happened)
+    ensure!(after == contents, "outcome queries must not change the data");
+    books.unchanging.push(commit_read_only_transaction(&another).await?);
+    Ok(committed)
 }
 
-/// Asks for the outcome of a transaction that nobody was told of, if it can be asked for.
-async fn ask(client: &Client, contents: &Contents, xact: Option<i64>) -> anyhow::Result<Option<Answer>> {
+/// Queries an unknown outcome, if the transaction has an id.
+async fn query_outcome(
+    client: &Client,
+    contents: &Contents,
+    xact: Option<i64>,
+) -> anyhow::Result<Option<Answer>> {
     let Some(xact) = xact else { return Ok(None) };
     let outcome = client.outcome(xact).await?;
-    let is_there = contents.ledger.contains_key(&xact);
+    let exists = contents.ledger.contains_key(&xact);
     ensure!(
-        is_there == (outcome == Outcome::Committed),
-        "transaction {xact} is {outcome:?}, but its entry is {}there",
-        if is_there { "" } else { "not " }
+        exists == (outcome == Outcome::Committed),
+        "transaction {xact} is {outcome:?}, but its entry {}",
+        if exists { "exists" } else { "does not exist" }
     );
     Ok(Some((xact, outcome)))
 }
 
-/// Whether a transaction is there, by one of its changes; that the others are is for the comparison to find.
-fn has_happened(contents: &Contents, attempt: &Attempt) -> anyhow::Result<bool> {
+/// Returns true if one change of the transaction is in the contents. The comparison finds missing
+/// other changes.
+fn has_committed(contents: &Contents, attempt: &Attempt) -> anyhow::Result<bool> {
     match (attempt.xact, attempt.changes.as_slice()) {
         (Some(xact), _) => Ok(contents.ledger.contains_key(&xact)),
         (None, [Change::Add { note, .. }]) => Ok(contents.notes.contains_key(note)),
         (None, [Change::Remove { note }]) => Ok(!contents.notes.contains_key(note)),
-        (None, other) => bail!("nobody can tell whether {other:?} has happened"),
+        (None, other) => bail!("cannot determine whether {other:?} has committed"),
     }
 }
 
-/// A transaction that only reads has an outcome too, which outlives the node.
-async fn commit_nothing(client: &Client) -> anyhow::Result<i64> {
+/// Commits a read-only transaction and returns its id. Its outcome must survive crashes as well.
+async fn commit_read_only_transaction(client: &Client) -> anyhow::Result<i64> {
     let rows =
         client.query("BEGIN; SELECT pg_current_xact_id(); SELECT count(*) FROM ledger; COMMIT").await?;
     number(rows.first().context("no transaction id")?, 0)
 }
 
-/// Outcomes that are known from the books: of all that did not happen in this round, and of some of all others.
-fn known(books: &mut Books, seed: u64) -> Vec<Answer> {
+/// Returns outcomes known from the books: of all transactions that did not commit in this round,
+/// and of a sample of all others.
+fn known_outcomes(books: &mut Books, seed: u64) -> Vec<Answer> {
     let mut random = StdRng::seed_from_u64(seed);
     let (before, fresh) = books.aborted.split_at(books.aborted_before);
-    let again = before.iter().sample(&mut random, ASKED_AGAIN);
+    let again = before.iter().sample(&mut random, RECHECKED_OUTCOMES);
     let aborted = fresh.iter().chain(again).map(|xact| (*xact, Outcome::Aborted));
-    let committed = books.ledger.keys().sample(&mut random, ASKED_AGAIN);
-    let unchanging = books.unchanging.iter().rev().take(ASKED_AGAIN);
+    let committed = books.ledger.keys().sample(&mut random, RECHECKED_OUTCOMES);
+    let unchanging = books.unchanging.iter().rev().take(RECHECKED_OUTCOMES);
     let committed = committed.into_iter().chain(unchanging).map(|xact| (*xact, Outcome::Committed));
     let known = aborted.chain(committed).collect();
     books.aborted_before = books.aborted.len();
     known
 }
 
-/// An error that shows what differs.
-fn differences<V: PartialEq + Debug>(
-    what: &str,
+/// Returns an error that lists the differences, if any.
+fn compare_maps<V: PartialEq + Debug>(
+    kind: &str,
     expected: &BTreeMap<i64, V>,
     found: &BTreeMap<i64, V>,
 ) -> anyhow::Result<()> {
@@ -163,8 +171,8 @@ fn differences<V: PartialEq + Debug>(
     if differing.is_empty() {
         return Ok(());
     }
-    let shown = differing.iter().take(MOST_SHOWN).fold(String::new(), |text, key| {
+    let shown = differing.iter().take(MAX_SHOWN_DIFFERENCES).fold(String::new(), |text, key| {
         format!("{text}\n  {key}: expected {:?}, found {:?}", expected.get(key), found.get(key))
     });
-    bail!("{} {what} differ:{shown}", differing.len())
+    bail!("{} {kind} differ:{shown}", differing.len())
 }

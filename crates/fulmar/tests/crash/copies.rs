@@ -1,7 +1,11 @@
-//! Copies of tenants, made under load: `CREATE DATABASE ... TEMPLATE` flushes the source and shares its segments.
+//! Copies of tenants, created under load: `CREATE DATABASE ... TEMPLATE` flushes the source and
+//! shares its segments.
 //!
-//! A copy is the source at one moment: it holds everything that was acknowledged before it was asked for, nothing that
-//! is not in the source in the end, and its balances add up.
+//! A copy is a consistent snapshot of its source:
+//!
+//! - It contains every commit acknowledged before the copy was requested.
+//! - It contains only entries that are in the source after the restart.
+//! - Its balances match its ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -18,54 +22,54 @@ use crate::load::{Tenant, told_by};
 use crate::node::Node;
 use crate::sql::Client;
 
-/// Copies made in one round, at most.
-const MOST: usize = 8;
+/// Maximum number of copies per round.
+const MAX_COPIES: usize = 8;
 
-/// A copy that was asked for.
+/// A requested copy.
 pub struct Copy {
     name: String,
-    /// The source's place among the tenants.
+    /// Index of the source among the tenants.
     source: usize,
     told: Told,
-    /// Ids of the source's transactions that were acknowledged before.
-    floor: Vec<i64>,
+    /// Ids of the source's transactions that were acknowledged before the request.
+    acknowledged: Vec<i64>,
 }
 
-/// Starts making copies of tenants, one after the other.
+/// Starts to create copies of tenants, one after the other.
 pub fn start(
     node: &Node,
     round: u64,
     tenants: &[Arc<Tenant>],
     books: &[Books],
 ) -> JoinHandle<anyhow::Result<Vec<Copy>>> {
-    let floors: Vec<Vec<i64>> = books.iter().map(|books| books.ledger.keys().copied().collect()).collect();
-    tokio::spawn(make(node.sql, round, tenants.to_vec(), floors))
+    let ledgers: Vec<Vec<i64>> = books.iter().map(|books| books.ledger.keys().copied().collect()).collect();
+    tokio::spawn(create_copies(node.sql, round, tenants.to_vec(), ledgers))
 }
 
-async fn make(
+async fn create_copies(
     sql: SocketAddr,
     round: u64,
     tenants: Vec<Arc<Tenant>>,
-    floors: Vec<Vec<i64>>,
+    ledgers: Vec<Vec<i64>>,
 ) -> anyhow::Result<Vec<Copy>> {
     let mut copies = Vec::new();
     let Ok(client) = Client::connect_to(sql, "fulmar").await else { return Ok(copies) };
-    for number in 0..MOST {
+    for number in 0..MAX_COPIES {
         let source = (round as usize + number) % tenants.len();
         let tenant = &tenants[source];
-        // Something to copy: at the beginning of a round everything may be flushed already.
+        // Wait for a commit, so that the copy has something to flush.
         while tenant.acknowledged().is_empty() && !client.is_closed() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let name = format!("copy-{round}-{number}");
-        let mut floor = floors[source].clone();
-        floor.extend(tenant.acknowledged());
-        let made = client.query(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{}\"", tenant.name)).await;
-        let told = match made {
+        let mut acknowledged = ledgers[source].clone();
+        acknowledged.extend(tenant.acknowledged());
+        let created = client.query(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{}\"", tenant.name)).await;
+        let told = match created {
             Ok(_) => Told::Yes,
             Err(error) => told_by(&error)?,
         };
-        copies.push(Copy { name, source, told, floor });
+        copies.push(Copy { name, source, told, acknowledged });
         if told == Told::Nothing {
             break;
         }
@@ -73,28 +77,28 @@ async fn make(
     Ok(copies)
 }
 
-/// Looks at what is there of the copies of a round, and drops them. Nothing is there of those of earlier rounds.
+/// Checks the copies of a round and drops them. Copies of earlier rounds must not exist.
 pub async fn check_and_drop(node: &Node, copies: Vec<Copy>, books: &[Books]) -> anyhow::Result<()> {
     let system = Client::connect(node, "fulmar").await?;
     let rows = system.query("SELECT datname FROM pg_database").await?;
-    let there: BTreeSet<&str> = rows.iter().filter_map(|row| row.get(0)).collect();
+    let existing: BTreeSet<&str> = rows.iter().filter_map(|row| row.get(0)).collect();
     let tenants = books.iter().map(|books| books.name.as_str()).chain(["fulmar"]);
     let known: BTreeSet<&str> = tenants.chain(copies.iter().map(|copy| copy.name.as_str())).collect();
-    let strange: Vec<_> = there.difference(&known).collect();
-    ensure!(strange.is_empty(), "{strange:?} were dropped, and are there");
+    let unknown: Vec<_> = existing.difference(&known).collect();
+    ensure!(unknown.is_empty(), "dropped databases exist again: {unknown:?}");
     for copy in copies {
         let source = &books[copy.source];
         let context = || format!("{}, a copy of {}", copy.name, source.name);
         match Client::connect(node, &copy.name).await {
             Ok(client) => {
-                ensure!(copy.told != Told::No, "{} is there though it was refused", context());
+                ensure!(copy.told != Told::No, "{} exists, but its creation failed", context());
                 check(&client, &copy, source).await.with_context(context)?;
                 drop(client);
-                let dropping = format!("DROP DATABASE \"{}\" WITH (FORCE)", copy.name);
-                system.query(&dropping).await.with_context(context)?;
+                let statement = format!("DROP DATABASE \"{}\" WITH (FORCE)", copy.name);
+                system.query(&statement).await.with_context(context)?;
             }
             Err(error) if error.code() == Some(&SqlState::INVALID_CATALOG_NAME) => {
-                ensure!(copy.told != Told::Yes, "{} was acknowledged and is not there", context());
+                ensure!(copy.told != Told::Yes, "{} was acknowledged, but does not exist", context());
             }
             Err(error) => return Err(error).with_context(context),
         }
@@ -107,14 +111,14 @@ async fn check(client: &Client, copy: &Copy, source: &Books) -> anyhow::Result<(
     let contents = Contents::read(client).await?;
     ensure!(
         contents.balances == balances(&contents.ledger),
-        "balances are {:?}, its ledger adds up to {:?}",
+        "balances are {:?}, but the ledger adds up to {:?}",
         contents.balances,
         balances(&contents.ledger)
     );
-    let lost: Vec<_> = copy.floor.iter().filter(|xact| !contents.ledger.contains_key(xact)).collect();
-    ensure!(lost.is_empty(), "entries {lost:?} were acknowledged before it was made and are not in it");
+    let lost: Vec<_> = copy.acknowledged.iter().filter(|xact| !contents.ledger.contains_key(xact)).collect();
+    ensure!(lost.is_empty(), "entries {lost:?}, acknowledged before the copy was requested, are missing");
     let foreign: BTreeMap<_, _> =
         contents.ledger.iter().filter(|(xact, entry)| source.ledger.get(xact) != Some(entry)).collect();
-    ensure!(foreign.is_empty(), "entries {foreign:?} are not in its source");
+    ensure!(foreign.is_empty(), "entries {foreign:?} are not in the source");
     Ok(())
 }

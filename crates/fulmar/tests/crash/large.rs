@@ -1,17 +1,18 @@
-//! Large commits, whose pages stand in a segment that the log's record names: a node that is killed anywhere on the way has
-//! all of one or nothing of it.
+//! Atomicity of large commits across crashes. The pages of a large commit are in a segment, which
+//! the log record references.
 //!
-//! ```text
-//! killed   with pages spilled, before COMMIT | with the segment stored, before the record | after the answer
-//! there is nothing of it                     | nothing of it, a segment that nobody names  | all of it
-//! ```
+//! | crash | after the restart |
+//! | --- | --- |
+//! | pages spilled, before COMMIT | no change |
+//! | segment stored, before the log record | no change, and an unreferenced segment |
+//! | after the response | all changes |
 
 use anyhow::{Context, ensure};
 
 use crate::node::Node;
 use crate::sql::Client;
 
-/// Rows of 2 KB: 20 MB of pages, five times what a transaction keeps in memory.
+/// Rows of 2 KB: 20 MB of pages, five times the limit of a transaction's memory.
 const ROWS: i64 = 10_000;
 
 fn insert(load: i64) -> String {
@@ -22,12 +23,12 @@ fn insert(load: i64) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_commit_is_there_as_a_whole_or_not_at_all() {
+async fn large_commits_are_atomic_across_crashes() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
         let start = async |failpoints| {
             let node = Node::start(directory.path(), failpoints).await?;
-            node.context("the node was killed while it started")
+            node.context("the node was killed during startup")
         };
         let mut node = start(None).await?;
         let client = Client::connect(&node, "fulmar").await?;
@@ -38,35 +39,32 @@ async fn a_large_commit_is_there_as_a_whole_or_not_at_all() {
         node.end_by_kill().await?;
 
         let mut node = start(None).await?;
-        let client = check(&node, &[1]).await.context("killed after the answer")?;
+        let client = check(&node, &[1]).await.context("killed after the response")?;
         client.query(&format!("BEGIN; {}", insert(2))).await?;
         node.end_by_kill().await?;
 
         let node = start(Some("commit-after-segment=exit:1")).await?;
         let client = check(&node, &[1]).await.context("killed before the commit")?;
         let stored = segments(directory.path())?;
-        let answer = client.query(&insert(3)).await;
-        ensure!(answer.is_err(), "a commit was answered though the node was to be killed before");
-        ensure!(
-            segments(directory.path())? == stored + 1,
-            "the segment was not stored when the node was killed"
-        );
+        let response = client.query(&insert(3)).await;
+        ensure!(response.is_err(), "the commit was acknowledged, but the node should have killed itself");
+        ensure!(segments(directory.path())? == stored + 1, "the segment was not stored before the kill");
 
         let node = start(None).await?;
         let client = check(&node, &[1]).await.context("killed with the segment stored")?;
         client.query(&insert(3)).await?;
         node.stop().await?;
         let node = start(None).await?;
-        check(&node, &[1, 3]).await.context("after a clean end")?;
+        check(&node, &[1, 3]).await.context("after a clean shutdown")?;
         node.kill().await?;
-        let left = std::fs::read_dir(directory.path().join("data/tmp"))?.count();
-        ensure!(left == 0, "{left} temporary files are left");
+        let remaining = std::fs::read_dir(directory.path().join("data/tmp"))?.count();
+        ensure!(remaining == 0, "{remaining} temporary files remain");
         anyhow::Ok(())
     };
     run.await.unwrap();
 }
 
-/// Checks that exactly these loads are there.
+/// Checks that the table contains exactly these loads.
 async fn check(node: &Node, loads: &[i64]) -> anyhow::Result<Client> {
     let client = Client::connect(node, "large").await?;
     let found = client.query("SELECT load, count(*), sum(length(body)) FROM loaded GROUP BY load").await?;
@@ -74,9 +72,9 @@ async fn check(node: &Node, loads: &[i64]) -> anyhow::Result<Client> {
         found.iter().map(|row| [0, 1, 2].map(|column| row.get(column).map(String::from))).collect();
     let expected: Vec<_> =
         loads.iter().map(|load| [*load, ROWS, ROWS * 2000].map(|number| Some(number.to_string()))).collect();
-    ensure!(found == expected, "there is {found:?} instead of {expected:?}");
-    let sound = client.query("PRAGMA integrity_check").await?;
-    ensure!(sound.first().and_then(|row| row.get(0)) == Some("ok"), "{sound:?}");
+    ensure!(found == expected, "found {found:?}, expected {expected:?}");
+    let integrity = client.query("PRAGMA integrity_check").await?;
+    ensure!(integrity.first().and_then(|row| row.get(0)) == Some("ok"), "{integrity:?}");
     Ok(client)
 }
 

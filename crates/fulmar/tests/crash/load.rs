@@ -1,16 +1,16 @@
-//! The load: clients that write down what they try and what they are told.
+//! The load: clients that record their transactions and the responses.
 //!
-//! | weight | a worker's transaction |
+//! | weight | transaction of a worker |
 //! | --- | --- |
-//! | 8 | BEGIN, its id, a transfer between two accounts, its entry, COMMIT |
+//! | 8 | BEGIN, get its id, transfer between two accounts, insert a ledger entry, COMMIT |
 //! | 1 | the same, rolled back |
-//! | 2 | BEGIN, its id, a note removed, two large ones inserted, an entry, COMMIT |
-//! | 3 | a small note, autocommitted, by the extended protocol |
-//! | 1 | a large one |
-//! | 3 | a note removed, autocommitted |
+//! | 2 | BEGIN, get its id, delete a note, insert two large ones and a ledger entry, COMMIT |
+//! | 3 | insert a small note, autocommitted, over the extended protocol |
+//! | 1 | insert a large note, likewise |
+//! | 3 | delete a note, autocommitted |
 //!
-//! An asker asks for outcomes of transactions while they run: asking decides, so some of them are refused then.
-//! All go on until the node is gone.
+//! An outcome poller queries the outcomes of running transactions. Such a query decides the
+//! outcome, so it aborts some of them. All clients continue until the node is gone.
 
 use std::error::Error as _;
 use std::net::SocketAddr;
@@ -28,21 +28,22 @@ use crate::books::{ACCOUNTS, Attempt, Books, Change, Entry, Heard, TOKEN_BYTES, 
 use crate::node::Node;
 use crate::sql::{self, Answer, Client};
 
-/// Clients notice at once that a killed node is gone.
+/// Timeout for a client to end after the node was killed, which it should detect immediately.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
-/// With more notes than this a worker removes one instead of inserting one.
-const MOST_NOTES: usize = 24;
-/// What a small note may be long, in tokens; and a large one: up to 16 pages.
-const SMALL: std::ops::RangeInclusive<i64> = 1..=12;
-const LARGE: std::ops::RangeInclusive<i64> = 256..=4096;
+/// A worker with this many notes deletes one instead of inserting one.
+const MAX_NOTES: usize = 24;
+/// Length of a small note in tokens.
+const SMALL_NOTE: std::ops::RangeInclusive<i64> = 1..=12;
+/// Length of a large note in tokens: up to 16 pages.
+const LARGE_NOTE: std::ops::RangeInclusive<i64> = 256..=4096;
 
-/// What the clients of one tenant tell each other while they run.
+/// State that the clients of one tenant share while they run.
 #[derive(Default)]
 pub struct Tenant {
     pub name: String,
     /// Ids of transactions that have begun, in order.
     begun: Mutex<Vec<i64>>,
-    /// Ids of transactions that were acknowledged.
+    /// Ids of acknowledged transactions.
     acknowledged: Mutex<Vec<i64>>,
 }
 
@@ -55,12 +56,12 @@ impl Tenant {
         self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(xact);
     }
 
-    /// What is acknowledged by now.
+    /// Returns the ids of the transactions acknowledged so far.
     pub fn acknowledged(&self) -> Vec<i64> {
         self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The newest id that has begun.
+    /// Returns the id of the transaction that has begun last.
     fn newest(&self) -> Option<i64> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).last().copied()
     }
@@ -70,12 +71,12 @@ impl Tenant {
 pub struct Clients {
     pub tenants: Vec<Arc<Tenant>>,
     workers: Vec<Vec<JoinHandle<anyhow::Result<Vec<Attempt>>>>>,
-    askers: Vec<JoinHandle<anyhow::Result<Vec<Answer>>>>,
+    outcome_pollers: Vec<JoinHandle<anyhow::Result<Vec<Answer>>>>,
 }
 
 /// Starts the load on all tenants.
 pub fn start(node: &Node, round: u64, books: &[Books], random: &mut StdRng) -> Clients {
-    let mut clients = Clients { tenants: Vec::new(), workers: Vec::new(), askers: Vec::new() };
+    let mut clients = Clients { tenants: Vec::new(), workers: Vec::new(), outcome_pollers: Vec::new() };
     for books in books {
         let tenant = Arc::new(Tenant { name: books.name.clone(), ..Tenant::default() });
         let workers = (0..WORKERS).map(|number| {
@@ -83,7 +84,7 @@ pub fn start(node: &Node, round: u64, books: &[Books], random: &mut StdRng) -> C
                 tenant: tenant.clone(),
                 random: StdRng::seed_from_u64(random.random()),
                 notes: books.notes.keys().copied().skip(number).step_by(WORKERS).collect(),
-                // Numbers that nobody else gives, in any round.
+                // Ids that no other worker uses in any round.
                 next_note: (round as i64 * WORKERS as i64 + number as i64) * 1_000_000,
                 attempts: Vec::new(),
             };
@@ -91,47 +92,47 @@ pub fn start(node: &Node, round: u64, books: &[Books], random: &mut StdRng) -> C
         });
         clients.workers.push(workers.collect());
         let pause = Duration::from_millis(random.random_range(1..=20));
-        clients.askers.push(tokio::spawn(ask(tenant.clone(), node.sql, pause)));
+        clients.outcome_pollers.push(tokio::spawn(poll_outcomes(tenant.clone(), node.sql, pause)));
         clients.tenants.push(tenant);
     }
     clients
 }
 
 impl Clients {
-    /// Waits for all of them, when the node is gone. Answers what was heard, tenant by tenant.
+    /// Waits for all clients after the node is gone. Returns their records for each tenant.
     pub async fn join(self) -> anyhow::Result<Vec<Heard>> {
         let mut all = Vec::new();
-        for (workers, asker) in self.workers.into_iter().zip(self.askers) {
+        for (workers, poller) in self.workers.into_iter().zip(self.outcome_pollers) {
             let mut heard = Heard::default();
             for worker in workers {
                 heard.attempts.extend(join(worker).await?);
             }
-            heard.answers = join(asker).await?;
+            heard.answers = join(poller).await?;
             all.push(heard);
         }
         Ok(all)
     }
 }
 
-/// Waits for a client, when the node is gone.
+/// Waits for a client after the node is gone.
 pub async fn join<T>(client: JoinHandle<anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::time::timeout(END_TIMEOUT, client).await.context("a client hangs though the node is gone")??
+    tokio::time::timeout(END_TIMEOUT, client).await.context("a client hangs after the node is gone")??
 }
 
-/// What an error tells of the statement that it answers.
+/// Returns the outcome of a statement that failed with `error`.
 ///
-/// Only the errors that this load can cause are expected; any other is a defect.
+/// Fails on errors that this load must not cause.
 pub fn told_by(error: &Error) -> anyhow::Result<Told> {
     match error.code() {
         None if is_lost(error) => Ok(Told::Nothing),
         Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED) => Ok(Told::No),
-        // The node ends; whether what was sent has been run, this does not tell.
+        // A shutdown error does not say whether the statement has been executed.
         Some(&SqlState::ADMIN_SHUTDOWN) => Ok(Told::Nothing),
-        _ => bail!("a client got an error that it should not get: {error:?}"),
+        _ => bail!("a client received an unexpected error: {error:?}"),
     }
 }
 
-/// Whether the error is that the connection is gone.
+/// Returns true if the connection is lost.
 fn is_lost(error: &Error) -> bool {
     error.is_closed() || error.source().is_some_and(|source| source.is::<std::io::Error>())
 }
@@ -139,13 +140,13 @@ fn is_lost(error: &Error) -> bool {
 struct Worker {
     tenant: Arc<Tenant>,
     random: StdRng,
-    /// Notes that this worker knows to be there, and alone removes.
+    /// Existing notes that only this worker deletes.
     notes: Vec<i64>,
     next_note: i64,
     attempts: Vec<Attempt>,
 }
 
-/// How a transaction is to end.
+/// How a transaction ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Commit,
@@ -154,21 +155,21 @@ enum End {
 
 impl Worker {
     async fn run(mut self, sql: SocketAddr) -> anyhow::Result<Vec<Attempt>> {
-        // The node may be gone before it has taken the connection.
+        // The node may be gone before it has accepted the connection.
         let Ok(client) = Client::connect_to(sql, &self.tenant.name).await else { return Ok(self.attempts) };
-        while self.one(&client).await? {}
+        while self.run_transaction(&client).await? {}
         Ok(self.attempts)
     }
 
-    /// One transaction. Answers whether there may be another.
-    async fn one(&mut self, client: &Client) -> anyhow::Result<bool> {
-        let crowded = self.notes.len() >= MOST_NOTES;
+    /// Runs one transaction. Returns false if the connection is lost.
+    async fn run_transaction(&mut self, client: &Client) -> anyhow::Result<bool> {
+        let is_full = self.notes.len() >= MAX_NOTES;
         match self.random.random_range(0..18) {
             0..8 => self.transfer(client, End::Commit).await,
             8 => self.transfer(client, End::Rollback).await,
             9..11 => self.exchange(client).await,
-            11..14 if !crowded => self.insert(client, SMALL).await,
-            14 if !crowded => self.insert(client, LARGE).await,
+            11..14 if !is_full => self.insert(client, SMALL_NOTE).await,
+            14 if !is_full => self.insert(client, LARGE_NOTE).await,
             _ => self.remove(client).await,
         }
     }
@@ -184,21 +185,21 @@ impl Worker {
         self.transaction(client, Entry { payer, payee, amount }, statements, Vec::new(), end).await
     }
 
-    /// A note goes, two come.
+    /// Deletes a note and inserts two.
     async fn exchange(&mut self, client: &Client) -> anyhow::Result<bool> {
-        let Some(old) = self.notes.pop() else { return self.insert(client, LARGE).await };
+        let Some(old) = self.notes.pop() else { return self.insert(client, LARGE_NOTE).await };
         let mut statements = vec![format!("DELETE FROM note WHERE id = {old}")];
         let mut changes = vec![Change::Remove { note: old }];
         for _ in 0..2 {
-            let (note, bytes) = self.new_note(LARGE);
+            let (note, bytes) = self.new_note(LARGE_NOTE);
             statements.push(format!("INSERT INTO note (id, body) VALUES ({note}, '{}')", body(note, bytes)));
             changes.push(Change::Add { note, bytes });
         }
-        let nothing = Entry { payer: 1, payee: 1, amount: 0 };
-        self.transaction(client, nothing, statements, changes, End::Commit).await
+        let no_transfer = Entry { payer: 1, payee: 1, amount: 0 };
+        self.transaction(client, no_transfer, statements, changes, End::Commit).await
     }
 
-    /// A transaction with an id, an entry of the ledger, and what else it does.
+    /// Runs a transaction that gets its id, executes the statements and inserts a ledger entry.
     async fn transaction(
         &mut self,
         client: &Client,
@@ -210,7 +211,7 @@ impl Worker {
         let begun = client.query("BEGIN; SELECT pg_current_xact_id()").await;
         let xact: i64 = match begun {
             Ok(rows) => sql::number(rows.first().context("no transaction id")?, 0)?,
-            Err(error) => return self.go_on(client, told_by(&error)?).await,
+            Err(error) => return self.roll_back(client, told_by(&error)?).await,
         };
         self.tenant.note_begun(xact);
         let Entry { payer, payee, amount } = entry;
@@ -218,14 +219,14 @@ impl Worker {
         changes.push(Change::Enter(entry));
         for statement in &statements {
             if let Err(error) = client.query(statement).await {
-                // COMMIT was never said.
+                // COMMIT was not sent.
                 self.attempts.push(Attempt { xact: Some(xact), changes, told: Told::No });
-                return self.go_on(client, told_by(&error)?).await;
+                return self.roll_back(client, told_by(&error)?).await;
             }
         }
         if end == End::Rollback {
             self.attempts.push(Attempt { xact: Some(xact), changes, told: Told::No });
-            return self.go_on(client, Told::No).await;
+            return self.roll_back(client, Told::No).await;
         }
         let told = match client.query("COMMIT").await {
             Ok(_) => Told::Yes,
@@ -234,12 +235,12 @@ impl Worker {
         if told == Told::Yes {
             self.tenant.note_acknowledged(xact);
         }
-        self.done(Attempt { xact: Some(xact), changes, told });
+        self.record(Attempt { xact: Some(xact), changes, told });
         Ok(told != Told::Nothing)
     }
 
-    /// Ends what is open after an error, or because the client wants it. Answers whether the connection lives.
-    async fn go_on(&mut self, client: &Client, told: Told) -> anyhow::Result<bool> {
+    /// Rolls back after an error, or as planned. Returns false if the connection is lost.
+    async fn roll_back(&mut self, client: &Client, told: Told) -> anyhow::Result<bool> {
         match (told, client.query("ROLLBACK").await) {
             (Told::Nothing, _) => Ok(false),
             (_, Ok(_)) => Ok(true),
@@ -254,29 +255,29 @@ impl Worker {
     ) -> anyhow::Result<bool> {
         let (note, bytes) = self.new_note(tokens);
         let result = client.insert_note(note, &body(note, bytes)).await;
-        self.autocommitted(result.map(|_| ()), Change::Add { note, bytes })
+        self.record_autocommit(result.map(|_| ()), Change::Add { note, bytes })
     }
 
     async fn remove(&mut self, client: &Client) -> anyhow::Result<bool> {
         if self.notes.is_empty() {
-            return self.insert(client, SMALL).await;
+            return self.insert(client, SMALL_NOTE).await;
         }
-        let at = self.random.random_range(0..self.notes.len());
-        let note = self.notes.swap_remove(at);
+        let index = self.random.random_range(0..self.notes.len());
+        let note = self.notes.swap_remove(index);
         let result = client.query(&format!("DELETE FROM note WHERE id = {note}")).await;
-        self.autocommitted(result.map(|_| ()), Change::Remove { note })
+        self.record_autocommit(result.map(|_| ()), Change::Remove { note })
     }
 
-    fn autocommitted(&mut self, result: Result<(), Error>, change: Change) -> anyhow::Result<bool> {
+    fn record_autocommit(&mut self, result: Result<(), Error>, change: Change) -> anyhow::Result<bool> {
         let told = match result {
             Ok(()) => Told::Yes,
             Err(error) => told_by(&error)?,
         };
-        self.done(Attempt { xact: None, changes: vec![change], told });
+        self.record(Attempt { xact: None, changes: vec![change], told });
         Ok(told != Told::Nothing)
     }
 
-    fn done(&mut self, attempt: Attempt) {
+    fn record(&mut self, attempt: Attempt) {
         if attempt.told == Told::Yes {
             self.notes.extend(attempt.changes.iter().filter_map(|change| match change {
                 Change::Add { note, .. } => Some(*note),
@@ -292,8 +293,8 @@ impl Worker {
     }
 }
 
-/// Asks for the newest transaction's outcome, again and again.
-async fn ask(tenant: Arc<Tenant>, sql: SocketAddr, pause: Duration) -> anyhow::Result<Vec<Answer>> {
+/// Queries the outcome of the newest transaction periodically.
+async fn poll_outcomes(tenant: Arc<Tenant>, sql: SocketAddr, pause: Duration) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     let Ok(client) = Client::connect_to(sql, &tenant.name).await else { return Ok(answers) };
     loop {

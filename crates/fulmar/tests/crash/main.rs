@@ -1,27 +1,31 @@
-//! A node is killed under load, a hundred times over, and after each time everything it said must be true.
+//! Crash tests: a node is killed under load in 100 rounds, and its data is compared with a model
+//! after each restart.
 //!
 //! ```text
-//!  round:   start, armed ──> load: 3 tenants x (3 workers, 1 asker), copies ──> killed, somewhere
-//!           (sometimes: start, killed while it recovers)
-//!           start ──> ask for every outcome that nobody was told ──> compare all rows with the books ──> end
+//!  round:   start, armed ──> load: 3 tenants x (3 workers, 1 outcome poller), copies ──> kill
+//!           (sometimes: start, kill during recovery)
+//!           start ──> query all unknown outcomes ──> compare all rows with the books ──> end
 //! ```
 //!
-//! The node is the real binary, its clients are `tokio-postgres` over TCP, and the end is always SIGKILL: from outside
-//! at a random moment, or by the node itself at a place named in `FULMAR_FAILPOINTS` ([`plan`]). Each client writes
-//! down what it tried and what it was told of it: yes, no, or nothing ([`load`], [`books`]). [`check`] then
-//! demands equality, not plausibility: the rows that are there are exactly those of the transactions that were answered
-//! with yes, and of those unanswered ones of which `pg_xact_status` says "committed"; the balances are what these
-//! add up to. A transaction of which a half is there, or one that comes back, differs from the books.
+//! - The node is the real executable. Its clients use `tokio-postgres` over TCP.
+//! - The node always dies by SIGKILL: from this process at a random moment, or by itself at a
+//!   failpoint named in `FULMAR_FAILPOINTS` ([`plan`]).
+//! - Each client records its transactions and their outcomes: acknowledged, rejected or unknown
+//!   ([`load`], [`books`]).
+//! - [`check`] requires exact equality. The rows must be those of the acknowledged transactions and
+//!   of the unknown ones that `pg_xact_status` reports as committed, and the balances must add up.
+//!   A partial transaction, or one that reappears, differs from the books.
 //!
-//! SIGKILL loses nothing that was handed to the kernel; what a power cut loses is tested on simulated files in the
-//! crate `fulmar-store`.
+//! SIGKILL loses no data that was passed to the kernel. The crate `fulmar-store` tests power
+//! failures on simulated files.
 //!
 //! ```text
 //! FULMAR_CRASH_SEED=7 FULMAR_CRASH_ROUNDS=500 cargo test -p fulmar --test crash -- --nocapture
 //! ```
 //!
-//! The seed fixes the plan (what is killed where, what clients try); the interleaving is the machine's. A failure
-//! prints seed, round and place, and keeps the data directory.
+//! The seed determines the plan (the failpoints and the transactions of the clients), but not the
+//! interleaving. A failure prints the seed, the round and the failpoint, and keeps the data
+//! directory.
 
 mod books;
 mod check;
@@ -45,18 +49,18 @@ use books::Books;
 use node::Node;
 use plan::{Between, Death, Plan, Trigger};
 
-/// Rounds, unless `FULMAR_CRASH_ROUNDS` says otherwise.
+/// Default number of rounds. `FULMAR_CRASH_ROUNDS` overrides it.
 const ROUNDS: u64 = 100;
-/// The seed, unless `FULMAR_CRASH_SEED` says otherwise.
+/// Default seed. `FULMAR_CRASH_SEED` overrides it.
 const SEED: u64 = 1;
 const TENANTS: usize = 3;
 
-/// Everything that goes on from round to round.
+/// State that persists across rounds.
 struct Run<'a> {
     directory: &'a Path,
     seed: u64,
     books: Vec<Books>,
-    /// How often the node was killed at each place.
+    /// Number of kills at each failpoint.
     hits: BTreeMap<&'static str, u64>,
     restarts: Vec<Duration>,
     totals: Totals,
@@ -64,33 +68,30 @@ struct Run<'a> {
 
 #[derive(Default)]
 struct Totals {
-    yes: usize,
-    no: usize,
-    nothing: usize,
-    /// Of those that nobody was told of: these had happened.
-    happened: usize,
-    asked: usize,
+    acknowledged: usize,
+    rejected: usize,
+    unknown: usize,
+    /// Transactions with an unknown outcome that have committed.
+    unknown_committed: usize,
+    outcome_queries: usize,
     copies: usize,
 }
 
 #[test]
-fn what_was_acknowledged_survives_being_killed() {
+fn acknowledged_commits_survive_crashes() {
     let (seed, rounds) = (setting("FULMAR_CRASH_SEED", SEED), setting("FULMAR_CRASH_ROUNDS", ROUNDS));
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     if let Err(error) = runtime.block_on(run(directory.path(), seed, rounds)) {
-        let kept = directory.keep();
-        panic!(
-            "seed {seed}, {error:#}\nthe data directory and the node's log are kept in {}",
-            kept.display()
-        );
+        let path = directory.keep();
+        panic!("seed {seed}, {error:#}\nthe data directory and the node's log are in {}", path.display());
     }
 }
 
-fn setting(name: &str, usual: u64) -> u64 {
+fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")),
-        Err(_) => usual,
+        Err(_) => default,
     }
 }
 
@@ -115,28 +116,28 @@ async fn run(directory: &Path, seed: u64, rounds: u64) -> anyhow::Result<()> {
         let missed: BTreeSet<_> = plan::places().filter(|place| !run.hits.contains_key(place)).collect();
         ensure!(
             missed.is_empty(),
-            "no node was killed at {missed:?}: does `fulmar start` arm its failpoints?"
+            "no node was killed at {missed:?}; check that `fulmar start` arms its failpoints"
         );
     }
     Ok(())
 }
 
 impl Run<'_> {
-    /// `None` if the node was killed before it was ready.
+    /// Starts a node. Returns `None` if it was killed before it was ready.
     async fn start(&mut self, failpoints: Option<&str>) -> anyhow::Result<Option<Node>> {
         let node = Node::start(self.directory, failpoints).await?;
         self.restarts.extend(node.as_ref().map(|node| node.ready_after));
         Ok(node)
     }
 
-    /// A start that must succeed.
-    async fn start_plainly(&mut self) -> anyhow::Result<Node> {
-        self.start(None).await?.context("the node was killed while it started, and not by this test")
+    /// Starts a node without failpoints.
+    async fn start_unarmed(&mut self) -> anyhow::Result<Node> {
+        self.start(None).await?.context("the node was killed during startup, but not by this test")
     }
 
-    /// Makes the tenants.
+    /// Creates the tenants.
     async fn prepare(&mut self) -> anyhow::Result<()> {
-        let node = self.start_plainly().await?;
+        let node = self.start_unarmed().await?;
         for books in &self.books {
             books.create(&node).await?;
         }
@@ -158,7 +159,7 @@ impl Run<'_> {
                 };
                 (clients.join().await?, copies)
             }
-            // It came to the place before it was ready.
+            // The node reached the failpoint during startup.
             None => {
                 self.note_hit(&plan.death, true);
                 (Vec::new(), Vec::new())
@@ -171,7 +172,7 @@ impl Run<'_> {
         for after in &plan.recoveries {
             node::start_and_kill(self.directory, *after).await?;
         }
-        let node = self.start_plainly().await?;
+        let node = self.start_unarmed().await?;
         self.check(&node, &mut random).await?;
         self.totals.copies += copies.len();
         copies::check_and_drop(&node, copies, &self.books).await?;
@@ -190,15 +191,17 @@ impl Run<'_> {
     async fn check(&mut self, node: &Node, random: &mut StdRng) -> anyhow::Result<()> {
         let seeds: Vec<u64> = self.books.iter().map(|_| random.random()).collect();
         let checks = self.books.iter_mut().zip(seeds).map(|(books, seed)| check::tenant(node, books, seed));
-        self.totals.happened += futures::future::try_join_all(checks).await?.into_iter().sum::<usize>();
+        self.totals.unknown_committed +=
+            futures::future::try_join_all(checks).await?.into_iter().sum::<usize>();
         Ok(())
     }
 
-    /// Clean stops, which leave the log shorter each time: nothing that was said before depends on what is cut off.
+    /// Checks all tenants after several clean shutdowns. Each of them truncates the log, which must
+    /// not lose any outcome.
     async fn end(&mut self) -> anyhow::Result<()> {
-        self.start_plainly().await?.stop().await?;
+        self.start_unarmed().await?.stop().await?;
         for _ in 0..3 {
-            let node = self.start_plainly().await?;
+            let node = self.start_unarmed().await?;
             self.check(&node, &mut StdRng::seed_from_u64(self.seed)).await?;
             node.stop().await?;
         }
@@ -207,16 +210,19 @@ impl Run<'_> {
 
     fn report(&mut self, rounds: u64, took: Duration) {
         self.restarts.sort_unstable();
-        let Totals { yes, no, nothing, happened, asked, copies } = self.totals;
+        let Totals { acknowledged, rejected, unknown, unknown_committed, outcome_queries, copies } =
+            self.totals;
         let entries: usize = self.books.iter().map(Books::entries).sum();
         println!("{rounds} rounds in {took:.1?}, seed {}", self.seed);
         println!(
-            "transactions: {yes} acknowledged, {no} refused, {nothing} unanswered, of which {happened} had happened"
+            "transactions: {acknowledged} acknowledged, {rejected} rejected, {unknown} with \
+             unknown outcome, {unknown_committed} of them committed"
         );
         println!(
-            "entries in ledgers: {entries}; outcomes asked for under load: {asked}; copies tried: {copies}"
+            "ledger entries: {entries}; outcome queries under load: {outcome_queries}; copies \
+             attempted: {copies}"
         );
-        println!("killed at: {:?}, else at random moments", self.hits);
+        println!("killed at failpoints: {:?}; otherwise at random moments", self.hits);
         println!(
             "restarts: {}, median {:.0?}, longest {:.0?}",
             self.restarts.len(),
@@ -230,31 +236,32 @@ impl Totals {
     fn count(&mut self, heard: &books::Heard) {
         for attempt in &heard.attempts {
             *match attempt.told {
-                books::Told::Yes => &mut self.yes,
-                books::Told::No => &mut self.no,
-                books::Told::Nothing => &mut self.nothing,
+                books::Told::Yes => &mut self.acknowledged,
+                books::Told::No => &mut self.rejected,
+                books::Told::Nothing => &mut self.unknown,
             } += 1;
         }
-        self.asked += heard.answers.len();
+        self.outcome_queries += heard.answers.len();
     }
 }
 
-/// Lets the load run and the node die as planned. Answers whether it died where it was told to, by itself.
+/// Runs the load until the node dies as planned. Returns true if it has killed itself at its
+/// failpoint.
 async fn die(node: &mut Node, plan: &Plan) -> anyhow::Result<bool> {
-    /// More than it takes to come to any place: then the plan has missed.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    /// Timeout for the node to reach its failpoint. After it, the round counts as a miss.
+    const FAILPOINT_TIMEOUT: Duration = Duration::from_secs(30);
     let killed_itself = match &plan.death {
         Death::Moment => {
             tokio::time::sleep(plan.load).await;
             false
         }
-        Death::Place { trigger: Trigger::Load, .. } => node.is_killed_within(PATIENCE).await?,
+        Death::Place { trigger: Trigger::Load, .. } => node.is_killed_within(FAILPOINT_TIMEOUT).await?,
         Death::Place { trigger: Trigger::Stop, .. } => {
             if !node.is_killed_within(plan.load).await? {
                 node.ask_to_stop()?;
             }
-            // It may have ended cleanly as well: then there was nothing to flush.
-            node.is_killed_within(PATIENCE).await?
+            // The node may also shut down cleanly, if it has nothing to flush.
+            node.is_killed_within(FAILPOINT_TIMEOUT).await?
         }
     };
     if !killed_itself {

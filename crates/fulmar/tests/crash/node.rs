@@ -1,4 +1,4 @@
-//! The node: a child process, which never outlives its guard.
+//! The node: a child process, killed when its guard is dropped.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// For a start, and for an end: a node that takes longer hangs.
+/// Timeout for the startup and for the exit of a node.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A node that runs; killed when dropped.
+/// A running node. Killed on drop.
 pub struct Node {
     process: Child,
     pub sql: SocketAddr,
-    /// From the start of the process to its ready line.
+    /// Time from the start of the process to its ready line.
     pub ready_after: Duration,
 }
 
@@ -42,17 +42,17 @@ fn spawn(directory: &Path, failpoints: Option<&str>) -> anyhow::Result<Child> {
     command.spawn().with_context(|| format!("cannot run {command:?}"))
 }
 
-/// Starts a node and kills it after a while, whatever it is doing by then.
+/// Starts a node and kills it after this time, whatever its state.
 pub async fn start_and_kill(directory: &Path, after: Duration) -> anyhow::Result<()> {
     let mut process = spawn(directory, None)?;
     let ended = tokio::time::timeout(after, process.wait()).await;
-    ensure!(ended.is_err(), "the node ended by itself while it recovered: {ended:?}{}", log_tail(directory));
+    ensure!(ended.is_err(), "the node exited during recovery: {ended:?}{}", log_tail(directory));
     process.kill().await.context("cannot kill the node")
 }
 
 impl Node {
-    /// Starts a node on `directory` and waits until it is ready. `None` if it was killed before that, at the place that
-    /// it was armed with.
+    /// Starts a node on `directory` and waits until it is ready. Returns `None` if it has killed
+    /// itself at a failpoint before that.
     pub async fn start(directory: &Path, failpoints: Option<&str>) -> anyhow::Result<Option<Node>> {
         let began = Instant::now();
         let mut process = spawn(directory, failpoints)?;
@@ -81,25 +81,26 @@ impl Node {
         }
     }
 
-    /// Whether the node is killed within `time` (not by this test: nothing here kills it meanwhile).
+    /// Waits up to `time`. Returns true if the node has killed itself, and false if it is still
+    /// running or has exited successfully.
     pub async fn is_killed_within(&mut self, time: Duration) -> anyhow::Result<bool> {
         match tokio::time::timeout(time, self.process.wait()).await {
             Err(_) => Ok(false),
             Ok(status) => match status? {
                 status if is_kill(status) => Ok(true),
                 status if status.success() => Ok(false),
-                status => bail!("the node ended by itself: {status}"),
+                status => bail!("the node exited unexpectedly: {status}"),
             },
         }
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn ask_to_stop(&self) -> anyhow::Result<()> {
-        let pid = self.process.id().and_then(|id| Pid::from_raw(id as i32)).context("the node has ended")?;
+        let pid = self.process.id().and_then(|id| Pid::from_raw(id as i32)).context("the node has exited")?;
         kill_process(pid, Signal::TERM).context("cannot signal the node")
     }
 
-    /// SIGKILL, unless it has ended already; waits for its end.
+    /// Sends SIGKILL, unless the node has already exited, and waits for its exit.
     pub async fn end_by_kill(&mut self) -> anyhow::Result<()> {
         self.process.start_kill().or_else(|error| match error.kind() {
             std::io::ErrorKind::InvalidInput => Ok(()),
@@ -108,23 +109,23 @@ impl Node {
         wait(&mut self.process).await.map(|_| ())
     }
 
-    /// SIGKILL while it has nothing to do.
+    /// Kills the node.
     pub async fn kill(mut self) -> anyhow::Result<()> {
         self.end_by_kill().await
     }
 
-    /// A clean end.
+    /// Shuts the node down cleanly.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.ask_to_stop()?;
         let status = wait(&mut self.process).await?;
-        ensure!(status.success(), "the node ended with {status} when it was asked to stop");
+        ensure!(status.success(), "the node exited with {status} on SIGTERM");
         Ok(())
     }
 }
 
 async fn wait(process: &mut Child) -> anyhow::Result<ExitStatus> {
     let ended = tokio::time::timeout(TIMEOUT, process.wait()).await;
-    Ok(ended.with_context(|| format!("the node has not ended after {TIMEOUT:?}"))??)
+    Ok(ended.with_context(|| format!("the node has not exited after {TIMEOUT:?}"))??)
 }
 
 fn is_kill(status: ExitStatus) -> bool {

@@ -1,10 +1,9 @@
-//! Branches, restores and compactions: a node that is killed on the way has all of one or nothing of it.
+//! Atomicity of branches, restores and compactions across crashes.
 //!
-//! ```text
-//! killed   with the manifest stored, before the catalog | with the catalog told, before the answer
-//! restore  it is as it was                              | it is as it was then
-//! branch   there is none; its name is free              |
-//! ```
+//! | crash | restore | branch |
+//! | --- | --- | --- |
+//! | after the manifest, before the catalog | not restored | does not exist, and its name is free |
+//! | after the catalog, before the response | restored | |
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,11 +13,11 @@ use anyhow::{Context, ensure};
 use crate::node::Node;
 use crate::sql::Client;
 
-/// When nothing happens after so long nothing will.
-const KILLED_WITHIN: Duration = Duration::from_secs(30);
+/// Timeout for the node to reach its failpoint.
+const FAILPOINT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_has_happened_or_not() {
+async fn restores_and_branches_are_atomic_across_crashes() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
         let node = start(directory.path(), None).await?;
@@ -26,7 +25,7 @@ async fn a_restore_has_happened_or_not() {
         system.query("CREATE DATABASE past").await?;
         let client = Client::connect(&node, "past").await?;
         client.query("CREATE TABLE t (x); INSERT INTO t VALUES (1)").await?;
-        // Flushes it.
+        // A branch flushes its source, which adds a restore point.
         system.query("CREATE DATABASE branch BRANCH OF past").await?;
         let first = client.query("SELECT time FROM fulmar.history").await?;
         let first = first.first().and_then(|row| row.get(0)).context("no restore point")?.to_owned();
@@ -35,25 +34,32 @@ async fn a_restore_has_happened_or_not() {
         let restore = format!("ALTER DATABASE past RESTORE TO TIMESTAMP '{first}'");
         let branch = format!("CREATE DATABASE other BRANCH OF past AT TIMESTAMP '{first}'");
 
-        for (place, statement, rows) in [
+        for (failpoint, statement, rows) in [
             ("branch-after-manifest", &branch, 2),
             ("restore-after-manifest", &restore, 2),
             ("branch-after-manifest", &branch, 2),
             ("restore-after-catalog", &restore, 1),
         ] {
-            let armed = format!("{place}=exit:1");
-            let mut node = start(directory.path(), Some(&armed)).await?;
-            let answer = Client::connect(&node, "fulmar").await?.query(statement).await;
-            ensure!(answer.is_err(), "{statement} was answered though the node was to be killed at {place}");
+            let failpoints = format!("{failpoint}=exit:1");
+            let mut node = start(directory.path(), Some(&failpoints)).await?;
+            let response = Client::connect(&node, "fulmar").await?.query(statement).await;
+            ensure!(
+                response.is_err(),
+                "{statement} succeeded, but the node should have killed itself at {failpoint}"
+            );
             node.end_by_kill().await?;
             let node = start(directory.path(), None).await?;
-            check(&node, "past", rows).await.context(place)?;
+            check(&node, "past", rows).await.context(failpoint)?;
             node.kill().await?;
         }
-        // What is stored now is of one history.
+        // Further commits and branches belong to the restored history.
         let node = start(directory.path(), None).await?;
         Client::connect(&node, "past").await?.query("INSERT INTO t VALUES (3)").await?;
-        Client::connect(&node, "fulmar").await?.query(&branch).await.context("the name is free")?;
+        Client::connect(&node, "fulmar")
+            .await?
+            .query(&branch)
+            .await
+            .context("the branch's name must be free")?;
         node.stop().await?;
         let node = start(directory.path(), None).await?;
         check(&node, "past", 2).await?;
@@ -64,9 +70,10 @@ async fn a_restore_has_happened_or_not() {
     run.await.unwrap();
 }
 
-/// A node that is killed with the merged segment stored, before or after the manifest that names it, has what it had.
+/// The node is killed after the merged segment was stored, before or after the manifest that
+/// references it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compaction_that_is_killed_loses_nothing() {
+async fn crash_during_a_compaction_loses_nothing() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
         let node = start(directory.path(), None).await?;
@@ -74,12 +81,12 @@ async fn a_compaction_that_is_killed_loses_nothing() {
         Client::connect(&node, "many").await?.query("CREATE TABLE t (x)").await?;
         node.kill().await?;
         let mut rows = 0;
-        for place in ["compact-after-segment", "compact-after-manifest", "compact-after-manifest"] {
-            let armed = format!("{place}=exit:1");
-            let mut node = start(directory.path(), Some(&armed)).await?;
+        for failpoint in ["compact-after-segment", "compact-after-manifest", "compact-after-manifest"] {
+            let failpoints = format!("{failpoint}=exit:1");
+            let mut node = start(directory.path(), Some(&failpoints)).await?;
             let (system, client) =
                 (Client::connect(&node, "fulmar").await?, Client::connect(&node, "many").await?);
-            // A branch flushes what it is made of: soon there are segments to merge.
+            // Each branch flushes its source, until there are enough segments to compact.
             for number in 0..50 {
                 let branch = format!("CREATE DATABASE b{rows}_{number} BRANCH OF many");
                 if client.query("INSERT INTO t VALUES (randomblob(9000))").await.is_err() {
@@ -90,13 +97,14 @@ async fn a_compaction_that_is_killed_loses_nothing() {
                     break;
                 }
             }
-            ensure!(node.is_killed_within(KILLED_WITHIN).await?, "no node was killed at {place}");
+            let was_killed = node.is_killed_within(FAILPOINT_TIMEOUT).await?;
+            ensure!(was_killed, "the node did not reach {failpoint}");
             let node = start(directory.path(), None).await?;
             let client = Client::connect(&node, "many").await?;
             let found = client.query("SELECT count(*) FROM t").await?;
             let found: i64 = found.first().and_then(|row| row.get(0)).context("no count")?.parse()?;
-            // One that was not answered may be there.
-            ensure!((rows..=rows + 1).contains(&found), "{found} rows instead of {rows} after {place}");
+            // The insert without a response may have committed.
+            ensure!((rows..=rows + 1).contains(&found), "{found} rows instead of {rows} after {failpoint}");
             rows = found;
             check(&node, "many", rows).await?;
             node.stop().await?;
@@ -106,9 +114,9 @@ async fn a_compaction_that_is_killed_loses_nothing() {
     run.await.unwrap();
 }
 
-/// A node that is armed with places at which it is to be killed, but not while it starts.
+/// Starts a node with failpoints that it must not reach during startup.
 async fn start(directory: &Path, failpoints: Option<&str>) -> anyhow::Result<Node> {
-    Node::start(directory, failpoints).await?.context("the node was killed while it started")
+    Node::start(directory, failpoints).await?.context("the node was killed during startup")
 }
 
 async fn check(node: &Node, database: &str, rows: i64) -> anyhow::Result<()> {
@@ -116,7 +124,7 @@ async fn check(node: &Node, database: &str, rows: i64) -> anyhow::Result<()> {
     let found = client.query("SELECT count(*) FROM t").await?;
     let found = found.first().and_then(|row| row.get(0)).map(str::to_owned);
     ensure!(found == Some(rows.to_string()), "{database} has {found:?} rows instead of {rows}");
-    let sound = client.query("PRAGMA integrity_check").await?;
-    ensure!(sound.first().and_then(|row| row.get(0)) == Some("ok"), "{sound:?}");
+    let integrity = client.query("PRAGMA integrity_check").await?;
+    ensure!(integrity.first().and_then(|row| row.get(0)) == Some("ok"), "{integrity:?}");
     Ok(())
 }

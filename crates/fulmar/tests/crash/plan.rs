@@ -1,6 +1,7 @@
-//! Where and how the node of a round dies.
+//! The plan of a round: where and how the node dies.
 //!
-//! The deaths are dealt like cards: every run of [`DECK`]`.len()` rounds has each of them once, in an order by seed.
+//! Every sequence of [`DECK`]`.len()` rounds uses each card of the deck once, in an order
+//! determined by the seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,26 +10,26 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-/// How a node comes to the place where it dies.
+/// What makes a node reach its failpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trigger {
-    /// By the load alone, or by copies of tenants, which flush what they copy.
+    /// The load, or copies of tenants, which flush their source.
     Load,
-    /// By SIGTERM under load: a clean end flushes everything.
+    /// SIGTERM under load: a clean shutdown flushes everything.
     Stop,
 }
 
 /// How a node dies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Death {
-    /// SIGKILL from outside, when the load has run for a while.
+    /// SIGKILL by the test, after the load has run for some time.
     Moment,
-    /// By itself at the given passage of a place that the crate `fulmar-store` names.
+    /// By itself, at the given passage of a failpoint of the crate `fulmar-store`.
     Place { name: &'static str, passage: u64, trigger: Trigger },
 }
 
 impl Death {
-    /// For the environment of the node.
+    /// Returns the value of `FULMAR_FAILPOINTS`.
     pub fn failpoints(&self) -> Option<String> {
         match self {
             Death::Moment => None,
@@ -37,7 +38,7 @@ impl Death {
     }
 }
 
-/// How the node that was checked ends before the next round.
+/// How the checked node ends before the next round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Between {
     Kill,
@@ -47,66 +48,67 @@ pub enum Between {
 #[derive(Debug)]
 pub struct Plan {
     pub death: Death,
-    /// How long the load runs before it is ended from outside.
+    /// How long the load runs before the test sends a signal.
     pub load: Duration,
-    /// Whether tenants are copied under the load.
+    /// Whether tenants are copied under load.
     pub copies: bool,
-    /// The node is started again and killed after each of these times: in the middle of its recovery.
+    /// The node is restarted and killed after each of these times, during its recovery.
     pub recoveries: Vec<Duration>,
     pub between: Between,
 }
 
-/// A death with its range of passages: a card.
+/// A kind of death, with the range of passages at which it happens.
 pub struct Card {
-    /// `None`: at a random moment.
-    place: Option<(&'static str, Trigger)>,
-    most_passages: u64,
+    /// `None` for a random moment.
+    failpoint: Option<(&'static str, Trigger)>,
+    max_passage: u64,
     copies: bool,
 }
 
-const fn moment(copies: bool) -> Card {
-    Card { place: None, most_passages: 1, copies }
+const fn random_moment(copies: bool) -> Card {
+    Card { failpoint: None, max_passage: 1, copies }
 }
 
-const fn at(name: &'static str, trigger: Trigger, most_passages: u64, copies: bool) -> Card {
-    Card { place: Some((name, trigger)), most_passages, copies }
+const fn at_failpoint(name: &'static str, trigger: Trigger, max_passage: u64, copies: bool) -> Card {
+    Card { failpoint: Some((name, trigger)), max_passage, copies }
 }
 
-/// As many manifests as tenants change are written at the end, and one segment; a copy writes one of each.
+/// A shutdown writes one segment, and a manifest for each changed tenant. A copy writes one of
+/// each.
 pub const DECK: [Card; 14] = [
-    moment(false),
-    moment(false),
-    moment(false),
-    moment(true),
-    at("log-mid-record", Trigger::Load, 30, false),
-    at("log-mid-record", Trigger::Load, 60, true),
-    at("log-after-write", Trigger::Load, 30, false),
-    at("log-after-write", Trigger::Load, 60, true),
-    at("flush-after-segment", Trigger::Stop, 1, false),
-    at("flush-after-segment", Trigger::Load, 4, true),
-    at("flush-after-manifest", Trigger::Stop, super::TENANTS as u64, false),
-    at("flush-after-manifest", Trigger::Load, 4, true),
-    at("flush-before-truncate", Trigger::Stop, 1, false),
-    at("flush-before-truncate", Trigger::Load, 2, true),
+    random_moment(false),
+    random_moment(false),
+    random_moment(false),
+    random_moment(true),
+    at_failpoint("log-mid-record", Trigger::Load, 30, false),
+    at_failpoint("log-mid-record", Trigger::Load, 60, true),
+    at_failpoint("log-after-write", Trigger::Load, 30, false),
+    at_failpoint("log-after-write", Trigger::Load, 60, true),
+    at_failpoint("flush-after-segment", Trigger::Stop, 1, false),
+    at_failpoint("flush-after-segment", Trigger::Load, 4, true),
+    at_failpoint("flush-after-manifest", Trigger::Stop, super::TENANTS as u64, false),
+    at_failpoint("flush-after-manifest", Trigger::Load, 4, true),
+    at_failpoint("flush-before-truncate", Trigger::Stop, 1, false),
+    at_failpoint("flush-before-truncate", Trigger::Load, 2, true),
 ];
 
-/// The places in the deck.
+/// Returns the failpoints in the deck.
 pub fn places() -> impl Iterator<Item = &'static str> {
-    DECK.iter().filter_map(|card| card.place).map(|(name, _)| name)
+    DECK.iter().filter_map(|card| card.failpoint).map(|(name, _)| name)
 }
 
 impl Plan {
-    /// The plan of a round (they count from 1).
+    /// Returns the plan of a round. Rounds are numbered from 1.
     pub fn of(seed: u64, round: u64) -> Plan {
         let deck = DECK.len() as u64;
         let mut order: Vec<usize> = (0..DECK.len()).collect();
         order.shuffle(&mut StdRng::seed_from_u64(seed ^ ((round - 1) / deck)));
         let card = &DECK[order[((round - 1) % deck) as usize]];
         let mut random = StdRng::seed_from_u64(seed ^ (round << 20));
-        let death = match card.place {
+        let death = match card.failpoint {
             None => Death::Moment,
             Some((name, trigger)) => {
-                Death::Place { name, passage: random.random_range(1..=card.most_passages), trigger }
+                Death::Place { name, passage: random.random_range(1..=card.max_passage), trigger }
             }
         };
         let load = Duration::from_millis(random.random_range(60..=260));
@@ -129,14 +131,14 @@ impl fmt::Display for Plan {
                 write!(f, "killed at {name}, passage {passage}")?
             }
             Death::Place { name, passage, trigger: Trigger::Stop } => {
-                write!(f, "asked to stop after {:?}, killed at {name}, passage {passage}", self.load)?;
+                write!(f, "SIGTERM after {:?}, killed at {name}, passage {passage}", self.load)?;
             }
         }
         if self.copies {
             f.write_str(", with copies")?;
         }
         if !self.recoveries.is_empty() {
-            write!(f, ", then killed while it recovered, after {:?}", self.recoveries)?;
+            write!(f, ", then killed during recovery, after {:?}", self.recoveries)?;
         }
         Ok(())
     }

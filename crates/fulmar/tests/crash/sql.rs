@@ -1,4 +1,4 @@
-//! A client of a node.
+//! A SQL client of a node.
 
 use std::str::FromStr;
 
@@ -19,17 +19,17 @@ impl Client {
         let mut config = Config::new();
         config.host(sql.ip().to_string()).port(sql.port()).user("fulmar").dbname(database);
         let (client, connection) = config.connect(NoTls).await?;
-        // Its error is told by the statement that meets it.
+        // Connection errors are returned by the statements.
         tokio::spawn(connection);
         Ok(Client(client))
     }
 
-    /// Whether the connection is gone.
+    /// Returns true if the connection is closed.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 
-    /// Runs statements by the simple protocol; answers all rows.
+    /// Runs statements over the simple protocol and returns all rows.
     pub async fn query(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, Error> {
         let messages = self.0.simple_query(sql).await?;
         Ok(messages
@@ -41,33 +41,33 @@ impl Client {
             .collect())
     }
 
-    /// Inserts a note by the extended protocol.
+    /// Inserts a note over the extended protocol.
     pub async fn insert_note(&self, note: i64, body: &str) -> Result<u64, Error> {
         self.0.execute("INSERT INTO note (id, body) VALUES ($1, $2)", &[&note, &body]).await
     }
 
-    /// Asks how a transaction ended.
+    /// Queries the outcome of a transaction.
     pub async fn outcome(&self, xact: i64) -> anyhow::Result<Outcome> {
         let rows = self.query(&format!("SELECT pg_xact_status({xact})")).await?;
         match rows.first().context("no row")?.get(0) {
             Some("committed") => Ok(Outcome::Committed),
             Some("aborted") => Ok(Outcome::Aborted),
-            other => anyhow::bail!("pg_xact_status({xact}) answers {other:?}"),
+            other => anyhow::bail!("pg_xact_status({xact}) returns {other:?}"),
         }
     }
 }
 
-/// How a transaction ended.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Committed,
     Aborted,
 }
 
-/// A transaction, and what was answered when its outcome was asked for.
+/// The id of a transaction, and its queried outcome.
 pub type Answer = (i64, Outcome);
 
-/// A column of a row, as a number.
+/// Parses a column of a row as a number.
 pub fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(
     row: &SimpleQueryRow,
     column: usize,

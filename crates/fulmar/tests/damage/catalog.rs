@@ -1,10 +1,11 @@
-//! Old copies of the catalog, and catalogs of the version before.
+//! Old copies of the catalog, and catalogs in the previous format version.
 
 use super::*;
 
 const FILES: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
 
-/// The files of the catalog, as they are in one directory, put into another.
+/// Copies files of the catalog from one directory to another. Removes those that do not exist in
+/// `from`.
 fn copy_catalog(from: &Rig, to: &Rig, files: &[&str]) {
     for file in FILES {
         let (from, to) = (from.data().join(file), to.data().join(file));
@@ -17,9 +18,9 @@ fn copy_catalog(from: &Rig, to: &Rig, files: &[&str]) {
     }
 }
 
-/// The revision that a refusal offers to accept.
-fn offered(refusal: &str) -> String {
-    let (_, revision) = refusal.split_once("--accept-catalog ").unwrap_or_else(|| panic!("{refusal}"));
+/// Returns the revision that an error message offers to accept.
+fn offered_revision(error: &str) -> String {
+    let (_, revision) = error.split_once("--accept-catalog ").unwrap_or_else(|| panic!("{error}"));
     revision.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
@@ -46,7 +47,7 @@ async fn old_copies_of_the_catalog_are_refused() {
     assert_eq!(node.end(Signal::KILL), None);
     let new = Rig { contents: now, ..new };
 
-    // One file, all of SQLite's, and all of the catalog's.
+    // Replace SQLite's files, meta.head, and all files.
     for (files, reported) in [
         (&["meta.db", "meta.db-wal"][..], "meta.db is damaged or an old copy: expected revision "),
         (&["meta.head"][..], "meta.head is damaged or an old copy"),
@@ -54,26 +55,26 @@ async fn old_copies_of_the_catalog_are_refused() {
     ] {
         let trial = new.copy();
         copy_catalog(&old, &trial, files);
-        let refusal = trial.read().await.unwrap_err();
-        assert!(refusal.contains(reported), "{files:?}: {refusal}");
+        let error = trial.read().await.unwrap_err();
+        assert!(error.contains(reported), "{files:?}: {error}");
         let again = trial.read().await.unwrap_err();
-        assert_eq!(again.lines().last(), refusal.lines().last(), "the next start is refused, too");
+        assert_eq!(again.lines().last(), error.lines().last(), "the next start must be refused as well");
         copy_catalog(&new, &trial, &FILES);
         assert_eq!(trial.read().await.as_ref(), Ok(&new.contents), "{files:?}");
     }
 
-    // The loss is accepted by naming the revision, once.
+    // One start with the right revision accepts the loss.
     for files in [&["meta.db", "meta.db-wal"][..], &FILES] {
         let trial = new.copy();
         copy_catalog(&old, &trial, files);
-        let revision = offered(&trial.read().await.unwrap_err());
+        let revision = offered_revision(&trial.read().await.unwrap_err());
         let wrong = format!("{revision}0");
         assert!(trial.start(&["--accept-catalog", &wrong]).is_err(), "{files:?}");
         let node = trial.start(&["--accept-catalog", &revision]).unwrap();
         let system = log_in(&node, "fulmar", &password, "fulmar").await.unwrap();
         system.batch_execute("CREATE DATABASE fresh").await.unwrap();
         let fresh = log_in(&node, "fulmar", &password, "fresh").await.unwrap();
-        assert!(fresh.query("SELECT * FROM t", &[]).await.is_err(), "no partition id is given out again");
+        assert!(fresh.query("SELECT * FROM t", &[]).await.is_err(), "partition ids must not be reused");
         drop((system, fresh));
         assert_eq!(node.end(Signal::KILL), None);
         let accepted = trial.read().await.unwrap();
@@ -83,24 +84,25 @@ async fn old_copies_of_the_catalog_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_catalog_is_refused_though_nothing_is_left_of_it() {
+async fn start_without_any_catalog_file_is_refused() {
     let good = rig(Signal::KILL).await;
     let trial = good.copy();
     for file in FILES {
         std::fs::remove_file(trial.data().join(file)).unwrap();
     }
-    let refusal = trial.read().await.unwrap_err();
+    let error = trial.read().await.unwrap_err();
     assert!(
-        refusal.contains("meta.db is damaged or an old copy") && refusal.contains("data of partition "),
-        "{refusal}"
+        error.contains("meta.db is damaged or an old copy") && error.contains("data of partition "),
+        "{error}"
     );
     copy_catalog(&good, &trial, &FILES);
     assert_eq!(trial.read().await.as_ref(), Ok(&good.contents));
 }
 
-/// A directory of the version before has no digests, no `meta.head` and no dropped partitions.
+/// A data directory of the previous version has no digests, no `meta.head` and no dropped
+/// partitions.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_data_directory_of_the_version_before_is_converted() {
+async fn data_directory_of_the_previous_version_is_converted() {
     let good = rig(Signal::TERM).await;
     let before = good.copy();
     let file = before.data().join("meta.db");
@@ -121,8 +123,8 @@ async fn a_data_directory_of_the_version_before_is_converted() {
     for _ in 0..2 {
         assert_eq!(converted.read().await.as_ref(), Ok(&good.contents));
     }
-    // From then on the file of before is an old copy.
+    // After the conversion, the previous file counts as an old copy.
     copy_catalog(&before, &converted, &["meta.db", "meta.db-wal"]);
-    let refusal = converted.read().await.unwrap_err();
-    assert!(refusal.contains("meta.db is a copy from before an upgrade"), "{refusal}");
+    let error = converted.read().await.unwrap_err();
+    assert!(error.contains("meta.db is a copy from before an upgrade"), "{error}");
 }

@@ -1,6 +1,11 @@
-//! Damage to each file of a data directory, against the real binary: after a kill and after a stop each file has bits flipped, a range
-//! zeroed, its end cut off, or is deleted. The node refuses to start or reports the damage, and names the file, or nothing is lost.
-//! Restoring the good file brings everything back. Old copies of the catalog are refused.
+//! Corruption of the files of a data directory, tested with the real executable.
+//!
+//! - After a crash and after a clean shutdown, each file is corrupted: bits are flipped, a range is
+//!   zeroed, the end is cut off, or the file is deleted.
+//! - Either all data stays readable, or the node refuses to start or reports an error. The error
+//!   names the file.
+//! - After the file has been restored, all data is readable again.
+//! - A start with an old copy of the catalog is refused.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,7 +22,7 @@ use common::Node;
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-/// A data directory that no node uses, and the data in it.
+/// The data directory of a stopped node, and its expected contents.
 struct Rig {
     directory: tempfile::TempDir,
     contents: Vec<String>,
@@ -28,7 +33,7 @@ impl Rig {
         self.directory.path().canonicalize().unwrap().join("data")
     }
 
-    /// A copy of the directory.
+    /// Copies the directory.
     fn copy(&self) -> Rig {
         let directory = tempfile::tempdir().unwrap();
         let mut copy = Command::new("cp");
@@ -42,7 +47,7 @@ impl Rig {
         std::fs::copy(good.data().join(file), self.data().join(file)).unwrap();
     }
 
-    /// All files, as paths below the directory.
+    /// Returns all files, as paths relative to the directory.
     fn files(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut directories = vec![self.data()];
@@ -59,7 +64,7 @@ impl Rig {
         found
     }
 
-    /// Starts a node, or returns its refusal. Its log goes to a file beside the data.
+    /// Starts a node, or returns its error. Its log goes to a file next to the data directory.
     fn start(&self, flags: &[&str]) -> Result<Node, String> {
         let log = self.directory.path().join("stderr");
         let mut command = Node::command(&self.data(), flags);
@@ -78,12 +83,12 @@ impl Rig {
         Ok(Node { sql: address("sql"), http: address("http"), process })
     }
 
-    /// The output of the last node on stderr.
+    /// Returns the stderr output of the last node.
     fn stderr(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("stderr")).unwrap()
     }
 
-    /// Starts a node and reads everything. An error is the text that a client or the operator sees.
+    /// Starts a node and reads all contents. Returns the error that a client or the operator sees.
     async fn read(&self) -> Result<Vec<String>, String> {
         let node = self.start(&[])?;
         let contents = contents(&node, &self.password()).await;
@@ -92,7 +97,7 @@ impl Rig {
     }
 
     fn password(&self) -> String {
-        // Of a start before: the file itself may be damaged.
+        // Prefer the password from an earlier start: the file may be corrupted.
         match self.contents.first().and_then(|line| line.strip_prefix("superuser ")) {
             Some(password) => password.to_owned(),
             None => {
@@ -121,7 +126,7 @@ fn text(error: tokio_postgres::Error) -> String {
 
 const TENANTS: [&str; 3] = ["crm", "shop", "wiki"];
 
-/// The first column of an answer.
+/// Returns the first column of a result.
 async fn column(client: &Client, sql: &str) -> Result<Vec<String>, String> {
     let messages = client.simple_query(sql).await.map_err(text)?;
     let value = |message| match message {
@@ -131,7 +136,7 @@ async fn column(client: &Client, sql: &str) -> Result<Vec<String>, String> {
     Ok(messages.into_iter().filter_map(value).collect())
 }
 
-/// Tenants, users, rights and rows.
+/// Reads tenants, users, privileges and rows.
 async fn contents(node: &Node, password: &str) -> Result<Vec<String>, String> {
     let mut lines = vec![format!("superuser {password}")];
     let system = log_in(node, "fulmar", password, "fulmar").await?;
@@ -145,19 +150,20 @@ async fn contents(node: &Node, password: &str) -> Result<Vec<String>, String> {
     }
     for (user, tenant) in [("ada", "shop"), ("ada", "crm"), ("bob", "crm"), ("bob", "shop"), ("eve", "shop")]
     {
-        let may = match log_in(node, user, &format!("secret-of-{user}"), tenant).await {
+        let privilege = match log_in(node, user, &format!("secret-of-{user}"), tenant).await {
             Err(_) => "nothing",
             Ok(client) => match client.execute("DELETE FROM t WHERE false", &[]).await {
                 Ok(_) => "write",
                 Err(_) => "read",
             },
         };
-        lines.push(format!("{user} may {may} in {tenant}"));
+        lines.push(format!("privilege of {user} in {tenant}: {privilege}"));
     }
     Ok(lines)
 }
 
-/// Creates tenants with rows in segments and in the log, users and privileges, and drops and revokes some.
+/// Creates tenants with rows in segments and in the log, users and privileges, and drops and
+/// revokes some.
 async fn rig(end: Signal) -> Rig {
     let rig = Rig { directory: tempfile::tempdir().unwrap(), contents: Vec::new() };
     let node = rig.start(&[]).unwrap();
@@ -188,7 +194,8 @@ async fn rig(end: Signal) -> Rig {
         run(sql).await;
     }
     let contents = contents(&node, &password).await.unwrap();
-    // A damaged last record of a log that was not sealed is indistinguishable from a torn write: the last commit must be dispensable.
+    // Corruption of the last record of an unsealed log cannot be distinguished from a torn write,
+    // so the last commit must not be part of the expected contents.
     let shop = log_in(&node, "fulmar", &password, "shop").await.unwrap();
     for _ in 0..2 {
         shop.batch_execute("CREATE TABLE IF NOT EXISTS last(x); INSERT INTO last VALUES (1)").await.unwrap();

@@ -1,8 +1,8 @@
-//! The disk is full while the catalog is written: a change is refused, or the node reports that its outcome is not known. After a restart
-//! with space every acknowledged change is there.
+//! A full disk while the catalog is written: a change is rejected, or the node reports that its
+//! outcome is unknown. After a restart with free space, every acknowledged change exists.
 //!
-//! The data directory is a tmpfs of some megabytes, in a mount namespace of its own: it takes no privileges where user namespaces are
-//! permitted, and nothing remains of it if the test is killed.
+//! The data directory is a tmpfs of 160 MiB in a separate mount namespace. This needs no privileges
+//! where user namespaces are permitted, and leaves nothing behind if the test is killed.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -17,34 +17,35 @@ use rustix::process::Signal;
 use super::*;
 use crate::common::client;
 
-/// Enough for two log files, which the node makes ahead.
-const DISK: &str = "160m";
+/// Enough for two log files, which the node preallocates.
+const DISK_SIZE: &str = "160m";
 const PAGE_BYTES: u64 = 4096;
-/// Distance of the two slots of `meta.head`, and where the count of a slot's write is in it.
+/// Size of each of the two slots of `meta.head`.
 const SLOT_BYTES: u64 = 4096;
-const COUNT_AT: u64 = 12;
-/// Pages that are freed one after the other until a change succeeds, at most.
-const MOST_PAGES: u64 = 200;
+/// Offset of the write counter in a slot.
+const WRITE_COUNT_OFFSET: u64 = 12;
+/// Maximum number of pages that a test frees one after the other until a change succeeds.
+const MAX_FREED_PAGES: u64 = 200;
 
-/// A small disk, mounted while this lives.
+/// A small disk, unmounted on drop.
 struct SmallDisk {
     directory: tempfile::TempDir,
-    /// The process that the namespace belongs to. It ends with its standard input.
+    /// The process that keeps the namespace alive. It exits when its standard input is closed.
     holder: Child,
     _input: ChildStdin,
-    _alone: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
-/// One disk at a time: what is on it is in memory.
-static MEMORY: Mutex<()> = Mutex::new(());
+/// Limits the tests to one disk at a time, because its contents are in memory.
+static DISK_LOCK: Mutex<()> = Mutex::new(());
 
 impl SmallDisk {
     fn mount() -> SmallDisk {
-        let alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = DISK_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         let script = format!(
-            "mount -t tmpfs -o size={DISK},mode=700 small '{}' && echo mounted && exec cat",
+            "mount -t tmpfs -o size={DISK_SIZE},mode=700 small '{}' && echo mounted && exec cat",
             path.display()
         );
         let mut holder = Command::new("unshare")
@@ -52,15 +53,15 @@ impl SmallDisk {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("unshare of util-linux");
+            .expect("this test requires unshare of util-linux");
         let mut line = String::new();
         BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "mounted\n", "a tmpfs could not be mounted: permit user namespaces, or run as root");
+        assert_eq!(line, "mounted\n", "cannot mount a tmpfs: permit user namespaces, or run as root");
         let input = holder.stdin.take().unwrap();
-        SmallDisk { directory, holder, _input: input, _alone: alone }
+        SmallDisk { directory, holder, _input: input, _lock: lock }
     }
 
-    /// A file on the disk, as this process sees it.
+    /// Returns the path of a file on the disk as seen by this process.
     fn file(&self, name: &str) -> PathBuf {
         let directory = self.directory.path().canonicalize().unwrap();
         let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
@@ -70,21 +71,21 @@ impl SmallDisk {
     fn start(&self) -> Result<Node, String> {
         let data = self.directory.path().canonicalize().unwrap().join("data");
         let command = Node::command(&data, &["--insecure", "--disk-reserve", "0"]);
-        let mut entered = Command::new("nsenter");
-        entered.args([
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args([
             "--user",
             "--mount",
             "--preserve-credentials",
             "--target",
             &self.holder.id().to_string(),
         ]);
-        entered.arg(command.get_program()).args(command.get_args()).env_remove("RUST_LOG");
-        // The log is on another disk.
+        nsenter.arg(command.get_program()).args(command.get_args()).env_remove("RUST_LOG");
+        // The node's log is on another disk.
         let log = tempfile::NamedTempFile::new().unwrap();
-        start(entered, log.path())
+        start(nsenter, log.path())
     }
 
-    /// Takes all space.
+    /// Fills the disk.
     fn fill(&self) {
         let mut filler = OpenOptions::new().create(true).append(true).open(self.file("filler")).unwrap();
         let page = [1; PAGE_BYTES as usize];
@@ -97,25 +98,25 @@ impl SmallDisk {
         }
     }
 
-    /// Gives some space back.
+    /// Frees one page.
     fn free_page(&self) {
         let filler = OpenOptions::new().write(true).open(self.file("filler")).unwrap();
         let pages = filler.metadata().unwrap().len() / PAGE_BYTES;
         filler.set_len((pages - 1) * PAGE_BYTES).unwrap();
     }
 
-    /// Gives all space back.
+    /// Frees all space.
     fn free(&self) {
         std::fs::remove_file(self.file("filler")).unwrap();
     }
 
-    /// Makes the next write of `meta.head` need space: a slot of older contents becomes a hole, as on a file system that writes a changed
-    /// block to another place.
-    fn hollow_head(&self) {
+    /// Punches a hole at the older slot of `meta.head`, so that the next write of it needs space,
+    /// as on a copy-on-write file system.
+    fn punch_head(&self) {
         let head = OpenOptions::new().read(true).write(true).open(self.file("data/meta.head")).unwrap();
         let count = |slot: u64| {
             let mut count = [0; 8];
-            head.read_exact_at(&mut count, slot * SLOT_BYTES + COUNT_AT).unwrap();
+            head.read_exact_at(&mut count, slot * SLOT_BYTES + WRITE_COUNT_OFFSET).unwrap();
             u64::from_le_bytes(count)
         };
         let older = if count(0) < count(1) { 0 } else { SLOT_BYTES };
@@ -126,28 +127,28 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if the process has already exited.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
 }
 
-/// What clients were told of the users that they have created.
+/// The users created by the test, with the outcomes reported to the client.
 #[derive(Default)]
-struct Told {
+struct Outcomes {
     created: Vec<String>,
-    refused: Vec<String>,
+    rejected: Vec<String>,
     unknown: Vec<String>,
 }
 
-impl Told {
-    fn next(&self) -> String {
-        format!("user{}", self.created.len() + self.refused.len() + self.unknown.len())
+impl Outcomes {
+    fn next_user(&self) -> String {
+        format!("user{}", self.created.len() + self.rejected.len() + self.unknown.len())
     }
 
-    /// Creates a user; answers the error.
+    /// Creates a user. Returns the error, if any.
     async fn create(&mut self, system: &Client) -> Option<String> {
-        let user = self.next();
+        let user = self.next_user();
         let Err(error) = system.batch_execute(&format!("CREATE USER {user} PASSWORD 'secret'")).await else {
             self.created.push(user);
             return None;
@@ -156,164 +157,164 @@ impl Told {
         let text =
             format!("{} {} {:?} {:?}", error.code().code(), error.message(), error.detail(), error.hint());
         if text.contains("made no change") {
-            self.refused.push(user);
+            self.rejected.push(user);
         } else {
-            assert!(text.contains("not known"), "{text}");
+            assert!(text.contains("outcome of this change is not known"), "{text}");
             self.unknown.push(user);
         }
         Some(text)
     }
 
-    /// What was acknowledged is there, what was refused is not.
+    /// Checks that acknowledged users exist and rejected users do not.
     async fn check(&self, node: &Node) {
         let system = client(node, "fulmar").await;
         let users = column(&system, "SELECT rolname FROM pg_roles").await;
         for user in &self.created {
-            assert!(users.contains(user), "{user} was acknowledged: {users:?}");
+            assert!(users.contains(user), "{user} was acknowledged and must exist: {users:?}");
         }
-        for user in &self.refused {
-            assert!(!users.contains(user), "{user} was refused: {users:?}");
+        for user in &self.rejected {
+            assert!(!users.contains(user), "{user} was rejected and must not exist: {users:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn catalog_changes_on_a_full_disk_are_refused() {
+async fn full_disk_rejects_catalog_changes() {
     let disk = SmallDisk::mount();
-    let mut told = Told::default();
+    let mut outcomes = Outcomes::default();
     let node = disk.start().unwrap();
     let system = client(&node, "fulmar").await;
     for _ in 0..3 {
-        assert_eq!(told.create(&system).await, None);
+        assert_eq!(outcomes.create(&system).await, None);
     }
     disk.fill();
-    let mut refusal = None;
-    for _ in 0..MOST_PAGES {
-        refusal = told.create(&system).await;
-        if refusal.is_some() {
+    let mut error = None;
+    for _ in 0..MAX_FREED_PAGES {
+        error = outcomes.create(&system).await;
+        if error.is_some() {
             break;
         }
         disk.fill();
     }
-    let refusal = refusal.expect("a full disk takes no changes");
-    assert!(refusal.contains("free some space"), "{refusal}");
+    let error = error.expect("a full disk must reject changes");
+    assert!(error.contains("Free some disk space"), "{error}");
     let database = system.batch_execute("CREATE DATABASE refused").await.unwrap_err();
     assert!(database.as_db_error().is_some(), "{database}");
-    assert!(told.create(&system).await.is_some(), "the next change is refused, too");
-    told.check(&node).await;
+    assert!(outcomes.create(&system).await.is_some(), "the next change must be rejected as well");
+    outcomes.check(&node).await;
 
-    // With space the node takes changes again.
+    // With free space the node accepts changes again.
     disk.free();
-    assert_eq!(told.create(&system).await, None);
+    assert_eq!(outcomes.create(&system).await, None);
     system.batch_execute("CREATE DATABASE later").await.unwrap();
     let later = client(&node, "later").await;
     later.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
-    told.check(&node).await;
+    outcomes.check(&node).await;
 
-    // Killed on a full disk, and started on it.
+    // Kill the node on a full disk, and restart it there.
     disk.fill();
-    assert!(told.create(&system).await.is_some());
+    assert!(outcomes.create(&system).await.is_some());
     assert_eq!(node.end(Signal::KILL), None);
-    start_on_full_disk(&disk, &told).await;
+    start_on_full_disk(&disk, &outcomes).await;
     disk.free();
     let node = disk.start().unwrap();
-    told.check(&node).await;
+    outcomes.check(&node).await;
     let databases = column(&client(&node, "fulmar").await, "SELECT datname FROM pg_database").await;
     assert!(
         databases.contains(&"later".to_owned()) && !databases.contains(&"refused".to_owned()),
         "{databases:?}"
     );
     assert_eq!(column(&client(&node, "later").await, "SELECT CAST(x AS TEXT) FROM t").await, ["1"]);
-    assert_eq!(told.create(&client(&node, "fulmar").await).await, None);
+    assert_eq!(outcomes.create(&client(&node, "fulmar").await).await, None);
 }
 
-/// A start on a full disk is refused with the reason, or everything is there.
-async fn start_on_full_disk(disk: &SmallDisk, told: &Told) {
+/// Starts a node on a full disk. It must refuse to start and report the cause, or have all users.
+async fn start_on_full_disk(disk: &SmallDisk, outcomes: &Outcomes) {
     match disk.start() {
         Ok(node) => {
-            told.check(&node).await;
+            outcomes.check(&node).await;
             assert_eq!(node.end(Signal::KILL), None);
         }
-        Err(refusal) => assert!(is_lack_of_space(&refusal), "{refusal}"),
+        Err(error) => assert!(is_lack_of_space(&error), "{error}"),
     }
 }
 
-fn is_lack_of_space(refusal: &str) -> bool {
-    ["No space left on device", "disk is full", "full"].iter().any(|words| refusal.contains(words))
+fn is_lack_of_space(error: &str) -> bool {
+    ["No space left on device", "disk is full", "full"].iter().any(|text| error.contains(text))
 }
 
-/// The commit is in `meta.db` then, and was not acknowledged.
+/// The write of `meta.head` fails after the commit in `meta.db`, so the commit is not acknowledged.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_space_for_the_head_of_the_catalog_loses_nothing() {
+async fn failed_write_of_the_catalog_head_loses_nothing() {
     let disk = SmallDisk::mount();
-    let mut told = Told::default();
+    let mut outcomes = Outcomes::default();
     let node = disk.start().unwrap();
     let system = client(&node, "fulmar").await;
-    assert_eq!(told.create(&system).await, None);
-    disk.hollow_head();
+    assert_eq!(outcomes.create(&system).await, None);
+    disk.punch_head();
     disk.fill();
-    // The changes are refused until there is space for the commit; the head is then the first that lacks a page.
-    let mut freed = 0;
+    // Free pages until the commit succeeds. Then the write of the head is the first to lack a page.
+    let mut freed_pages = 0;
     let error = loop {
-        match told.create(&system).await {
+        match outcomes.create(&system).await {
             Some(error) if error.contains("meta.head") => break error,
             Some(_) => disk.free_page(),
             None => {
-                disk.hollow_head();
+                disk.punch_head();
                 disk.fill();
             }
         }
-        freed += 1;
-        assert!(freed < MOST_PAGES, "the head was always written");
+        freed_pages += 1;
+        assert!(freed_pages < MAX_FREED_PAGES, "the write of meta.head has never failed");
     };
     assert!(
         error.contains("outcome of this change is not known") && error.contains("restart the node"),
         "{error}"
     );
-    assert_eq!(told.unknown.len(), 1);
+    assert_eq!(outcomes.unknown.len(), 1);
     let later = system.batch_execute("CREATE USER later").await.unwrap_err();
     let later = later.as_db_error().unwrap_or_else(|| panic!("{later}")).message();
     assert!(later.contains("failed before"), "{later}");
     assert_eq!(node.end(Signal::KILL), None);
 
     disk.fill();
-    start_on_full_disk(&disk, &told).await;
+    start_on_full_disk(&disk, &outcomes).await;
     disk.free();
     for _ in 0..2 {
         let node = disk.start().unwrap();
-        told.check(&node).await;
-        assert_eq!(told.create(&client(&node, "fulmar").await).await, None);
+        outcomes.check(&node).await;
+        assert_eq!(outcomes.create(&client(&node, "fulmar").await).await, None);
         assert_eq!(node.end(Signal::KILL), None);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn first_start_on_a_full_disk_is_refused_until_there_is_space() {
+async fn first_start_on_a_full_disk_is_refused_until_space_is_free() {
     let disk = SmallDisk::mount();
     disk.fill();
-    let mut refusals = Vec::new();
-    let mut in_catalog = 0;
-    // Each start has a page more: the files of the catalog are created in part.
+    let mut errors = Vec::new();
+    let mut catalog_errors = 0;
+    // Each start has one more page, so the files of the catalog are created partially.
     let node = loop {
         match disk.start() {
             Ok(node) => break node,
-            Err(refusal) => {
-                assert!(is_lack_of_space(&refusal), "{refusal}");
-                in_catalog += usize::from(refusal.contains("meta."));
-                refusals.push(refusal);
+            Err(error) => {
+                assert!(is_lack_of_space(&error), "{error}");
+                catalog_errors += usize::from(error.contains("meta."));
+                errors.push(error);
             }
         }
         match disk.file("data/meta.head").exists() {
             false => disk.free_page(),
             // The catalog is complete.
             true if disk.file("filler").exists() => disk.free(),
-            true => panic!("refused with space: {refusals:?}"),
+            true => panic!("the start was refused with free space: {errors:?}"),
         }
-        assert!((refusals.len() as u64) < MOST_PAGES, "{refusals:?}");
+        assert!((errors.len() as u64) < MAX_FREED_PAGES, "{errors:?}");
     };
-    assert!(in_catalog > 3, "the catalog was not created in parts: {refusals:?}");
-    let mut told = Told::default();
-    assert_eq!(told.create(&client(&node, "fulmar").await).await, None);
+    assert!(catalog_errors > 3, "the catalog was never created partially: {errors:?}");
+    let mut outcomes = Outcomes::default();
+    assert_eq!(outcomes.create(&client(&node, "fulmar").await).await, None);
     assert_eq!(node.end(Signal::KILL), None);
-    told.check(&disk.start().unwrap()).await;
+    outcomes.check(&disk.start().unwrap()).await;
 }

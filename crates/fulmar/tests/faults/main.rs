@@ -1,12 +1,13 @@
-//! Faults of the machine, against the real binary: it has no more threads, its disk is full, its store is slow.
+//! Environment faults, tested with the real executable.
 //!
 //! | module | fault |
 //! | --- | --- |
 //! | [`threads`] | the system refuses new threads |
-//! | [`full_disk`] | no space while the catalog is written |
-//! | [`slow_store`] | the object store holds or delays its answers during a start |
+//! | [`full_disk`] | no disk space while the catalog is written |
+//! | [`slow_store`] | the object store delays or withholds its responses during startup |
 //!
-//! The node serves on or ends with a clear error. Everything that it acknowledged is there after a restart without the fault.
+//! The node must continue to serve, or end with a clear error. After a restart without the fault,
+//! all acknowledged changes must exist.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,7 +23,7 @@ use std::process::{Command, Stdio};
 use common::Node;
 use tokio_postgres::Client;
 
-/// Starts a node with this command, or returns its refusal. Its log goes to a file.
+/// Starts a node with this command. Returns its log if it refuses to start.
 fn start(mut command: Command, log: &Path) -> Result<Node, String> {
     command.stderr(std::fs::File::create(log).unwrap()).stdout(Stdio::piped());
     let mut process = command.spawn().unwrap();
@@ -30,9 +31,9 @@ fn start(mut command: Command, log: &Path) -> Result<Node, String> {
     BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     if line.is_empty() {
         let status = common::wait(&mut process);
-        let refusal = std::fs::read_to_string(log).unwrap();
-        assert_eq!(status.code(), Some(1), "a start is refused with an error: {refusal}");
-        return Err(refusal);
+        let error = std::fs::read_to_string(log).unwrap();
+        assert_eq!(status.code(), Some(1), "a refused start must exit with code 1: {error}");
+        return Err(error);
     }
     let address = |name: &str| {
         let (_, rest) = line.split_once(&format!("{name} ")).unwrap();
@@ -41,7 +42,7 @@ fn start(mut command: Command, log: &Path) -> Result<Node, String> {
     Ok(Node { sql: address("sql"), http: address("http"), process })
 }
 
-/// The first column of an answer.
+/// Returns the first column of a result.
 async fn column(client: &Client, sql: &str) -> Vec<String> {
     client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }

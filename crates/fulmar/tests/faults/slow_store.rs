@@ -1,5 +1,9 @@
-//! `--accept-catalog` with an object store that holds or delays its answers: the start waits, reports that on `--http`, and has the same
-//! result as with a fast store. If the store never answers, the start ends with an error, and the next one can accept the catalog.
+//! `--accept-catalog` with an object store that delays or withholds its responses.
+//!
+//! - The startup waits, reports its progress on `--http`, and has the same result as with a fast
+//!   store.
+//! - If the store never responds, the startup fails with an error, and the next start can accept
+//!   the catalog.
 //!
 //! ```text
 //!   fulmar start ── HTTP ──> Gate: closed, open with a delay, or open ── HTTP ──> S3 server
@@ -21,28 +25,29 @@ use super::*;
 use crate::common::{client, until, within};
 
 const CATALOG: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
-/// Added to each piece that the slow store sends.
+/// Delay of each chunk that the slow store sends.
 const DELAY: Duration = Duration::from_millis(20);
-const NAME: &str = "node";
+/// Prefix of the store in its bucket.
+const PREFIX: &str = "node";
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// Requests reach the store, and their answers wait.
+    /// Requests reach the store, but responses are held back.
     Closed,
-    /// Answers pass with this delay.
+    /// Responses pass with this delay.
     Open(Duration),
 }
 
-/// A proxy that holds the answers of a store.
+/// A proxy that delays or holds back the responses of a store.
 struct Gate {
     address: SocketAddr,
     state: watch::Sender<State>,
-    /// Pieces of requests that have come.
+    /// Number of request chunks received.
     requests: Arc<AtomicUsize>,
 }
 
 impl Gate {
-    async fn before(store: String, state: State) -> Gate {
+    async fn start(store: String, state: State) -> Gate {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, requests) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let (state, _) = watch::channel(state);
@@ -53,11 +58,11 @@ impl Gate {
                 let ((from_client, to_client), (from_server, to_server)) =
                     (client.into_split(), server.into_split());
                 let requests = requests.clone();
-                tokio::spawn(pass(from_client, to_server, async move || {
+                tokio::spawn(forward(from_client, to_server, async move || {
                     requests.fetch_add(1, Ordering::Relaxed);
                 }));
                 let mut state = state.subscribe();
-                tokio::spawn(pass(from_server, to_client, async move || {
+                tokio::spawn(forward(from_server, to_client, async move || {
                     let opened = state.wait_for(|state| *state != State::Closed).await.map(|state| *state);
                     if let Ok(State::Open(delay)) = opened {
                         tokio::time::sleep(delay).await;
@@ -69,26 +74,26 @@ impl Gate {
     }
 }
 
-/// Passes on what comes, after `wait`, until one side ends.
-async fn pass(
+/// Forwards each chunk after `wait`, until one side closes the connection.
+async fn forward(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     mut wait: impl AsyncFnMut(),
 ) {
-    let mut piece = vec![0; 64 << 10];
-    while let Ok(length @ 1..) = from.read(&mut piece).await {
+    let mut chunk = vec![0; 64 << 10];
+    while let Ok(length @ 1..) = from.read(&mut chunk).await {
         wait().await;
-        if to.write_all(&piece[..length]).await.is_err() {
+        if to.write_all(&chunk[..length]).await.is_err() {
             return;
         }
     }
 }
 
-/// A data directory whose catalog is an old copy, and its store.
+/// A data directory with an old copy of the catalog, and its store.
 struct Rig {
     s3: S3Server,
     directory: tempfile::TempDir,
-    /// Offered by the refusal.
+    /// The revision that the error of a start offers to accept.
     revision: String,
 }
 
@@ -97,21 +102,22 @@ impl Rig {
         self.directory.path().canonicalize().unwrap().join(name)
     }
 
-    /// Copies the data directory and the objects, from or to their places.
+    /// Saves the data directory and the objects.
     fn save(&self) {
         copy(&self.path("data"), &self.path("saved-data"));
-        copy(&self.s3.objects().join(NAME), &self.path("saved-objects"));
+        copy(&self.s3.objects().join(PREFIX), &self.path("saved-objects"));
     }
 
+    /// Restores the data directory and the objects.
     fn restore(&self) {
         copy(&self.path("saved-data"), &self.path("data"));
-        copy(&self.path("saved-objects"), &self.s3.objects().join(NAME));
+        copy(&self.path("saved-objects"), &self.s3.objects().join(PREFIX));
     }
 
-    /// A node whose store is behind a gate, or is not.
+    /// Returns the command of a node that connects to the store directly or through a gate.
     fn command(&self, gate: Option<&Gate>, flags: &[&str]) -> Command {
         let mut command = Node::command(&self.path("data"), flags);
-        command.args(["--insecure", "--store", &self.s3.url(NAME)]).envs(self.s3.environment());
+        command.args(["--insecure", "--store", &self.s3.url(PREFIX)]).envs(self.s3.environment());
         if let Some(gate) = gate {
             command.env("AWS_ENDPOINT_URL", format!("http://localhost:{}", gate.address.port()));
         }
@@ -122,14 +128,14 @@ impl Rig {
         start(self.command(gate, flags), &self.path("stderr"))
     }
 
-    /// Where the S3 server listens.
+    /// Returns the address of the S3 server.
     fn store(&self) -> String {
         let environment = self.s3.environment();
         let (_, url) = environment.iter().find(|(name, _)| name == "AWS_ENDPOINT_URL").unwrap();
         url.trim_start_matches("http://").to_owned()
     }
 
-    fn accept(&self) -> [&str; 2] {
+    fn accept_flags(&self) -> [&str; 2] {
         ["--accept-catalog", &self.revision]
     }
 }
@@ -168,14 +174,14 @@ async fn rig() -> Rig {
             std::fs::copy(old, new).unwrap();
         }
     }
-    let refusal = rig.start(None, &[]).err().expect("a start with an old catalog is refused");
-    let (_, revision) = refusal.split_once("--accept-catalog ").unwrap_or_else(|| panic!("{refusal}"));
+    let error = rig.start(None, &[]).err().expect("a start with an old catalog must be refused");
+    let (_, revision) = error.split_once("--accept-catalog ").unwrap_or_else(|| panic!("{error}"));
     rig.revision = revision.split_whitespace().next().unwrap().to_owned();
     rig.save();
     rig
 }
 
-/// Databases, users and rows, before and after a database is created.
+/// Creates a database, and reads the databases, users and rows.
 async fn contents(node: &Node) -> Vec<String> {
     let system = client(node, "fulmar").await;
     system.batch_execute("CREATE DATABASE fresh").await.unwrap();
@@ -187,46 +193,49 @@ async fn contents(node: &Node) -> Vec<String> {
     found
 }
 
-/// The status and the body of an answer of `/healthz`, if there is one.
+/// Returns the status code and the body of `/healthz`, if the node responds.
 async fn health(http: &str) -> Option<(u16, String)> {
     let mut connection = TcpStream::connect(http).await.ok()?;
     let request = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
     connection.write_all(request).await.ok()?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await.ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let mut response = String::new();
+    connection.read_to_string(&mut response).await.ok()?;
+    let (head, body) = response.split_once("\r\n\r\n")?;
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_catalog_is_accepted_with_a_slow_store_as_with_a_fast_one() {
+async fn accept_catalog_has_the_same_result_with_a_slow_store() {
     let rig = rig().await;
-    let node = rig.start(None, &rig.accept()).unwrap();
+    let node = rig.start(None, &rig.accept_flags()).unwrap();
     let expected = contents(&node).await;
     assert_eq!(node.end(Signal::KILL), None);
     assert!(expected.contains(&"ada".to_owned()) && !expected.contains(&"late".to_owned()), "{expected:?}");
-    assert!(expected.contains(&"newer".to_owned()), "rows of tenants that the catalog has: {expected:?}");
+    assert!(
+        expected.contains(&"newer".to_owned()),
+        "tenants in the accepted catalog must keep all rows: {expected:?}"
+    );
 
     rig.restore();
-    let gate = Gate::before(rig.store(), State::Closed).await;
+    let gate = Gate::start(rig.store(), State::Closed).await;
     let http = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let command = rig.command(Some(&gate), &rig.accept());
-    // The port is known before the node is ready.
-    let mut known = Command::new(command.get_program());
+    let command = rig.command(Some(&gate), &rig.accept_flags());
+    // Use a fixed HTTP port, so that it is known before the node is ready.
+    let mut command_with_port = Command::new(command.get_program());
     let arguments: Vec<_> = command.get_args().collect();
-    let place = arguments.iter().position(|argument| *argument == "--http").unwrap() + 1;
-    known.args(&arguments[..place]).arg(&http).args(&arguments[place + 1..]);
-    known.env_remove("RUST_LOG");
-    known.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let index = arguments.iter().position(|argument| *argument == "--http").unwrap() + 1;
+    command_with_port.args(&arguments[..index]).arg(&http).args(&arguments[index + 1..]);
+    command_with_port.env_remove("RUST_LOG");
+    command_with_port.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let log = rig.path("stderr");
-    let starting = tokio::task::spawn_blocking(move || start(known, &log));
+    let starting = tokio::task::spawn_blocking(move || start(command_with_port, &log));
     until("the start waits for the store", async || gate.requests.load(Ordering::Relaxed) > 0).await;
     until(
         "the start reports its progress",
         async || matches!(health(&http).await, Some((503, body)) if body.starts_with("starting: ")),
     )
     .await;
-    assert!(!starting.is_finished(), "it cannot be ready without an answer of the store");
+    assert!(!starting.is_finished(), "the node must not be ready before the store has responded");
     gate.state.send_replace(State::Open(DELAY));
     let node = within("the start ends", starting).await.unwrap().unwrap();
     assert_eq!(health(&http).await.map(|(status, _)| status), Some(200));
@@ -238,17 +247,18 @@ async fn a_catalog_is_accepted_with_a_slow_store_as_with_a_fast_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_whose_store_does_not_answer_ends_and_accepts_the_catalog_later() {
+async fn start_without_a_response_of_the_store_fails_and_can_be_repeated() {
     let rig = rig().await;
-    let gate = Gate::before(rig.store(), State::Closed).await;
-    let (command, log) = (rig.command(Some(&gate), &rig.accept()), rig.path("stderr"));
+    let gate = Gate::start(rig.store(), State::Closed).await;
+    let (command, log) = (rig.command(Some(&gate), &rig.accept_flags()), rig.path("stderr"));
     let starting = tokio::task::spawn_blocking(move || start(command, &log));
-    let refusal = within("the start ends", starting).await.unwrap().err().expect("there is no store");
-    assert!(refusal.contains("store"), "{refusal}");
-    // It has not half accepted the catalog.
-    let refusal = rig.start(None, &[]).err().expect("not accepted yet");
-    assert!(refusal.contains(&format!("--accept-catalog {}", rig.revision)), "{refusal}");
-    let node = rig.start(None, &rig.accept()).unwrap();
+    let result = within("the start ends", starting).await.unwrap();
+    let error = result.err().expect("a start without a response of the store must fail");
+    assert!(error.contains("store"), "{error}");
+    // The failed start has not accepted the catalog, not even partially.
+    let error = rig.start(None, &[]).err().expect("the catalog must not be accepted yet");
+    assert!(error.contains(&format!("--accept-catalog {}", rig.revision)), "{error}");
+    let node = rig.start(None, &rig.accept_flags()).unwrap();
     let found = contents(&node).await;
     assert!(found.contains(&"ada".to_owned()) && found.contains(&"newer".to_owned()), "{found:?}");
 }

@@ -1,4 +1,5 @@
-//! The system refuses new threads (`ulimit -u`, `pids.max`): statements that would leave their worker are answered by it.
+//! The system refuses new threads (`ulimit -u`, `pids.max`): workers run statements themselves that
+//! they would otherwise move to the offload pool.
 
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
@@ -10,15 +11,15 @@ use tokio_postgres::SimpleQueryMessage;
 use super::*;
 use crate::common::{client, until, within};
 
-/// An unprivileged user: the limit does not bind root.
+/// The id of an unprivileged user. The limit does not apply to root.
 const NOBODY: u32 = 65_534;
-/// Sessions that run large statements concurrently.
+/// Number of sessions that run large statements concurrently.
 const SESSIONS: usize = 10;
 
-/// A command for a node that does not run as root.
+/// Returns the command of a node that does not run as root.
 fn unprivileged(directory: &Path) -> Command {
     let command = Node::command(&directory.join("data"), &["--insecure"]);
-    // Where the user may read it.
+    // Copy the executable to a directory that the user can read.
     let program = directory.join("fulmar");
     std::fs::copy(command.get_program(), &program).unwrap();
     let mut unprivileged = Command::new(program);
@@ -29,7 +30,7 @@ fn unprivileged(directory: &Path) -> Command {
     unprivileged
 }
 
-/// Runs a command without the rights of root. Returns false if the test does not have them.
+/// Makes a command run without root privileges. Returns false if the test does not run as root.
 fn as_nobody(command: &mut Command) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
@@ -38,25 +39,25 @@ fn as_nobody(command: &mut Command) -> bool {
     is_root
 }
 
-/// How many threads a node's user may have: `None` for the limit that it began with.
+/// Limits the number of threads of a node's user. `None` restores the original limit.
 fn limit_threads(node: &Node, limit: Option<u64>) {
-    let of_start = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
-    let limit = limit.or(of_start).map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let original = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
+    let limit = limit.or(original).map_or("unlimited".to_owned(), |limit| limit.to_string());
     let mut command = Command::new("prlimit");
     command.args(["--pid", &node.process.id().to_string(), &format!("--nproc={limit}:")]);
-    // A process may change the limits of another one of the same user.
+    // A process may change the limits of another process of the same user.
     as_nobody(&mut command);
-    assert!(command.status().expect("prlimit of util-linux").success());
+    assert!(command.status().expect("this test requires prlimit of util-linux").success());
 }
 
 fn has_offload_threads(node: &Node) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", node.process.id())).unwrap();
-    // A thread may end meanwhile.
+    // A thread may exit between the two reads.
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.into_iter().any(|name| name.starts_with("fulmar-offload"))
 }
 
-/// Large statements and what they answer.
+/// Returns large statements with their results.
 fn statements() -> Vec<(String, &'static str)> {
     vec![
         ("SELECT length(hex(zeroblob(1000000)))".to_owned(), "2000000"),
@@ -74,8 +75,8 @@ fn statements() -> Vec<(String, &'static str)> {
     ]
 }
 
-/// The one value of an answer.
-async fn answer(client: &Client, sql: &str) -> String {
+/// Runs a statement and returns its single value.
+async fn value(client: &Client, sql: &str) -> String {
     let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     let row = messages.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),
@@ -85,7 +86,7 @@ async fn answer(client: &Client, sql: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn statements_are_answered_without_threads() {
+async fn large_statements_work_without_offload_threads() {
     let directory = tempfile::tempdir().unwrap();
     let log: PathBuf = directory.path().join("stderr");
     let node = start(unprivileged(directory.path()), &log).unwrap();
@@ -97,7 +98,7 @@ async fn statements_are_answered_without_threads() {
 
     limit_threads(&node, Some(1));
     for (sql, expected) in statements() {
-        assert_eq!(within(&sql, answer(&one, &sql)).await, expected, "{sql}");
+        assert_eq!(within(&sql, value(&one, &sql)).await, expected, "{sql}");
     }
     let insert = "INSERT INTO t SELECT hex(zeroblob(1000000))";
     within("a large commit", one.batch_execute(insert)).await.unwrap();
@@ -110,7 +111,7 @@ async fn statements_are_answered_without_threads() {
         let one = client(&node, "one").await;
         sessions.push(tokio::spawn(async move {
             for (sql, expected) in statements() {
-                assert_eq!(answer(&one, &sql).await, expected, "{sql}");
+                assert_eq!(value(&one, &sql).await, expected, "{sql}");
             }
         }));
     }
@@ -120,9 +121,9 @@ async fn statements_are_answered_without_threads() {
     for session in sessions {
         within("concurrent large statements", session).await.unwrap();
     }
-    assert!(!has_offload_threads(&node), "the fault was not there");
+    assert!(!has_offload_threads(&node), "the node has started threads despite the limit");
 
-    // A cancel is noticed where the statement can be interrupted.
+    // A cancel request takes effect where SQLite can interrupt the statement.
     let token = one.cancel_token();
     let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(length(hex(zeroblob(40000)))) FROM n";
     let mut statement = std::pin::pin!(one.batch_execute(endless));
@@ -137,8 +138,8 @@ async fn statements_are_answered_without_threads() {
     .await;
     assert_eq!(error.code().map(|code| code.code()), Some("57014"), "{error}");
 
-    // The last request to cancel may come after the statement that it was for, and hit a later one.
-    until("the cancelled session can be used again", async || match one.batch_execute("SELECT 1").await {
+    // The last cancel request may arrive after its statement has ended, and cancel a later one.
+    until("the cancelled session is usable again", async || match one.batch_execute("SELECT 1").await {
         Ok(()) => true,
         Err(error) => {
             assert_eq!(error.code().map(|code| code.code()), Some("57014"), "{error}");
@@ -148,12 +149,12 @@ async fn statements_are_answered_without_threads() {
     .await;
     let one = client(&node, "one").await;
     limit_threads(&node, None);
-    until("large statements have threads again", async || {
-        answer(&one, &statements()[0].0).await;
+    until("large statements run on offload threads again", async || {
+        value(&one, &statements()[0].0).await;
         has_offload_threads(&node)
     })
     .await;
-    assert_eq!(answer(&one, "SELECT length(x) FROM t").await, "2000000");
+    assert_eq!(value(&one, "SELECT length(x) FROM t").await, "2000000");
     assert_eq!(node.end(Signal::TERM), Some(0));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("could not start a thread of the offload pool"), "{log}");

@@ -1,9 +1,10 @@
-//! What a data directory remembers of its store: the file `store.id`.
+//! The file `store.id`, which binds a data directory to its store.
 //!
 //! ```text
 //!   id 8c1f...
-//!   store s3://...    or `below`: the one in the data directory, wherever that is. Missing while the store may not know the id
-//!   stopped 51d0...   missing while the node runs, or if it has crashed
+//!   store s3://...    or `below`: the directory `store` in the data directory, wherever that is.
+//!                     Missing until the store is known to have the id
+//!   stopped 51d0...   missing while the node runs, and after a crash
 //! ```
 
 use std::io::{ErrorKind, Write};
@@ -13,15 +14,15 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use fulmar_store::StoreUrl;
 
-/// In the data directory.
+/// Name of the file in the data directory.
 pub(super) const BINDING_FILE: &str = "store.id";
-/// The store below the data directory, wherever that is.
+/// Name of the default store's directory in the data directory.
 pub(super) const OWN_DIRECTORY: &str = "store";
 
-/// A store, as a data directory remembers it.
+/// The location of a store, as recorded in a data directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// Below the data directory.
+    /// The default store in the data directory.
     Own,
     Url(StoreUrl),
 }
@@ -34,23 +35,24 @@ impl Place {
         }
     }
 
-    /// How to start with it.
+    /// Returns the instruction for a start with this store, for error messages.
     pub(super) fn flag(&self) -> String {
         match self {
             Place::Own => "start without --store".to_owned(),
-            Place::Url(StoreUrl::Memory) => "what was in a process's memory is gone with it".to_owned(),
+            Place::Url(StoreUrl::Memory) => "a store in memory is lost when its process ends".to_owned(),
             Place::Url(url) => format!("start with --store {url}"),
         }
     }
 }
 
-/// What a data directory knows of its store.
+/// The contents of `store.id`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Binding {
     pub(super) id: u128,
-    /// None while it is not known whether the store knows the id too.
+    /// `None` until the store is known to have the id.
     pub(super) place: Option<Place>,
-    /// What the last stop has left in the store. None while the node runs, or if it has crashed.
+    /// The number that the last clean shutdown wrote to the store. `None` while the node runs, and
+    /// after a crash.
     pub(super) stopped: Option<u128>,
 }
 
@@ -67,7 +69,7 @@ impl Binding {
             .with_context(|| format!("{} is damaged; restore it from a backup", file.display()))
     }
 
-    /// Whole or not at all, and synced.
+    /// Writes the file atomically and durably.
     pub(super) fn write(&self, data: &Path) -> anyhow::Result<()> {
         let mut text = format!("id {:032x}\n", self.id);
         match &self.place {
@@ -86,7 +88,7 @@ impl Binding {
             std::fs::File::open(data)?.sync_all()
         };
         write()
-            .with_context(|| format!("cannot write {BINDING_FILE} in the data directory {}", data.display()))
+            .with_context(|| format!("cannot write {BINDING_FILE} to the data directory {}", data.display()))
     }
 }
 
@@ -95,20 +97,22 @@ impl FromStr for Binding {
 
     fn from_str(text: &str) -> anyhow::Result<Binding> {
         let mut lines = text.lines();
-        let id = lines.next().and_then(|line| line.strip_prefix("id ")).context("there is no id")?;
-        // All digits: a file that was cut off must not pass for another id.
-        let id = Some(id).filter(|id| id.len() == 32).context("the id is cut off")?;
-        let id = u128::from_str_radix(id, 16).context("the id is no number")?;
+        let id = lines.next().and_then(|line| line.strip_prefix("id ")).context("the id is missing")?;
+        // Require all digits: a truncated file must not be read as another id.
+        let id = Some(id).filter(|id| id.len() == 32).context("the id is truncated")?;
+        let id = u128::from_str_radix(id, 16).context("the id is not a number")?;
         let place = match lines.next().map(|line| line.strip_prefix("store ")) {
             None => None,
             Some(Some("below")) => Some(Place::Own),
             Some(Some(url)) => Some(Place::Url(url.parse()?)),
-            Some(None) => bail!("the second line names no store"),
+            Some(None) => bail!("the second line is not a store line"),
         };
         let stopped = match lines.next().map(|line| line.strip_prefix("stopped ")) {
             None => None,
-            Some(Some(number)) => Some(u128::from_str_radix(number, 16).context("the stop is no number")?),
-            Some(None) => bail!("the third line names no stop"),
+            Some(Some(number)) => {
+                Some(u128::from_str_radix(number, 16).context("the stop number is invalid")?)
+            }
+            Some(None) => bail!("the third line is not a stopped line"),
         };
         Ok(Binding { id, place, stopped })
     }

@@ -1,4 +1,8 @@
-//! The script in one tenant.
+//! Runs the script in one tenant.
+//!
+//! With a state file, the script commits at most once: the id of the transaction is recorded before
+//! COMMIT. If the response to COMMIT is lost, this run or the next one asks the server for the
+//! outcome of that transaction before it runs the script again.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error};
@@ -9,60 +13,64 @@ use crate::cli::ServerArgs;
 use crate::client::{ServerError, connect, server_error};
 use crate::tenant::texts;
 
-/// How often a transaction is run that fails for others' sake. The second time it takes its turn first, so more is rare.
-const TRIES: usize = 5;
+/// Maximum number of attempts for a transaction that fails with a serialization failure or a
+/// deadlock. From the second attempt on it takes the partition's turn first, so more are rare.
+const MAX_ATTEMPTS: usize = 5;
 
-/// Runs the script.
+/// Runs the script in tenants.
 pub(super) struct Runner<'a> {
     pub(super) server: &'a ServerArgs,
     pub(super) script: &'a str,
     pub(super) state: Option<&'a State>,
-    /// All of it in one transaction.
+    /// Whether to run the script in one transaction.
     pub(super) whole: bool,
 }
 
-/// Why it was not done.
-enum Stop {
+/// The error of an attempt.
+enum AttemptError {
     Server(Error),
-    /// No answer to the COMMIT of this transaction has come.
-    Unknown(u64, Error),
+    /// The response to the COMMIT of this transaction was lost.
+    UnknownOutcome(u64, Error),
     Other(anyhow::Error),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for AttemptError {
     fn from(error: Error) -> Self {
-        Stop::Server(error)
+        AttemptError::Server(error)
     }
 }
 
-impl From<anyhow::Error> for Stop {
+impl From<anyhow::Error> for AttemptError {
     fn from(error: anyhow::Error) -> Self {
-        Stop::Other(error)
+        AttemptError::Other(error)
     }
 }
 
 impl Runner<'_> {
-    /// Runs it in a tenant, unless it turns out to have been done.
+    /// Runs the script in a tenant, unless a transaction of an earlier run has committed.
     pub(super) async fn run(&self, tenant: &str) -> Result<(), Failure> {
-        let outcome = match self.settle(tenant).await {
-            Err(Stop::Unknown(transaction, error)) => match self.asked(tenant, transaction).await {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(Stop::Server(error)),
-                Err(_) => Err(Stop::Unknown(transaction, error)),
-            },
+        let outcome = match self.resume(tenant).await {
+            Err(AttemptError::UnknownOutcome(transaction, error)) => {
+                match self.has_committed(tenant, transaction).await {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(AttemptError::Server(error)),
+                    Err(_) => Err(AttemptError::UnknownOutcome(transaction, error)),
+                }
+            }
             outcome => outcome,
         };
-        let noted = match outcome {
-            Ok(()) => self.state.map_or(Ok(()), |state| state.done(tenant)).map_err(Stop::Other),
-            Err(stop) => Err(stop),
+        let recorded = match outcome {
+            Ok(()) => self.state.map_or(Ok(()), |state| state.done(tenant)).map_err(AttemptError::Other),
+            Err(error) => Err(error),
         };
-        noted.map_err(|stop| stop.in_tenant(tenant))
+        recorded.map_err(|error| error.in_tenant(tenant))
     }
 
-    /// Does what an earlier run has left open.
-    async fn settle(&self, tenant: &str) -> Result<(), Stop> {
+    /// Checks the outcome of an earlier run's transaction, and runs the script if it has not
+    /// committed.
+    async fn resume(&self, tenant: &str) -> Result<(), AttemptError> {
         if let Some(transaction) = self.state.and_then(|state| state.begun(tenant))
-            && self.asked(tenant, transaction).await?
+            && self.has_committed(tenant, transaction).await?
         {
             return Ok(());
         }
@@ -70,9 +78,9 @@ impl Runner<'_> {
         if !self.whole {
             return Ok(client.batch_execute(self.script).await?);
         }
-        for _ in 1..TRIES {
+        for _ in 1..MAX_ATTEMPTS {
             match self.transaction(&client, tenant).await {
-                Err(Stop::Server(error)) if for_others_sake(&error) => {
+                Err(AttemptError::Server(error)) if is_retryable(&error) => {
                     client.batch_execute("ROLLBACK").await?;
                 }
                 outcome => return outcome,
@@ -81,65 +89,70 @@ impl Runner<'_> {
         self.transaction(&client, tenant).await
     }
 
-    async fn transaction(&self, client: &Client, tenant: &str) -> Result<(), Stop> {
+    async fn transaction(&self, client: &Client, tenant: &str) -> Result<(), AttemptError> {
         client.batch_execute("BEGIN").await?;
         let transaction = transaction_id(client).await?;
         client.batch_execute(self.script).await?;
         if transaction_id(client).await? != transaction {
-            let advice = "the script ends its transaction itself; take its COMMIT or ROLLBACK out";
-            return Err(anyhow::anyhow!(advice).into());
+            let message = "the script ends its transaction; remove COMMIT and ROLLBACK from it";
+            return Err(anyhow::anyhow!(message).into());
         }
         if let Some(state) = self.state {
             state.begin(tenant, transaction)?;
         }
         match client.batch_execute("COMMIT").await {
-            Err(error) if error.as_db_error().is_none() => Err(Stop::Unknown(transaction, error)),
+            Err(error) if error.as_db_error().is_none() => {
+                Err(AttemptError::UnknownOutcome(transaction, error))
+            }
             outcome => Ok(outcome?),
         }
     }
 
-    /// Whether a transaction has committed. Asking decides: from now on it cannot, if it has not.
-    async fn asked(&self, tenant: &str, transaction: u64) -> anyhow::Result<bool> {
+    /// Returns true if a transaction has committed. The question decides an open transaction: it is
+    /// aborted, and can no longer commit.
+    async fn has_committed(&self, tenant: &str, transaction: u64) -> anyhow::Result<bool> {
         let client = connect(self.server, tenant).await?;
         let sql = format!("SELECT coalesce(pg_xact_status({transaction}), 'forgotten')");
         match texts(&client, &sql).await?.as_slice() {
             [[status]] if status == "committed" => Ok(true),
             [[status]] if status == "aborted" => Ok(false),
             _ => anyhow::bail!(
-                "the server does not remember whether transaction {transaction}, which ran the script, has \
-                 committed; look at the tenant, then change the transaction of its last line in the state file to \
-                 null if the script has to be run, or its \"done\" to true if not"
+                "the server no longer knows whether transaction {transaction}, which ran the \
+                 script, has committed; check the tenant, then edit its last line in the state \
+                 file: set \"transaction\" to null to run the script, or \"done\" to true to skip \
+                 it"
             ),
         }
     }
 }
 
-/// The transaction's id; outside of one, that of a transaction that has already ended.
+/// Returns the id of the current transaction. Outside a transaction block, that is the query's own
+/// transaction, which has already ended.
 async fn transaction_id(client: &Client) -> anyhow::Result<u64> {
     match texts(client, "SELECT pg_current_xact_id()").await?.as_slice() {
         [[id]] => Ok(id.parse()?),
-        _ => anyhow::bail!("the server did not tell the transaction's id"),
+        _ => anyhow::bail!("the server did not return the transaction id"),
     }
 }
 
-/// Whether running it again may help.
-fn for_others_sake(error: &Error) -> bool {
+/// Returns true for errors caused by concurrent transactions, after which a retry can succeed.
+fn is_retryable(error: &Error) -> bool {
     error.code().is_some_and(|code| {
         [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code)
     })
 }
 
-impl Stop {
+impl AttemptError {
     fn in_tenant(self, tenant: &str) -> Failure {
         let error = match self {
-            Stop::Server(error) => server_error(&error),
-            Stop::Unknown(transaction, error) => server_error(&error).context(format!(
-                "the connection was lost at the COMMIT of transaction {transaction}; whether it has committed the \
-                 next run will ask"
+            AttemptError::Server(error) => server_error(&error),
+            AttemptError::UnknownOutcome(transaction, error) => server_error(&error).context(format!(
+                "the connection was lost during COMMIT of transaction {transaction}; the next run \
+                 checks whether it has committed"
             )),
-            Stop::Other(error) => error,
+            AttemptError::Other(error) => error,
         };
-        let sqlstate = error.downcast_ref::<ServerError>().and_then(|said| said.state.clone());
+        let sqlstate = error.downcast_ref::<ServerError>().and_then(|error| error.state.clone());
         Failure { tenant: tenant.to_owned(), sqlstate, message: format!("{error:#}") }
     }
 }

@@ -1,14 +1,15 @@
-//! `fulmar tenant exec`: a script in many tenants, some at a time, each in a transaction of its own.
+//! `fulmar tenant exec`: runs a script in many tenants concurrently, in one transaction per tenant.
 //!
 //! ```text
-//! BEGIN; SELECT pg_current_xact_id(); the script         an error: it is rolled back, and listed
-//! note: "begun in shop as transaction 17"                synced, before anything can be committed
+//! BEGIN; SELECT pg_current_xact_id(); the script         an error: rolled back and reported
+//! state file: "begun in shop as transaction 17"          synced before COMMIT
 //! COMMIT
-//! note: "done in shop"
+//! state file: "done in shop"
 //! ```
 //!
-//! So whenever this process, its network or the server dies, the notes ([`state`]) tell in which tenants the script has
-//! been run, or which transaction has to be asked for ([`attempt`]): a script is never run twice in a tenant.
+//! With a state file, the script commits at most once per tenant, even if this process, the network
+//! or the server fails at any point. The state file ([`state`]) says in which tenants it has
+//! committed, and for which transactions the server must be asked for the outcome ([`attempt`]).
 
 mod attempt;
 mod state;
@@ -26,26 +27,27 @@ use crate::output;
 use attempt::Runner;
 use state::State;
 
-/// Where it failed, and why.
+/// A tenant in which the script failed.
 #[derive(Debug, Serialize)]
 struct Failure {
     tenant: String,
-    /// As the server named it; nothing if it was no answer of the server's.
+    /// `None` if the error did not come from the server.
     sqlstate: Option<String>,
     message: String,
 }
 
-/// What came of it, for scripts.
+/// The result, for `--json`.
 #[derive(Serialize)]
 struct Report {
     done: usize,
-    /// Tenants in which an earlier run has done it.
+    /// Tenants in which an earlier run has committed the script.
     skipped: usize,
     failed: Vec<Failure>,
     seconds: f64,
 }
 
-/// Runs the script where it has not been run yet. That it failed somewhere is an error, after all has been tried.
+/// Runs the script in the tenants in which it has not committed yet. Tries all of them, then
+/// returns an error if any has failed.
 pub async fn run(server: &ServerArgs, arguments: &ExecArgs, json: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     let script = script(arguments)?;
@@ -80,10 +82,13 @@ pub async fn run(server: &ServerArgs, arguments: &ExecArgs, json: bool) -> anyho
     match report.failed.len() {
         0 => Ok(()),
         _ if arguments.no_transaction => {
-            bail!("the script failed; what it had done before the error is kept")
+            bail!("script failed; statements before the error stay committed")
         }
         _ => {
-            bail!("the script failed; where it did nothing of it is kept, and the same command goes on there")
+            bail!(
+                "script failed; failed tenants were rolled back; re-run the same command to retry \
+                 only those"
+            )
         }
     }
 }
@@ -102,7 +107,7 @@ impl Report {
         }
         let Report { done, skipped, seconds, .. } = self;
         let failed = self.failed.len();
-        output::line(&format!("done in {done} tenants, {skipped} had it, {failed} failed: {seconds:.1} s"))
+        output::line(&format!("done in {done} tenants, {skipped} skipped, {failed} failed: {seconds:.1} s"))
     }
 }
 
@@ -116,15 +121,15 @@ fn script(arguments: &ExecArgs) -> anyhow::Result<String> {
 }
 
 fn state_file(arguments: &ExecArgs) -> Option<PathBuf> {
-    let beside = |file: &PathBuf| {
+    let default = |file: &PathBuf| {
         let mut name = file.clone().into_os_string();
         name.push(".state");
         PathBuf::from(name)
     };
-    arguments.state.clone().or_else(|| arguments.file.as_ref().map(beside))
+    arguments.state.clone().or_else(|| arguments.file.as_ref().map(default))
 }
 
-/// The tenants that are meant, each once.
+/// Returns the selected tenants without duplicates.
 async fn tenants(server: &ServerArgs, arguments: &ExecArgs) -> anyhow::Result<Vec<String>> {
     let mut names = match arguments.names.is_empty() {
         true => listed(server, arguments.like.as_deref()).await?,
@@ -141,11 +146,14 @@ async fn listed(server: &ServerArgs, like: Option<&str>) -> anyhow::Result<Vec<S
     let names: Vec<String> =
         all.into_iter().map(|[name]| name).filter(|name| name != SYSTEM_DATABASE).collect();
     let Some(pattern) = like else { return Ok(names) };
-    // SQLite says what LIKE is.
+    // Let the server evaluate LIKE.
     let text = |text: &str| format!("'{}'", text.replace('\'', "''"));
     let all = text(&serde_json::to_string(&names)?);
     let sql = format!("SELECT value FROM json_each({all}) WHERE value LIKE {}", text(pattern));
     let names: Vec<String> = texts(&client, &sql).await?.into_iter().map(|[name]| name).collect();
-    ensure!(!names.is_empty(), "no tenant's name is LIKE {pattern}; `fulmar tenant list` shows them");
+    ensure!(
+        !names.is_empty(),
+        "no tenant name matches {pattern}; list the tenants with `fulmar tenant list`"
+    );
     Ok(names)
 }

@@ -1,12 +1,14 @@
-//! The notes of what has been done where: a file of JSON lines that only grows, the last line of a tenant counts.
+//! The state file: an append-only file of JSON lines that records in which tenants a script has
+//! run. The last line of a tenant is valid.
 //!
 //! ```text
-//! {"script":"8a3f… 127.0.0.1:5433","tenant":"shop","transaction":17,"done":false}    synced, then COMMIT
+//! {"script":"8a3f… 127.0.0.1:5433","tenant":"shop","transaction":17,"done":false}    synced
+//!                                                                                    COMMIT
 //! {"script":"8a3f… 127.0.0.1:5433","tenant":"shop","transaction":17,"done":true}
 //! ```
 //!
-//! A script is named by the hash of its text and the server it is for, so a changed script is another one. A line that a
-//! crash has torn is the last one, and says nothing.
+//! A script is identified by the hash of its text and the address of the server, so a changed
+//! script counts as a new one. A line torn by a crash is the last line of its run, and is ignored.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,12 +28,12 @@ use crate::cli::ServerArgs;
 struct Note {
     script: String,
     tenant: String,
-    /// In which the script runs; `None` if each of its statements is one.
+    /// The transaction of the script. `None` if each statement runs in its own transaction.
     transaction: Option<u64>,
     done: bool,
 }
 
-/// The notes about one script.
+/// The state file, and the notes of one script in it.
 pub(super) struct State {
     path: PathBuf,
     script: String,
@@ -43,7 +45,7 @@ struct Inner {
     notes: HashMap<String, Note>,
 }
 
-/// What names a script for a server.
+/// Returns the identifier of a script on a server.
 pub(super) fn key(server: &ServerArgs, script: &str) -> anyhow::Result<String> {
     let config: Config = server.config()?;
     let hosts = config.get_hosts().iter().map(|host| match host {
@@ -57,13 +59,13 @@ pub(super) fn key(server: &ServerArgs, script: &str) -> anyhow::Result<String> {
 }
 
 impl State {
-    /// Reads the notes, and keeps others from writing there.
+    /// Opens and locks the file, and reads the notes of the script.
     pub(super) fn open(path: &Path, script: &str) -> anyhow::Result<State> {
         let cannot = |verb: &str| format!("cannot {verb} the state file {}", path.display());
         let opened = File::options().read(true).append(true).create(true).open(path);
         let mut file = opened.with_context(|| cannot("open"))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("another `fulmar tenant exec` is at work with {}; wait for it", path.display());
+            bail!("the state file {} is in use by another `fulmar tenant exec`; wait for it", path.display());
         }
         let mut text = String::new();
         file.read_to_string(&mut text).with_context(|| cannot("read"))?;
@@ -77,7 +79,7 @@ impl State {
                 Ok(_) => {}
                 Err(error) if error.is_eof() => {} // torn
                 Err(error) => {
-                    bail!("{} is no state file: {error}; name another with --state", path.display())
+                    bail!("{} is not a state file: {error}; use another one with --state", path.display())
                 }
             }
         }
@@ -89,17 +91,18 @@ impl State {
         self.note_of(tenant).is_some_and(|note| note.done)
     }
 
-    /// The transaction that was to be committed there, of which nobody knows what became.
+    /// Returns the transaction of which the outcome in the tenant is unknown.
     pub(super) fn begun(&self, tenant: &str) -> Option<u64> {
         self.note_of(tenant).filter(|note| !note.done)?.transaction
     }
 
-    /// A transaction is about to be committed. The note outlives a crash.
+    /// Records a transaction before its COMMIT, durably.
     pub(super) fn begin(&self, tenant: &str, transaction: u64) -> anyhow::Result<()> {
         self.note(tenant, Some(transaction), false)
     }
 
-    /// The script has been run there. If a crash loses this note, the transaction will be asked for.
+    /// Records that the script has committed. Not synced: if a crash loses the note, the next run
+    /// asks the server for the outcome of the transaction.
     pub(super) fn done(&self, tenant: &str) -> anyhow::Result<()> {
         self.note(tenant, self.begun(tenant), true)
     }
@@ -127,11 +130,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_outlive_their_process_and_torn_lines_say_nothing() {
+    fn notes_are_persistent_and_torn_lines_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state");
         let state = State::open(&file, "a").unwrap();
-        assert!(State::open(&file, "a").is_err(), "one at a time");
+        assert!(State::open(&file, "a").is_err(), "a state file must be locked while open");
         state.begin("shop", 7).unwrap();
         state.begin("store", 8).unwrap();
         state.done("store").unwrap();

@@ -1,16 +1,18 @@
-//! Programs at random: nested, deep and wide statements, calls of all functions, large values.
+//! Generates random programs: nested, deep and wide statements, calls of all functions, large
+//! values.
 //!
-//! Most programs have one dimension that is drawn evenly on a logarithmic scale, so that small ones run to their end and large ones meet a
-//! limit: a depth up to [`DEEPEST`], a width up to [`WIDEST`], or a value's size up to [`LARGEST_BYTES`].
+//! Most programs have one dimension with a log-uniform distribution, so that small programs succeed
+//! and large ones reach a limit: a depth up to [`MAX_DEPTH`], a width up to [`MAX_WIDTH`], or a
+//! value size up to [`MAX_VALUE_BYTES`].
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-const DEEPEST: usize = 3000;
-const WIDEST: usize = 30_000;
-const LARGEST_BYTES: usize = 200_000_000;
-/// Wide statements are cut to this length.
-const LONGEST_BYTES: usize = 4 << 20;
+const MAX_DEPTH: usize = 3000;
+const MAX_WIDTH: usize = 30_000;
+const MAX_VALUE_BYTES: usize = 200_000_000;
+/// Limit on the length of wide statements.
+const MAX_STATEMENT_BYTES: usize = 4 << 20;
 
 pub const SCHEMA: &[&str] = &[
     "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, c BLOB, d REAL)",
@@ -27,7 +29,7 @@ pub const SCHEMA: &[&str] = &[
     "INSERT INTO f3 SELECT a, b FROM f5",
 ];
 
-/// A function of SQL's, and how many arguments it takes; any number if negative.
+/// An SQL function and its number of arguments. A negative number means any.
 pub struct Function {
     pub name: String,
     pub arguments: i64,
@@ -42,31 +44,31 @@ impl Grammar {
         Grammar { functions }
     }
 
-    /// The statements of a program.
+    /// Generates the statements of a program.
     pub fn program(&self, random: &mut StdRng) -> Vec<String> {
-        let mut maker = Maker { functions: &self.functions, random, budget: 60 };
-        match maker.below(10) {
-            0 => vec![format!("SELECT {} FROM t", maker.deep_expression())],
-            1 => vec![format!("SELECT * FROM {}", maker.deep_table())],
-            2 => vec![maker.wide()],
-            3 | 4 => vec![maker.call_statement()],
-            5 => vec![maker.full_text()],
-            6 => maker.views(),
-            7 => maker.table(),
-            8 => maker.writes(),
-            _ => vec![maker.select()],
+        let mut generator = Generator { functions: &self.functions, random, budget: 60 };
+        match generator.below(10) {
+            0 => vec![format!("SELECT {} FROM t", generator.deep_expression())],
+            1 => vec![format!("SELECT * FROM {}", generator.deep_table())],
+            2 => vec![generator.wide()],
+            3 | 4 => vec![generator.call_statement()],
+            5 => vec![generator.full_text()],
+            6 => generator.views(),
+            7 => generator.table(),
+            8 => generator.writes(),
+            _ => vec![generator.select()],
         }
     }
 }
 
-struct Maker<'a> {
+struct Generator<'a> {
     functions: &'a [Function],
     random: &'a mut StdRng,
-    /// Nodes of the syntax tree that are left for what is nested at random.
+    /// Remaining number of syntax tree nodes for random nesting.
     budget: usize,
 }
 
-/// What stands around a nested expression.
+/// Prefix and suffix of a nested expression.
 const EXPRESSIONS: [(&str, &str); 26] = [
     ("(", ")"),
     ("NOT ", ""),
@@ -96,7 +98,7 @@ const EXPRESSIONS: [(&str, &str); 26] = [
     ("(1, ", ") = (1, 2)"),
 ];
 
-/// What stands around a nested table.
+/// Prefix and suffix of a nested table.
 const TABLES: [(&str, &str); 11] = [
     ("(SELECT * FROM ", ")"),
     ("(SELECT a + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 AS a FROM ", ")"),
@@ -111,7 +113,7 @@ const TABLES: [(&str, &str); 11] = [
     ("(SELECT sum(a) OVER (PARTITION BY a) AS a FROM ", ")"),
 ];
 
-/// Texts that mean something to one function or another.
+/// Texts that are meaningful to at least one function.
 const TEXTS: [&str; 18] = [
     "",
     "a",
@@ -150,7 +152,7 @@ const NUMBERS: [&str; 14] = [
     "NULL",
 ];
 
-impl Maker<'_> {
+impl Generator<'_> {
     fn below(&mut self, end: usize) -> usize {
         self.random.random_range(0..end)
     }
@@ -159,15 +161,15 @@ impl Maker<'_> {
         choices[self.below(choices.len())]
     }
 
-    /// A number from 1 to `most`, of each order of magnitude as often.
-    fn size(&mut self, most: usize) -> usize {
-        let exponent = self.random.random_range(0.0..=(most as f64).ln());
-        (exponent.exp() as usize).clamp(1, most)
+    /// Returns a number from 1 to `max`, with a log-uniform distribution.
+    fn size(&mut self, max: usize) -> usize {
+        let exponent = self.random.random_range(0.0..=(max as f64).ln());
+        (exponent.exp() as usize).clamp(1, max)
     }
 
-    /// `inner` in `depth` layers: all the same, or several kinds of them.
+    /// Wraps `inner` in up to [`MAX_DEPTH`] layers of one or several kinds.
     fn nest(&mut self, inner: &str, layers: &[(&str, &str)]) -> String {
-        let depth = self.size(DEEPEST);
+        let depth = self.size(MAX_DEPTH);
         let kinds: Vec<(&str, &str)> = (0..=self.below(3)).map(|_| self.one_of(layers)).collect();
         let layers: Vec<(&str, &str)> = (0..depth).map(|_| self.one_of(&kinds)).collect();
         let before: String = layers.iter().map(|layer| layer.0).collect();
@@ -185,10 +187,10 @@ impl Maker<'_> {
         self.nest(&inner, &TABLES)
     }
 
-    /// `unit` as often as drawn, within the length of a statement.
+    /// Repeats `unit` a random number of times, within the maximum length of a statement.
     fn repeat(&mut self, unit: &str, separator: &str) -> String {
-        let most = (LONGEST_BYTES / (unit.len() + separator.len())).clamp(1, WIDEST);
-        vec![unit; self.size(most)].join(separator)
+        let max = (MAX_STATEMENT_BYTES / (unit.len() + separator.len())).clamp(1, MAX_WIDTH);
+        vec![unit; self.size(max)].join(separator)
     }
 
     fn wide(&mut self) -> String {
@@ -214,7 +216,7 @@ impl Maker<'_> {
         format!("{before}{}{after}", self.repeat(unit, separator))
     }
 
-    /// A value, seldom a large one.
+    /// Returns a value, in one of twelve cases a large one.
     fn value(&mut self) -> String {
         let text = self.one_of(&TEXTS).replace('\'', "''");
         match self.below(12) {
@@ -228,7 +230,7 @@ impl Maker<'_> {
     }
 
     fn large_value(&mut self, text: &str) -> String {
-        let bytes = self.size(LARGEST_BYTES);
+        let bytes = self.size(MAX_VALUE_BYTES);
         let count = (bytes / text.len().max(1)).max(1);
         match self.below(7) {
             0 => format!("zeroblob({bytes})"),
@@ -264,7 +266,7 @@ impl Maker<'_> {
         }
     }
 
-    /// One call; as a scalar, as an aggregate over the rows, or over a window.
+    /// Returns one call, as a scalar, an aggregate or a window function.
     fn call_statement(&mut self) -> String {
         let call = self.call();
         match self.below(4) {
@@ -296,7 +298,7 @@ impl Maker<'_> {
         }
     }
 
-    /// A query of one column.
+    /// Returns a query with one column.
     fn select_one(&mut self) -> String {
         format!("SELECT {} FROM {} {}", self.expression(), self.source(), self.clauses())
     }
@@ -379,7 +381,7 @@ impl Maker<'_> {
         )
     }
 
-    /// Views of views, then one query of the last.
+    /// Returns a chain of views and a query of the last one.
     fn views(&mut self) -> Vec<String> {
         let length = self.size(300);
         let column = match self.below(3) {
@@ -402,7 +404,7 @@ impl Maker<'_> {
         vec![statements.join("; ")]
     }
 
-    /// A table with generated columns, CHECKs and partial indexes, and rows in it.
+    /// Returns a table with generated columns, CHECKs and a partial index, and rows for it.
     fn table(&mut self) -> Vec<String> {
         let count = self.size(1990);
         let kind = self.one_of(&["VIRTUAL", "STORED"]);
@@ -425,7 +427,7 @@ impl Maker<'_> {
         ]
     }
 
-    /// Triggers, foreign keys, upserts and RETURNING.
+    /// Returns writes with triggers, upserts and RETURNING.
     fn writes(&mut self) -> Vec<String> {
         let (value, other) = (self.expression(), self.expression());
         let length = self.size(100);

@@ -1,9 +1,13 @@
-//! Programs of nested SQL at random against a real node with the smallest stack: it stays up, within its memory, and serves the neighbour.
+//! Fuzz test with random nested SQL programs, against a node with the smallest stack. The node must
+//! not exit, must stay within its memory limit, and must serve the neighbour.
 //!
-//! A program ([`grammar`]) is a few statements of one transaction, which is rolled back. It follows from the seed and its number alone.
-//! `make test` runs [`PROGRAMS`] programs of a fixed seed; `make fuzz MINUTES=60 TARGET=sql` runs for that time with a random seed,
-//! or with `FUZZ_SEED`. A program that fails is written to `target/fuzz/sql/`. When the fault is mended it is kept in
-//! `crates/fulmar/tests/fuzz/sql/`, and every run begins with it.
+//! A program ([`grammar`]) is a few statements in one transaction, which is rolled back. It depends
+//! only on the seed and its number.
+//!
+//! - `make test` runs [`PROGRAMS`] programs with a fixed seed.
+//! - `make fuzz MINUTES=60 TARGET=sql` runs for 60 minutes with a random seed, or with `FUZZ_SEED`.
+//! - A failing program is written to `target/fuzz/sql/`. When the bug is fixed, move the file to
+//!   `crates/fulmar/tests/fuzz/sql/`: every run starts with the programs there.
 
 mod grammar;
 
@@ -18,17 +22,17 @@ use crate::arena::{Arena, OWNER, READER, with_smallest_stack};
 use crate::client::Answer;
 use grammar::{Function, Grammar};
 
-/// Programs of a run in `make test`.
+/// Number of programs in `make test`.
 const PROGRAMS: u64 = 150;
 const FIXED_SEED: u64 = 7;
-const TIMEOUT: &str = "SET statement_timeout = 250";
+const SET_TIMEOUT: &str = "SET statement_timeout = 250";
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Separates the statements of a program in its file.
 const SEPARATOR: &str = "\n--\n";
-/// Bytes of a program that a message shows.
-const SHOWN_BYTES: usize = 2000;
+/// Maximum number of characters of a program in a message.
+const MAX_SHOWN_CHARS: usize = 2000;
 
-/// No statement may be answered with these: they are faults of the node.
+/// Responses that no statement may get: they are bugs of the node.
 const FAULTS: [&str; 5] = ["XX000", "XX001", "XX002", "58030", "nothing"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +45,7 @@ async fn fuzz_sql() {
         sessions: None,
         answers: std::collections::BTreeMap::new(),
     };
-    for file in kept() {
+    for file in regression_programs() {
         let program = std::fs::read_to_string(&file).unwrap();
         run.program(
             &file.display().to_string(),
@@ -72,8 +76,8 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Programs that failed once, in the order of their names.
-fn kept() -> Vec<PathBuf> {
+/// Returns the files of programs that have failed before, ordered by name.
+fn regression_programs() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/sql");
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -81,7 +85,7 @@ fn kept() -> Vec<PathBuf> {
     files
 }
 
-/// All functions that SQL can call.
+/// Returns all functions that SQL can call.
 async fn functions(session: &Client) -> Vec<Function> {
     let sql = "SELECT DISTINCT name, CAST(narg AS INTEGER) FROM pragma_function_list ORDER BY 1, 2";
     let rows = session.query(sql, &[]).await.unwrap();
@@ -90,49 +94,49 @@ async fn functions(session: &Client) -> Vec<Function> {
 
 struct Run {
     arena: Arena,
-    /// Of the owner and of the user that may only read.
+    /// The sessions of the owner and of the read-only user.
     sessions: Option<[Client; 2]>,
-    /// How many statements were answered with each SQLSTATE.
+    /// Number of statements for each SQLSTATE in the response.
     answers: std::collections::BTreeMap<String, u64>,
 }
 
 impl Run {
-    /// Runs a program; panics if the node does not bear it.
+    /// Runs a program. Panics if the node violates a requirement.
     async fn program(&mut self, name: &str, statements: &[String]) {
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         for (user, begin) in [(0, "BEGIN"), (1, "BEGIN READ ONLY")] {
             match self.transaction(user, begin, statements).await {
                 Answer::Error(state, message) if FAULTS.contains(&state.as_str()) => {
-                    wrong.push(format!("{state} {message}"));
+                    violations.push(format!("{state} {message}"));
                 }
                 Answer::Nothing => {
-                    wrong.push("a statement has no answer".to_owned());
+                    violations.push("no response to a statement".to_owned());
                     break;
                 }
                 Answer::Closed(_) => self.sessions = None,
                 _ => {}
             }
         }
-        wrong.extend(self.arena.complaints().await);
-        if !wrong.is_empty() {
-            let file = keep(name, statements);
-            let text: String = statements.join(SEPARATOR).chars().take(SHOWN_BYTES).collect();
+        violations.extend(self.arena.complaints().await);
+        if !violations.is_empty() {
+            let file = save(name, statements);
+            let text: String = statements.join(SEPARATOR).chars().take(MAX_SHOWN_CHARS).collect();
             panic!(
-                "fuzz sql: program {name}: {}\n{text}\nall of it is in {}",
-                wrong.join("; "),
+                "fuzz sql: program {name}: {}\n{text}\nthe whole program is in {}",
+                violations.join("; "),
                 file.display()
             );
         }
     }
 
-    /// Runs statements until one fails. The session is reused unless the node has ended it.
+    /// Runs statements until one fails. The session is reused unless the node has closed it.
     async fn transaction(&mut self, user: usize, begin: &str, statements: &[String]) -> Answer {
         if self.sessions.is_none() {
             let target = self.arena.target().await;
             let sessions = [target.log_in(OWNER).await, target.log_in(READER).await];
             let sessions = sessions.map(|session| session.unwrap());
             for session in &sessions {
-                session.batch_execute(TIMEOUT).await.unwrap();
+                session.batch_execute(SET_TIMEOUT).await.unwrap();
             }
             self.sessions = Some(sessions);
         }
@@ -150,13 +154,13 @@ impl Run {
         }
         match crate::client::answer(sessions[user].batch_execute("ROLLBACK")).await {
             Answer::Done => answer,
-            ended => ended,
+            error => error,
         }
     }
 }
 
-/// Writes a program to a file that stays.
-fn keep(name: &str, statements: &[String]) -> PathBuf {
+/// Writes a failing program to a file in `target`.
+fn save(name: &str, statements: &[String]) -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fuzz/sql");
     std::fs::create_dir_all(&directory).unwrap();
     let name = Path::new(name).file_stem().unwrap_or_default();
