@@ -1,15 +1,15 @@
-# Fulmar: what one types. `make` alone shows this list.
+# Fulmar's development targets. `make` alone shows this list.
 #
-#   make demo     build Fulmar and show it in a minute
-#   make test     install what the tests need, run everything
-#   make clients  of these the tests with real drivers: Python, Go, Java, Node.js
-#   make tools    of what the tests need what no package has: an S3 server
-#   make check    the two-minute loop of a contributor: format, lints, unit tests
-#   make fuzz     two minutes for each reader of outside input, and for SQL; MINUTES=60 TARGET=wire for one of them
-#   make soak     a hundred thousand simulated clusters under faults; SEEDS=1000000 for more
-#   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
+#   make demo     build Fulmar and run the demo, which takes about a minute
+#   make test     install what the tests need and run all tests
+#   make clients  only the tests with real drivers: Python, Go, Java, Node.js
+#   make tools    build the test dependency that has no package: an S3 server
+#   make check    the contributor's loop of two minutes: format, lints, unit tests
+#   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
+#   make soak     simulate 100,000 clusters under faults; SEEDS=1000000 for more
+#   make sqllogictest SCRIPTS=directory   run its scripts against Fulmar and stock SQLite
 #   make fmt      format the code
-#   make clean    remove what was built
+#   make clean    remove build results
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -53,8 +53,8 @@ sqllogictest:
 	@scripts/need cc:build-essential
 	SCRIPTS="$(abspath $(SCRIPTS))" cargo test --package fulmar-gateway --test sqllogictest -- --ignored --nocapture
 
-# Counts which code an input reaches: scripts/instrument. One target after the other, each for so many minutes. SQL (fuzz_sql) is run by the
-# real binary, which is not instrumented.
+# Fuzzes with coverage feedback (scripts/instrument), one target after the other, MINUTES each.
+# fuzz_sql runs the real binary, which is not instrumented.
 fuzz:
 	@scripts/need cc:build-essential
 	[ "$(TARGET)" = sql ] || RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test \
@@ -76,7 +76,8 @@ fmt:
 clean:
 	cargo clean
 
-# Drivers of other languages only drive tests. They and what they need live in the build directory, not in the system.
+# Drivers of other languages are only used by tests. They are installed in the build directory, not
+# in the system.
 $(VENV)/ready: tests/clients/requirements.txt
 	@scripts/need python3:python3 venv:python3-venv
 	python3 -m venv $(VENV)
@@ -86,7 +87,8 @@ $(VENV)/ready: tests/clients/requirements.txt
 $(CLIENTS)/pgx: $(wildcard tests/clients/pgx/*)
 	cd tests/clients/pgx && $(CURDIR)/scripts/go build -o $(abspath $@) .
 
-# An S3 server; the version is in the name of what make looks for, so that another one is built anew.
+# An S3 server. Its version is part of the name of a target, so that another version is built when
+# VERSITYGW changes.
 $(TOOLS)/versitygw: $(TOOLS)/versitygw-$(VERSITYGW)
 	ln --force --symbolic $(<F) $@
 

@@ -1,4 +1,4 @@
-"""asyncpg, the driver for Python's asyncio: everything is prepared, and all values are binary.
+"""asyncpg, an asyncio driver for Python: all statements are prepared, and all values are binary.
 
 Started by tests/clients/run.
 """
@@ -11,7 +11,7 @@ import uuid
 
 import asyncpg
 
-from client import ENDLESS, Expect, restart_server, tell, url
+from client import ENDLESS, Expect, report, restart_server, url
 
 
 async def connect(database="shop", user="ada", password="wing's"):
@@ -19,7 +19,7 @@ async def connect(database="shop", user="ada", password="wing's"):
 
 
 def connected(check):
-    """A check that is given a connection of its own."""
+    """Gives a check its own connection."""
 
     async def with_connection():
         connection = await connect()
@@ -61,7 +61,7 @@ async def migrations(connection):
 
 
 @connected
-async def values_come_back(connection):
+async def values_round_trip(connection):
     samples = {
         "BIGINT": [0, -(2**63), 2**63 - 1],
         "INT4": [-(2**31)],
@@ -85,7 +85,7 @@ async def values_come_back(connection):
         read = [row["v"] for row in await connection.fetch(f"SELECT v FROM v{number} ORDER BY n")]
         assert read == [*values, None], f"{declared}: {read}"
         assert all(isinstance(a, type(b)) for a, b in zip(read, values)), f"{declared}: {read}"
-    # The client's own mistake is told before anything is sent.
+    # The driver reports a mistake of the client before it sends anything.
     with Expect(asyncpg.DataError):
         await connection.execute("INSERT INTO v0 VALUES ($1, $2)", 9, "nine")
 
@@ -118,7 +118,7 @@ async def cursors(connection):
 
 
 @connected
-async def copies(connection):
+async def copy(connection):
     await connection.execute("CREATE TABLE loaded (id BIGINT, name TEXT)")
     source = io.BytesIO(b"1\tone\n2\ttwo\n")
     assert await connection.copy_to_table("loaded", source=source) == "COPY 2"
@@ -129,7 +129,7 @@ async def copies(connection):
 
 
 @connected
-async def errors_have_their_class(connection):
+async def errors_have_the_right_class(connection):
     expected = [
         (asyncpg.UniqueViolationError, "23505", "INSERT INTO account VALUES (1, 1)"),
         (asyncpg.CheckViolationError, "23514", "UPDATE account SET balance = -1 WHERE id = 3"),
@@ -141,18 +141,19 @@ async def errors_have_their_class(connection):
         transaction = connection.transaction()
         await transaction.start()
         with Expect(error) as expect:
-            await connection.fetch(sql)  # is prepared first: some of the errors come then
+            await connection.fetch(sql)  # is prepared first, which raises some of the errors
         assert expect.caught.sqlstate == state
         with Expect(asyncpg.InFailedSQLTransactionError):
             await connection.execute("SELECT 1")
         await transaction.rollback()
     with Expect(asyncpg.UniqueViolationError):
         await connection.executemany("INSERT INTO account VALUES ($1, $2)", [(3000, 1), (3001, 1), (1, 1)])
-    assert await connection.fetchval("SELECT count(*) FROM account WHERE id >= 3000") == 0, "not one transaction"
+    count = await connection.fetchval("SELECT count(*) FROM account WHERE id >= 3000")
+    assert count == 0, "executemany must be one transaction"
 
 
 async def retry(work, attempts=5):
-    """Runs a transaction, again if it met another one. docs/clients.md shows this."""
+    """Runs a transaction, and retries it after a conflict. docs/clients.md shows this."""
     connection = await connect()
     try:
         for attempt in range(1, attempts + 1):
@@ -193,7 +194,7 @@ async def cancel(connection):
 
 
 @connected
-async def prepared_statements_meet_a_new_schema(connection):
+async def prepared_statements_after_schema_change(connection):
     await connection.execute("CREATE TABLE grows (a BIGINT)")
     await connection.execute("INSERT INTO grows VALUES (1)")
     by_name, all_columns = await connection.prepare("SELECT a FROM grows"), await connection.prepare("SELECT * FROM grows")
@@ -202,45 +203,45 @@ async def prepared_statements_meet_a_new_schema(connection):
     assert tuple(await by_name.fetchrow()) == (1,)
     with Expect(asyncpg.InvalidCachedStatementError):
         await all_columns.fetchrow()
-    # What the driver has prepared by itself it prepares again.
+    # The driver prepares a statement again if it has prepared it implicitly.
     assert tuple(await connection.fetchrow("SELECT * FROM grows")) == (1, None)
     await connection.execute("ALTER TABLE grows ADD COLUMN c BIGINT")
     assert tuple(await connection.fetchrow("SELECT * FROM grows")) == (1, None, None)
 
 
-async def a_pool_reconnects():
+async def pool_reconnects():
     pool = await asyncpg.create_pool(url("shop", "ada", "wing's"), min_size=2, max_size=4, timeout=10)
     add = "UPDATE account SET balance = balance + 1 WHERE id = 900"
     await asyncio.gather(*[pool.execute(add) for _ in range(50)])
     restart_server()
-    # Each connection of the pool may be found to be lost when it is used, and is made anew with its next use.
+    # A connection of the pool may turn out to be lost when it is used. The next use replaces it.
     for attempt in range(1, 6):
         try:
             assert await pool.fetchval("SELECT balance FROM account WHERE id = 900") == 150
             break
         except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError):
-            assert attempt < 5, "the pool does not find a connection again"
+            assert attempt < 5, "the pool must reconnect"
     await pool.close()
 
 
 async def main():
-    tell(f"driver asyncpg {asyncpg.__version__}")
+    report(f"driver asyncpg {asyncpg.__version__}")
     checks = [
         passwords,
         migrations,
-        values_come_back,
+        values_round_trip,
         transactions,
         cursors,
-        copies,
-        errors_have_their_class,
+        copy,
+        errors_have_the_right_class,
         conflicts_are_retried,
         cancel,
-        prepared_statements_meet_a_new_schema,
-        a_pool_reconnects,
+        prepared_statements_after_schema_change,
+        pool_reconnects,
     ]
     for check in checks:
         await check()
-        tell(f"ok {check.__name__}")
+        report(f"ok {check.__name__}")
 
 
 if __name__ == "__main__":

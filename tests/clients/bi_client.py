@@ -1,12 +1,12 @@
-"""What BI tools and administration tools ask before they show a database, in PostgreSQL's words: casts to regclass,
+"""Catalog queries of BI and administration tools, in PostgreSQL's syntax: casts to regclass,
 `= ANY`, `!~`, information_schema, settings as functions.
 
-Started by tests/clients/run. The questions are put with psycopg; the answers are PostgreSQL's.
+Started by tests/clients/run. The queries are sent with psycopg. PostgreSQL returns the same rows.
 """
 
 import psycopg
 
-from client import tell, url
+from client import report, url
 
 SCHEMA = """
     CREATE TABLE customer (id BIGINT NOT NULL PRIMARY KEY, email TEXT NOT NULL UNIQUE, since DATE);
@@ -18,7 +18,7 @@ SCHEMA = """
     CREATE VIEW spent AS SELECT customer, sum(total) AS total FROM purchase GROUP BY customer;
 """
 
-QUESTIONS = {
+QUERIES = {
     "the server": (
         "SELECT current_setting('server_version_num')::int / 10000 >= 15, current_schema(), current_setting('search_path') <> ''",
         [(True, "public", True)],
@@ -82,7 +82,7 @@ QUESTIONS = {
            JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = 'public.purchase'::regclass AND NOT x.indisprimary""",
         [("purchase_customer", False, "placed")],
     ),
-    "is it there": (
+    "existence of tables": (
         "SELECT to_regclass('public.purchase') IS NOT NULL, to_regclass('no_such_table') IS NULL, 'purchase'::regclass::text",
         [(True, True, "purchase")],
     ),
@@ -90,7 +90,7 @@ QUESTIONS = {
         "SELECT typname, typtype, typcategory FROM pg_catalog.pg_type WHERE oid = ANY (ARRAY[20, 25]::oid[]) ORDER BY oid",
         [("int8", "b", "N"), ("text", "b", "S")],
     ),
-    "who may what": (
+    "privileges": (
         "SELECT has_table_privilege('purchase', 'SELECT'), has_schema_privilege('public', 'USAGE'), rolsuper "
         "FROM pg_roles WHERE rolname = current_user",
         [(True, True, True)],
@@ -100,16 +100,16 @@ QUESTIONS = {
 
 
 def main():
-    tell(f"driver bi {psycopg.__version__}")
+    report(f"driver bi {psycopg.__version__}")
     with psycopg.connect(url(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE shop")
     with psycopg.connect(url("shop"), autocommit=True) as connection:
         connection.execute(SCHEMA)
-        for name, (question, answer) in QUESTIONS.items():
+        for name, (query, expected) in QUERIES.items():
             for binary in False, True:
-                read = connection.execute(question, binary=binary).fetchall()
-                assert read == answer, f"{name}, binary={binary}: {read}"
-            tell(f"ok {name}")
+                read = connection.execute(query, binary=binary).fetchall()
+                assert read == expected, f"{name}, binary={binary}: {read}"
+            report(f"ok {name}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of Python's drivers share: where the server is, what they tell the runner, expected errors."""
+"""Common code of the Python driver tests: server URL, reports to the runner, expected errors."""
 
 import os
 import sys
@@ -8,25 +8,25 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 def url(database="fulmar", user=None, password=None, scheme="postgresql"):
-    """The server's address for a database and a user; without one, of its superuser."""
+    """The server's URL for a database and a user (default: the superuser)."""
     given = urlsplit(os.environ["DATABASE_URL"])
     login = given.netloc.rpartition("@")[0] if user is None else f"{quote(user)}:{quote(password)}"
     netloc = f"{login}@{given.hostname}:{given.port}"
     return urlunsplit((scheme, netloc, f"/{database}", given.query, ""))
 
 
-def tell(line):
+def report(line):
     print(line, flush=True)
 
 
 def restart_server():
     """Kills the server and starts it again."""
-    tell("restart")
+    report("restart")
     assert sys.stdin.readline() == "restarted\n"
 
 
 class Expect:
-    """`with Expect(E):` holds if the block ends with that exception, and swallows it."""
+    """`with Expect(E):` requires that the block raises E, and swallows it."""
 
     def __init__(self, error):
         self.error, self.caught = error, None
@@ -36,6 +36,6 @@ class Expect:
 
     def __exit__(self, kind, value, _):
         if kind is None:
-            raise AssertionError(f"{self.error.__name__} was expected, and nothing happened")
+            raise AssertionError(f"expected {self.error.__name__}, but no exception was raised")
         self.caught = value
         return issubclass(kind, self.error)

@@ -1,4 +1,4 @@
-"""psycopg 3, PostgreSQL's driver for Python: what an application does, from connect to cancel.
+"""psycopg 3, the PostgreSQL driver for Python: the usual work of an application.
 
 Started by tests/clients/run.
 """
@@ -12,7 +12,7 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import dict_row
 
-from client import ENDLESS, Expect, restart_server, tell, url
+from client import ENDLESS, Expect, report, restart_server, url
 
 
 def connect(database="shop", user="ada", password="wing's", **options):
@@ -24,17 +24,17 @@ def is_fulmar():
         return "Fulmar" in connection.execute("SELECT version()").fetchone()[0]
 
 
-def passwords_and_rights():
+def passwords_and_privileges():
     with connect("fulmar", None, autocommit=True) as admin:
         assert admin.info.pgconn.ssl_in_use
         admin.execute("CREATE USER ada PASSWORD 'wing''s'")
         admin.execute("CREATE USER eve PASSWORD 'x'")
         admin.execute("CREATE DATABASE shop WITH OWNER ada")
     connect().close()
-    refused = [("ada", "wrong", "shop"), ("nobody", "x", "shop")]
-    # In PostgreSQL everybody may connect to a new database.
-    refused += [("eve", "x", "shop")] if is_fulmar() else []
-    for user, password, database in refused:
+    rejected = [("ada", "wrong", "shop"), ("nobody", "x", "shop")]
+    # In PostgreSQL every user may connect to a new database.
+    rejected += [("eve", "x", "shop")] if is_fulmar() else []
+    for user, password, database in rejected:
         with Expect(psycopg.OperationalError):
             connect(database, user, password)
 
@@ -53,7 +53,7 @@ MIGRATIONS = [
 
 
 def migrate():
-    """Brings the schema to the newest version, in one transaction; answers how many steps it took."""
+    """Applies the missing migrations in one transaction. Returns their number."""
     with connect() as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS migration (version BIGINT PRIMARY KEY)")
         (done,) = connection.execute("SELECT count(*) FROM migration").fetchone()
@@ -70,14 +70,14 @@ def migrations():
         assert row == {"id": 1, "email": "ada@example.org", "since": datetime.date(2026, 11, 21), "note": None}, row
         columns = [(column.name, column.type_code) for column in cursor.description]
         assert columns == [("id", 20), ("email", 25), ("since", 1082), ("note", 25)], columns
-    # All of a migration, or nothing.
+    # A migration is applied completely or not at all.
     with Expect(errors.UndefinedTable), connect() as connection:
         connection.execute("CREATE TABLE half (id BIGINT); INSERT INTO no_such_table VALUES (1)")
     with Expect(errors.UndefinedTable), connect() as connection:
         connection.execute("SELECT * FROM half")
 
 
-def values_come_back():
+def values_round_trip():
     values = {
         "BIGINT": [0, -1, 2**31, -(2**63), 2**63 - 1],
         "INT4": [-(2**31)],
@@ -110,8 +110,8 @@ def values_come_back():
         assert connection.execute("SELECT j, b FROM j").fetchone() == (document, document)
 
 
-def lists_are_json():
-    """There are no arrays: a list of values goes as JSON."""
+def lists_are_passed_as_json():
+    """There are no arrays. A list of values is passed as JSON."""
     with connect() as connection:
         connection.execute("CREATE TABLE item (id BIGINT PRIMARY KEY)")
         connection.cursor().executemany("INSERT INTO item VALUES (%s)", [(n,) for n in range(10)])
@@ -145,12 +145,12 @@ def transactions():
             connection.execute("UPDATE account SET balance = 1 WHERE id = 1")
             with connection.transaction():
                 connection.execute("UPDATE account SET balance = 2 WHERE id = 2")
-                raise psycopg.Rollback  # ends the inner block, as a savepoint
+                raise psycopg.Rollback  # rolls back the inner block, a savepoint
         read = connection.execute("SELECT balance FROM account WHERE id IN (1, 2) ORDER BY id").fetchall()
         assert read == [(1,), (100,)], read
 
 
-def rows_come_one_by_one():
+def rows_are_streamed():
     with connect() as connection, connection.cursor() as cursor:
         ids = [id for (id,) in cursor.stream("SELECT id FROM account ORDER BY id", size=100)]
         assert ids == list(range(1000))
@@ -163,7 +163,7 @@ def rows_come_one_by_one():
         connection.rollback()
 
 
-def errors_have_their_class():
+def errors_have_the_right_class():
     with connect() as connection:
         expected = [
             (errors.UniqueViolation, "23505", "INSERT INTO account VALUES (1, 1)"),
@@ -195,10 +195,11 @@ def pipelines():
             connection.execute("UPDATE account SET balance = 7 WHERE id = 7")
             connection.execute("INSERT INTO account VALUES (7, 7)")
             pipeline.sync()
-        assert connection.execute("SELECT balance FROM account WHERE id = 7").fetchone() == (100,), "not one transaction"
+        balance = connection.execute("SELECT balance FROM account WHERE id = 7").fetchone()
+        assert balance == (100,), "a pipeline must be one transaction"
 
 
-def prepared_statements_meet_a_new_schema():
+def prepared_statements_after_schema_change():
     with connect(autocommit=True, prepare_threshold=0) as connection:
         connection.execute("CREATE TABLE grows (a BIGINT)")
         connection.execute("INSERT INTO grows VALUES (1)")
@@ -207,14 +208,15 @@ def prepared_statements_meet_a_new_schema():
         with connect(autocommit=True) as other:
             other.execute("ALTER TABLE grows ADD COLUMN b BIGINT")
         assert connection.execute(by_name).fetchone() == (1,)
-        # What it answers would not be what it was described as: the client is told to prepare it again.
+        # The result would differ from the description, so the client must prepare the statement
+        # again.
         with Expect(errors.FeatureNotSupported):
             connection.execute(all_columns)
         connection.execute("DEALLOCATE ALL")
         assert connection.execute(all_columns, prepare=False).fetchone() == (1, None)
 
 
-def types_are_known():
+def types_are_found():
     with connect(autocommit=True) as connection:
         text = psycopg.types.TypeInfo.fetch(connection, "text")
         assert (text.oid, text.array_oid, text.regtype) == (25, 1009, "text")
@@ -222,7 +224,7 @@ def types_are_known():
 
 
 def retry(work, attempts=5):
-    """Runs a transaction, again if it met another one. docs/clients.md shows this."""
+    """Runs a transaction, and retries it after a conflict. docs/clients.md shows this."""
     for attempt in range(1, attempts + 1):
         try:
             with connect() as connection:
@@ -258,12 +260,13 @@ def hot_row(threads=8, times=25):
     [worker.join() for worker in workers]
     with connect() as connection:
         balance = connection.execute("SELECT balance FROM account WHERE id = 900").fetchone()
-        assert balance == (100 + threads * times,), f"increments were lost, or answered with an error: {balance}"
+        assert balance == (100 + threads * times,), f"no increment may be lost or fail: {balance}"
 
 
 def cancel():
     with connect(autocommit=True) as connection:
-        # The request may come before the statement has begun, and then does nothing: it is sent until it works.
+        # A request that arrives before the statement has no effect, so it is repeated until it
+        # works.
         done, failures = threading.Event(), []
 
         def keep_cancelling():
@@ -287,7 +290,7 @@ def cancel():
             connection.execute(ENDLESS)
 
 
-def a_crash_loses_nothing():
+def commits_survive_a_crash():
     with connect(autocommit=True) as connection:
         connection.execute("CREATE TABLE kept (id BIGINT PRIMARY KEY)")
         for n in range(50):
@@ -301,26 +304,26 @@ def a_crash_loses_nothing():
 
 
 def main():
-    tell(f"driver psycopg {psycopg.__version__}")
-    passwords_and_rights()
-    tell("ok passwords_and_rights")
+    report(f"driver psycopg {psycopg.__version__}")
+    passwords_and_privileges()
+    report("ok passwords_and_privileges")
     checks = [
         migrations,
-        values_come_back,
+        values_round_trip,
         transactions,
-        rows_come_one_by_one,
-        errors_have_their_class,
+        rows_are_streamed,
+        errors_have_the_right_class,
         pipelines,
-        prepared_statements_meet_a_new_schema,
-        types_are_known,
+        prepared_statements_after_schema_change,
+        types_are_found,
         conflicts_are_retried,
         hot_row,
         cancel,
-        a_crash_loses_nothing,
+        commits_survive_a_crash,
     ]
-    for check in checks + ([lists_are_json, procedures] if is_fulmar() else []):
+    for check in checks + ([lists_are_passed_as_json, procedures] if is_fulmar() else []):
         check()
-        tell(f"ok {check.__name__}")
+        report(f"ok {check.__name__}")
 
 
 if __name__ == "__main__":

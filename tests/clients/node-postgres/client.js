@@ -1,4 +1,5 @@
-// node-postgres (`pg`), PostgreSQL's driver for Node.js, with its pool. Started by tests/clients/run.
+// Tests node-postgres (`pg`), the PostgreSQL driver for Node.js, and its pool. Started by
+// tests/clients/run.
 "use strict";
 
 const assert = require("node:assert/strict");
@@ -9,7 +10,7 @@ const Cursor = require("pg-cursor");
 const ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
 const runner = readline.createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 
-/** The server's address for a database and a user; without one, of its superuser. */
+/** The server's URL for a database and a user (default: the superuser). */
 function address(database, user, password) {
   const url = new URL(process.env.DATABASE_URL);
   url.pathname = `/${database}`;
@@ -29,8 +30,8 @@ async function connected(connectionString, work) {
   }
 }
 
-/** The work must end with this SQLSTATE. */
-async function refused(code, work) {
+/** Requires that the work fails with this SQLSTATE. */
+async function expectSqlstate(code, work) {
   await assert.rejects(work, (error) => {
     assert(error instanceof DatabaseError, error);
     assert.equal(error.code, code, error.message);
@@ -43,8 +44,8 @@ async function passwords() {
     await admin.query("CREATE USER ada PASSWORD 'wing''s'");
     await admin.query("CREATE DATABASE shop WITH OWNER ada");
   });
-  await refused("28P01", () => connected(address("shop", "ada", "wrong"), () => {}));
-  await refused("3D000", () => connected(address("no_such_database"), () => {}));
+  await expectSqlstate("28P01", () => connected(address("shop", "ada", "wrong"), () => {}));
+  await expectSqlstate("3D000", () => connected(address("no_such_database"), () => {}));
 }
 
 async function migrations(pool) {
@@ -55,9 +56,9 @@ async function migrations(pool) {
   for (let time = 0; time < 2; time++) await pool.query(script);
   const insert = "INSERT INTO customer VALUES ($1, $2, $3) RETURNING id";
   const { rows, rowCount } = await pool.query(insert, [1, "ada@example.org", null]);
-  // A bigint does not fit a number: it comes as text.
+  // A bigint does not fit into a number, so it is returned as text.
   assert.deepEqual([rows, rowCount], [[{ id: "1" }], 1]);
-  // Many rows in one statement.
+  // Inserts many rows with one statement.
   const ids = JSON.stringify([...Array(1000).keys()].map((id) => ({ id })));
   await pool.query(await fillAccounts(pool), [ids]);
 }
@@ -67,14 +68,14 @@ async function isFulmar(pool) {
   return rows[0].version.includes("Fulmar");
 }
 
-/** A list goes as JSON; what takes it apart is SQLite's, or PostgreSQL's. */
+/** A list is passed as JSON and unpacked by a function of SQLite or of PostgreSQL. */
 async function fillAccounts(pool) {
   return (await isFulmar(pool))
     ? "INSERT INTO account SELECT value ->> 'id', 100 FROM json_each($1)"
     : "INSERT INTO account SELECT (value ->> 'id')::bigint, 100 FROM json_array_elements($1)";
 }
 
-async function valuesComeBack(pool) {
+async function valuesRoundTrip(pool) {
   const samples = {
     BIGINT: ["0", "-9223372036854775808", "9223372036854775807"],
     INT4: [-2147483648],
@@ -138,7 +139,7 @@ async function cursors(pool) {
   assert.deepEqual(read, [...Array(500).keys()].map((n) => n + 500));
 }
 
-async function errorsHaveTheirState(pool) {
+async function errorsHaveTheRightSqlstate(pool) {
   const expected = {
     23505: "INSERT INTO account VALUES (1, 1)",
     23514: "UPDATE account SET balance = -1 WHERE id = 3",
@@ -150,15 +151,16 @@ async function errorsHaveTheirState(pool) {
   const client = await pool.connect();
   for (const [code, sql] of Object.entries(expected)) {
     await client.query("BEGIN");
-    await refused(code, () => client.query(sql));
-    await refused("25P02", () => client.query("SELECT 1"));
+    await expectSqlstate(code, () => client.query(sql));
+    await expectSqlstate("25P02", () => client.query("SELECT 1"));
     await client.query("ROLLBACK");
   }
-  await refused("22P02", () => client.query("SELECT id FROM account WHERE id = $1", ["seven"]));
+  const byId = "SELECT id FROM account WHERE id = $1";
+  await expectSqlstate("22P02", () => client.query(byId, ["seven"]));
   client.release();
 }
 
-/** Runs a transaction, again if it met another one. docs/clients.md shows this. */
+/** Runs a transaction, and retries it after a conflict. docs/clients.md shows this. */
 async function retry(pool, work, attempts = 5) {
   for (let attempt = 1; ; attempt++) {
     const client = await pool.connect();
@@ -190,13 +192,13 @@ async function conflictsAreRetried(pool) {
 async function timeouts() {
   const client = new Client({ connectionString: SHOP, statement_timeout: 100 });
   await client.connect();
-  await refused("57014", () => client.query(ENDLESS));
+  await expectSqlstate("57014", () => client.query(ENDLESS));
   const { rows } = await client.query("SELECT count(*) AS n FROM account");
   assert.deepEqual(rows, [{ n: "1000" }]);
   await client.end();
 }
 
-async function preparedStatementsMeetANewSchema(pool) {
+async function preparedStatementsAfterSchemaChange(pool) {
   await pool.query("CREATE TABLE grows (a BIGINT)");
   await pool.query("INSERT INTO grows VALUES (1)");
   const client = await pool.connect();
@@ -207,18 +209,18 @@ async function preparedStatementsMeetANewSchema(pool) {
   for (const query of [byName, all]) assert.deepEqual((await client.query(query)).rows, [{ a: "1" }]);
   await pool.query("ALTER TABLE grows ADD COLUMN b BIGINT");
   assert.deepEqual((await client.query(byName)).rows, [{ a: "1" }]);
-  // The driver never forgets a named statement: it is good as long as its connection.
-  await refused("0A000", () => client.query(all));
+  // The driver keeps a named statement for the lifetime of its connection.
+  await expectSqlstate("0A000", () => client.query(all));
   client.release(true);
   assert.deepEqual((await pool.query(all)).rows, [{ a: "1", b: null }]);
 }
 
-async function aPoolReconnects(pool) {
-  // Two connections wait in the pool, and are lost there.
+async function poolReconnects(pool) {
+  // Two idle connections of the pool are lost by the restart.
   await Promise.all([pool.query("SELECT 1"), pool.query("SELECT 1")]);
   console.log("restart");
   assert.equal((await runner.next()).value, "restarted");
-  // Each of them may be found to be lost when it is used, and is replaced.
+  // A connection may turn out to be lost when it is used. The pool then replaces it.
   for (let attempt = 1; ; attempt++) {
     try {
       const { rows } = await pool.query("SELECT count(*) AS n FROM account");
@@ -234,19 +236,19 @@ async function main() {
   await passwords();
   console.log("ok passwords");
   const pool = new Pool({ connectionString: SHOP, max: 4 });
-  // A connection that is lost while it waits in the pool is told here; without a listener the process would end.
+  // A loss of an idle connection is reported here. Without a listener the process would exit.
   pool.on("error", () => {});
   const checks = [
     migrations,
-    valuesComeBack,
+    valuesRoundTrip,
     procedures,
     transactions,
     cursors,
-    errorsHaveTheirState,
+    errorsHaveTheRightSqlstate,
     conflictsAreRetried,
     timeouts,
-    preparedStatementsMeetANewSchema,
-    aPoolReconnects,
+    preparedStatementsAfterSchemaChange,
+    poolReconnects,
   ];
   for (const check of checks) {
     await check(pool);

@@ -32,7 +32,7 @@ import java.util.UUID;
 import org.postgresql.PGConnection;
 import org.postgresql.copy.CopyManager;
 
-/** pgjdbc, PostgreSQL's driver for Java. Started by tests/clients/run. */
+/** Tests pgjdbc, the PostgreSQL driver for Java. Started by tests/clients/run. */
 public class Client {
     static final String ENDLESS =
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
@@ -64,21 +64,22 @@ public class Client {
         return connect(database, login[0], login[1]);
     }
 
-    static void hold(boolean condition, Object... what) {
+    static void check(boolean condition, Object... what) {
         if (!condition) {
             throw new AssertionError(Arrays.toString(what));
         }
     }
 
-    /** The exception that the work ends with, which must have this SQLSTATE. */
-    static SQLException refused(String state, Check work) throws Exception {
+    /** Requires that the work fails with this SQLSTATE, and returns the exception. */
+    static SQLException expectSqlstate(String state, Check work) throws Exception {
         try {
             work.run();
-        } catch (SQLException refusal) {
-            hold(state.equals(refusal.getSQLState()), state, refusal.getSQLState(), refusal.getMessage());
-            return refusal;
+        } catch (SQLException error) {
+            String actual = error.getSQLState();
+            check(state.equals(actual), state, actual, error.getMessage());
+            return error;
         }
-        throw new AssertionError("no error, where " + state + " was expected");
+        throw new AssertionError("expected SQLSTATE " + state + ", but no exception was thrown");
     }
 
     static void execute(Connection connection, String sql) throws SQLException {
@@ -89,7 +90,7 @@ public class Client {
 
     static long number(Connection connection, String sql) throws SQLException {
         try (Statement statement = connection.createStatement(); ResultSet rows = statement.executeQuery(sql)) {
-            hold(rows.next(), sql);
+            check(rows.next(), sql);
             return rows.getLong(1);
         }
     }
@@ -99,8 +100,8 @@ public class Client {
             execute(admin, "CREATE USER ada PASSWORD 'wing''s'");
             execute(admin, "CREATE DATABASE shop WITH OWNER ada");
         }
-        refused("28P01", () -> connect("shop", "ada", "wrong"));
-        refused("3D000", () -> connectAsSuperuser("no_such_database"));
+        expectSqlstate("28P01", () -> connect("shop", "ada", "wrong"));
+        expectSqlstate("3D000", () -> connectAsSuperuser("no_such_database"));
     }
 
     static void migrations() throws Exception {
@@ -119,9 +120,9 @@ public class Client {
             try (PreparedStatement statement = connection.prepareStatement(insert, new String[] {"id"})) {
                 statement.setLong(1, 1);
                 statement.setString(2, "ada@example.org");
-                hold(statement.executeUpdate() == 1);
+                check(statement.executeUpdate() == 1);
                 ResultSet keys = statement.getGeneratedKeys();
-                hold(keys.next() && keys.getLong(1) == 1);
+                check(keys.next() && keys.getLong(1) == 1);
             }
             connection.commit();
         }
@@ -136,21 +137,25 @@ public class Client {
                 insert.setLong(2, 100);
                 insert.addBatch();
             }
-            hold(Arrays.stream(insert.executeBatch()).sum() == 1000);
+            check(Arrays.stream(insert.executeBatch()).sum() == 1000);
             connection.commit();
             for (long id : new long[] {2000, 1}) {
                 insert.setLong(1, id);
                 insert.setLong(2, 100);
                 insert.addBatch();
             }
-            hold(refused("23505", insert::executeBatch) instanceof BatchUpdateException);
+            check(expectSqlstate("23505", insert::executeBatch) instanceof BatchUpdateException);
             connection.rollback();
-            hold(number(connection, "SELECT count(*) FROM account") == 1000);
+            check(number(connection, "SELECT count(*) FROM account") == 1000);
         }
     }
 
-    /** Written with a parameter and read back, both often enough that the driver prepares and uses binary. */
-    static void comeBack(Connection connection, String declared, Object... values) throws SQLException {
+    /**
+     * Writes values with a parameter and reads them, often enough that the driver prepares the
+     * statements and uses binary format.
+     */
+    static void roundTrip(Connection connection, String declared, Object... values)
+            throws SQLException {
         String table = "v_" + declared.toLowerCase().replace(' ', '_');
         execute(connection, "CREATE TABLE " + table + " (n BIGINT PRIMARY KEY, v " + declared + ")");
         try (PreparedStatement insert = connection.prepareStatement("INSERT INTO " + table + " VALUES (?, ?)");
@@ -162,28 +167,30 @@ public class Client {
                 insert.executeUpdate();
                 select.setLong(1, n);
                 ResultSet rows = select.executeQuery();
-                hold(rows.next());
+                check(rows.next());
                 Object read = value == null ? rows.getObject(1) : rows.getObject(1, value.getClass());
-                hold(Objects.deepEquals(read, value), declared, value, read);
+                check(Objects.deepEquals(read, value), declared, value, read);
             }
         }
     }
 
-    static void valuesComeBack() throws Exception {
+    static void valuesRoundTrip() throws Exception {
         try (Connection connection = connect()) {
-            comeBack(connection, "BIGINT", 0L, Long.MIN_VALUE, Long.MAX_VALUE);
-            comeBack(connection, "INT4", Integer.MIN_VALUE);
-            comeBack(connection, "SMALLINT", 32767);
-            comeBack(connection, "DOUBLE PRECISION", 0.5, -1e300);
-            comeBack(connection, "TEXT", "", "Hé 'quoted' \\ 鳥", "x".repeat(100_000));
-            comeBack(connection, "BYTEA", new byte[0], new byte[] {0, 1, -1});
-            comeBack(connection, "BOOLEAN", true, false);
-            comeBack(connection, "DATE", LocalDate.of(2026, 11, 20));
-            comeBack(connection, "TIME", LocalTime.of(23, 59, 59, 5000));
-            comeBack(connection, "TIMESTAMP", LocalDateTime.of(2026, 11, 20, 23, 59, 59, 123456000));
-            comeBack(connection, "TIMESTAMPTZ", OffsetDateTime.of(2026, 11, 20, 23, 59, 59, 0, ZoneOffset.UTC));
-            comeBack(connection, "NUMERIC", new BigDecimal("1234.5"));
-            comeBack(connection, "UUID", UUID.fromString("12345678-1234-5678-1234-567812345678"));
+            roundTrip(connection, "BIGINT", 0L, Long.MIN_VALUE, Long.MAX_VALUE);
+            roundTrip(connection, "INT4", Integer.MIN_VALUE);
+            roundTrip(connection, "SMALLINT", 32767);
+            roundTrip(connection, "DOUBLE PRECISION", 0.5, -1e300);
+            roundTrip(connection, "TEXT", "", "Hé 'quoted' \\ 鳥", "x".repeat(100_000));
+            roundTrip(connection, "BYTEA", new byte[0], new byte[] {0, 1, -1});
+            roundTrip(connection, "BOOLEAN", true, false);
+            roundTrip(connection, "DATE", LocalDate.of(2026, 11, 20));
+            roundTrip(connection, "TIME", LocalTime.of(23, 59, 59, 5000));
+            LocalDateTime timestamp = LocalDateTime.of(2026, 11, 20, 23, 59, 59, 123456000);
+            roundTrip(connection, "TIMESTAMP", timestamp);
+            OffsetDateTime instant = OffsetDateTime.of(2026, 11, 20, 23, 59, 59, 0, ZoneOffset.UTC);
+            roundTrip(connection, "TIMESTAMPTZ", instant);
+            roundTrip(connection, "NUMERIC", new BigDecimal("1234.5"));
+            roundTrip(connection, "UUID", UUID.fromString("12345678-1234-5678-1234-567812345678"));
         }
     }
 
@@ -195,34 +202,34 @@ public class Client {
             execute(connection, "UPDATE account SET balance = 2 WHERE id = 2");
             connection.rollback(before);
             connection.commit();
-            hold(number(connection, "SELECT balance FROM account WHERE id = 1") == 1);
-            hold(number(connection, "SELECT balance FROM account WHERE id = 2") == 100);
+            check(number(connection, "SELECT balance FROM account WHERE id = 1") == 1);
+            check(number(connection, "SELECT balance FROM account WHERE id = 2") == 100);
             connection.rollback();
             connection.setReadOnly(true);
-            refused("25006", () -> execute(connection, "UPDATE account SET balance = 0"));
+            expectSqlstate("25006", () -> execute(connection, "UPDATE account SET balance = 0"));
         }
     }
 
-    static void rowsComeInPieces() throws Exception {
+    static void rowsAreFetchedInBatches() throws Exception {
         try (Connection connection = connect(); Statement statement = connection.createStatement()) {
             connection.setAutoCommit(false);
             statement.setFetchSize(100);
             ResultSet rows = statement.executeQuery("SELECT id FROM account ORDER BY id");
             for (long id = 0; id < 1000; id++) {
-                hold(rows.next() && rows.getLong(1) == id);
+                check(rows.next() && rows.getLong(1) == id);
             }
-            hold(!rows.next());
+            check(!rows.next());
             CopyManager copy = connection.unwrap(PGConnection.class).getCopyAPI();
             String lines = "5000\t1\n5001\t2\n";
-            hold(copy.copyIn("COPY account FROM STDIN", new StringReader(lines)) == 2);
+            check(copy.copyIn("COPY account FROM STDIN", new StringReader(lines)) == 2);
             StringWriter out = new StringWriter();
             copy.copyOut("COPY (SELECT * FROM account WHERE id >= 5000 ORDER BY id) TO STDOUT", out);
-            hold(out.toString().equals(lines), out);
+            check(out.toString().equals(lines), out);
             connection.rollback();
         }
     }
 
-    static void errorsHaveTheirState() throws Exception {
+    static void errorsHaveTheRightSqlstate() throws Exception {
         Map<String, String> expected = new LinkedHashMap<>();
         expected.put("23505", "INSERT INTO account VALUES (1, 1)");
         expected.put("23514", "UPDATE account SET balance = -1 WHERE id = 3");
@@ -233,14 +240,14 @@ public class Client {
         try (Connection connection = connect()) {
             connection.setAutoCommit(false);
             for (Map.Entry<String, String> each : expected.entrySet()) {
-                refused(each.getKey(), () -> execute(connection, each.getValue()));
-                refused("25P02", () -> execute(connection, "SELECT 1"));
+                expectSqlstate(each.getKey(), () -> execute(connection, each.getValue()));
+                expectSqlstate("25P02", () -> execute(connection, "SELECT 1"));
                 connection.rollback();
             }
         }
     }
 
-    /** Runs a transaction, again if it met another one. docs/clients.md shows this. */
+    /** Runs a transaction, and retries it after a conflict. docs/clients.md shows this. */
     static <T> T retry(Work<T> work) throws Exception {
         for (int attempt = 1; ; attempt++) {
             try (Connection connection = connect()) {
@@ -269,12 +276,13 @@ public class Client {
             execute(connection, "UPDATE account SET balance = " + 2 * balance + " WHERE id = 800");
             return 2 * balance;
         });
-        hold(attempts[0] == 2 && written == 202, attempts[0], written);
+        check(attempts[0] == 2 && written == 202, attempts[0], written);
     }
 
     static void cancel() throws Exception {
         try (Connection connection = connect(); Statement statement = connection.createStatement()) {
-            // The request may come before the statement has begun, and then does nothing: it is sent until it works.
+            // A request that arrives before the statement has no effect, so it is repeated until it
+            // works.
             Timer timer = new Timer(true);
             timer.schedule(new TimerTask() {
                 @Override
@@ -286,35 +294,36 @@ public class Client {
                     }
                 }
             }, 50, 50);
-            refused("57014", () -> statement.executeQuery(ENDLESS));
+            expectSqlstate("57014", () -> statement.executeQuery(ENDLESS));
             timer.cancel();
         }
         try (Connection connection = connect(); Statement statement = connection.createStatement()) {
             statement.setQueryTimeout(1);
-            refused("57014", () -> statement.executeQuery(ENDLESS));
+            expectSqlstate("57014", () -> statement.executeQuery(ENDLESS));
             execute(connection, "SET statement_timeout = 100");
             statement.setQueryTimeout(0);
-            refused("57014", () -> statement.executeQuery(ENDLESS));
+            expectSqlstate("57014", () -> statement.executeQuery(ENDLESS));
         }
     }
 
-    static void preparedStatementsMeetANewSchema() throws Exception {
+    static void preparedStatementsAfterSchemaChange() throws Exception {
         try (Connection connection = connect(); Connection other = connect()) {
             execute(connection, "CREATE TABLE grows (a BIGINT)");
             execute(connection, "INSERT INTO grows VALUES (1)");
             try (PreparedStatement select = connection.prepareStatement("SELECT * FROM grows")) {
-                // From the fifth time on the driver holds it prepared at the server.
+                // From the fifth execution, the driver uses a server-side prepared statement.
                 for (int time = 0; time < 6; time++) {
-                    hold(select.executeQuery().getMetaData().getColumnCount() == 1);
+                    check(select.executeQuery().getMetaData().getColumnCount() == 1);
                 }
                 execute(other, "ALTER TABLE grows ADD COLUMN b BIGINT");
-                // The driver is told that its statement is stale, and prepares it again by itself.
-                hold(select.executeQuery().getMetaData().getColumnCount() == 2);
+                // The driver receives the error that its statement is stale, and prepares it again
+                // by itself.
+                check(select.executeQuery().getMetaData().getColumnCount() == 2);
             }
         }
     }
 
-    /** The values of some columns of all rows, as text: `a,b` each. */
+    /** The values of some columns of all rows, as text of the form `a,b`. */
     static List<String> rows(ResultSet rows, String... columns) throws SQLException {
         List<String> read = new ArrayList<>();
         while (rows.next()) {
@@ -328,10 +337,10 @@ public class Client {
     }
 
     static void isSame(List<String> read, String... wanted) {
-        hold(read.equals(List.of(wanted)), read);
+        check(read.equals(List.of(wanted)), read);
     }
 
-    /** What tools ask before they show a database: all of JDBC's usual questions. */
+    /** The queries of tools about a database: the usual methods of JDBC's metadata. */
     static void metadata() throws Exception {
         try (Connection connection = connect()) {
             execute(connection, """
@@ -359,20 +368,23 @@ public class Client {
             isSame(rows(about.getPrimaryKeys(null, "public", "purchase"), "COLUMN_NAME", "KEY_SEQ"), "id,1");
             List<String> indexes = rows(about.getIndexInfo(null, "public", "purchase", false, true),
                     "INDEX_NAME", "ORDINAL_POSITION", "COLUMN_NAME");
-            hold(indexes.size() == 3 && indexes.contains("purchase_by_customer,1,customer"), indexes);
-            hold(indexes.contains("purchase_by_customer,2,id"), indexes);
+            check(indexes.size() == 3, indexes);
+            check(indexes.contains("purchase_by_customer,1,customer"), indexes);
+            check(indexes.contains("purchase_by_customer,2,id"), indexes);
             String[] key = {"PKTABLE_NAME", "PKCOLUMN_NAME", "FKTABLE_NAME", "FKCOLUMN_NAME", "KEY_SEQ", "DELETE_RULE"};
             isSame(rows(about.getImportedKeys(null, "public", "purchase"), key), "customer,id,purchase,customer,1,0");
             isSame(rows(about.getExportedKeys(null, "public", "customer"), key), "customer,id,purchase,customer,1,0");
             List<String> types = rows(about.getTypeInfo(), "TYPE_NAME");
-            hold(types.containsAll(List.of("int8", "text", "bool", "numeric", "timestamptz", "json")), types);
+            List<String> some = List.of("int8", "text", "bool", "numeric", "timestamptz", "json");
+            check(types.containsAll(some), types);
             isSame(rows(about.getBestRowIdentifier(null, "public", "purchase", 0, true), "COLUMN_NAME"), "id");
-            hold(rows(about.getFunctions(null, null, "no_such_function"), "FUNCTION_NAME").isEmpty());
-            hold(about.getMaxColumnNameLength() == 63, about.getMaxColumnNameLength());
+            ResultSet functions = about.getFunctions(null, null, "no_such_function");
+            check(rows(functions, "FUNCTION_NAME").isEmpty());
+            check(about.getMaxColumnNameLength() == 63, about.getMaxColumnNameLength());
             try (PreparedStatement select = connection.prepareStatement("SELECT total FROM purchase")) {
                 ResultSetMetaData columns = select.getMetaData();
-                hold(columns.getTableName(1).isEmpty() || columns.getTableName(1).equals("purchase"));
-                hold(columns.getPrecision(1) == 10 && columns.getScale(1) == 2);
+                check(List.of("", "purchase").contains(columns.getTableName(1)));
+                check(columns.getPrecision(1) == 10 && columns.getScale(1) == 2);
             }
         }
     }
@@ -390,20 +402,20 @@ public class Client {
                 call.setLong(1, 6);
                 call.setLong(2, 7);
                 ResultSet rows = call.executeQuery();
-                hold(rows.next() && rows.getLong("total") == 42 && !rows.next());
+                check(rows.next() && rows.getLong("total") == 42 && !rows.next());
             }
         }
     }
 
-    static void aNewConnectionAfterARestart() throws Exception {
+    static void reconnectAfterRestart() throws Exception {
         try (Connection connection = connect()) {
-            hold(connection.isValid(5));
+            check(connection.isValid(5));
             System.out.println("restart");
-            hold("restarted".equals(RUNNER.readLine()));
-            hold(!connection.isValid(5));
+            check("restarted".equals(RUNNER.readLine()));
+            check(!connection.isValid(5));
         }
         try (Connection connection = connect()) {
-            hold(number(connection, "SELECT count(*) FROM account") == 1000);
+            check(number(connection, "SELECT count(*) FROM account") == 1000);
         }
     }
 
@@ -413,16 +425,18 @@ public class Client {
         checks.put("passwords", Client::passwords);
         checks.put("migrations", Client::migrations);
         checks.put("batches", Client::batches);
-        checks.put("values come back", Client::valuesComeBack);
+        checks.put("values round trip", Client::valuesRoundTrip);
         checks.put("transactions", Client::transactions);
-        checks.put("rows come in pieces", Client::rowsComeInPieces);
-        checks.put("errors have their state", Client::errorsHaveTheirState);
+        checks.put("rows are fetched in batches", Client::rowsAreFetchedInBatches);
+        checks.put("errors have the right SQLSTATE", Client::errorsHaveTheRightSqlstate);
         checks.put("conflicts are retried", Client::conflictsAreRetried);
         checks.put("cancel", Client::cancel);
-        checks.put("prepared statements meet a new schema", Client::preparedStatementsMeetANewSchema);
+        checks.put(
+                "prepared statements after schema change",
+                Client::preparedStatementsAfterSchemaChange);
         checks.put("metadata", Client::metadata);
         checks.put("procedures", Client::procedures);
-        checks.put("a new connection after a restart", Client::aNewConnectionAfterARestart);
+        checks.put("reconnect after restart", Client::reconnectAfterRestart);
         for (Map.Entry<String, Check> check : checks.entrySet()) {
             check.getValue().run();
             System.out.println("ok " + check.getKey());

@@ -1,4 +1,4 @@
-// pgx, PostgreSQL's driver for Go, with its pool. Started by tests/clients/run.
+// Tests pgx, the PostgreSQL driver for Go, and its pool. Started by tests/clients/run.
 package main
 
 import (
@@ -21,20 +21,20 @@ import (
 
 const endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
-// must ends the test with the first thing that went wrong.
+// must ends the test at an error.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-func hold(condition bool, what string, values ...any) {
+func ensure(condition bool, what string, values ...any) {
 	if !condition {
 		panic(fmt.Sprintf(what, values...))
 	}
 }
 
-// state is the SQLSTATE of an error, or its text if it has none.
+// state returns the SQLSTATE of an error, or its text if it has none.
 func state(err error) string {
 	var answered *pgconn.PgError
 	if errors.As(err, &answered) {
@@ -43,7 +43,7 @@ func state(err error) string {
 	return fmt.Sprint(err)
 }
 
-// address is the server's for a database and a user; without one, of its superuser.
+// address returns the server's URL for a database and a user (default: the superuser).
 func address(database string, user *url.Userinfo) string {
 	given, err := url.Parse(os.Getenv("DATABASE_URL"))
 	must(err)
@@ -58,7 +58,7 @@ func restartServer() {
 	fmt.Println("restart")
 	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	must(err)
-	hold(line == "restarted\n", "the runner said %q", line)
+	ensure(line == "restarted\n", "unexpected reply of the runner: %q", line)
 }
 
 func passwords(ctx context.Context) {
@@ -70,9 +70,9 @@ func passwords(ctx context.Context) {
 	_, err = admin.Exec(ctx, "CREATE DATABASE shop WITH OWNER ada")
 	must(err)
 	_, err = pgx.Connect(ctx, address("shop", url.UserPassword("ada", "wrong")))
-	hold(state(err) == "28P01", "a wrong password: %v", err)
+	ensure(state(err) == "28P01", "a wrong password: %v", err)
 	_, err = pgx.Connect(ctx, address("no_such_database", nil))
-	hold(state(err) == "3D000", "no such database: %v", err)
+	ensure(state(err) == "3D000", "no such database: %v", err)
 }
 
 func migrations(ctx context.Context, pool *pgxpool.Pool) {
@@ -81,13 +81,13 @@ func migrations(ctx context.Context, pool *pgxpool.Pool) {
 		CREATE TABLE IF NOT EXISTS account (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL CHECK (balance >= 0));
 		CREATE INDEX IF NOT EXISTS customer_since ON customer (since);`
 	for range 2 {
-		// Without arguments several statements go as one, and are one transaction.
+		// Without arguments, multiple statements are sent together and are one transaction.
 		_, err := pool.Exec(ctx, script)
 		must(err)
 	}
 	tag, err := pool.Exec(ctx, "INSERT INTO customer VALUES ($1, $2, $3)", 1, "ada@example.org", nil)
 	must(err)
-	hold(tag.String() == "INSERT 0 1", "%v", tag)
+	ensure(tag.String() == "INSERT 0 1", "%v", tag)
 }
 
 func batches(ctx context.Context, pool *pgxpool.Pool) {
@@ -96,18 +96,18 @@ func batches(ctx context.Context, pool *pgxpool.Pool) {
 		batch.Queue("INSERT INTO account VALUES ($1, $2)", id, 100)
 	}
 	must(pool.SendBatch(ctx, batch).Close())
-	// A batch is one transaction, unless it says otherwise.
+	// A batch is one transaction, unless it contains transaction control statements.
 	failing := &pgx.Batch{}
 	failing.Queue("UPDATE account SET balance = 7 WHERE id = 7")
 	failing.Queue("INSERT INTO account VALUES (7, 7)")
 	err := pool.SendBatch(ctx, failing).Close()
-	hold(state(err) == "23505", "a duplicate in a batch: %v", err)
+	ensure(state(err) == "23505", "a duplicate in a batch: %v", err)
 	var balance int64
 	must(pool.QueryRow(ctx, "SELECT balance FROM account WHERE id = $1", 7).Scan(&balance))
-	hold(balance == 100, "the batch was not one transaction: %d", balance)
+	ensure(balance == 100, "a batch must be one transaction: %d", balance)
 }
 
-func comesBack[T any](ctx context.Context, pool *pgxpool.Pool, declared string, values ...T) {
+func roundTrip[T any](ctx context.Context, pool *pgxpool.Pool, declared string, values ...T) {
 	table := "v_" + strings.ToLower(strings.ReplaceAll(declared, " ", "_"))
 	_, err := pool.Exec(ctx, "CREATE TABLE "+table+" (n BIGINT PRIMARY KEY, v "+declared+")")
 	must(err)
@@ -126,24 +126,24 @@ func comesBack[T any](ctx context.Context, pool *pgxpool.Pool, declared string, 
 	must(err)
 	shown, err := json.Marshal(read)
 	must(err)
-	hold(reflect.DeepEqual(read, wanted), "%s came back as %s", declared, shown)
+	ensure(reflect.DeepEqual(read, wanted), "%s was read as %s", declared, shown)
 }
 
-func valuesComeBack(ctx context.Context, pool *pgxpool.Pool) {
-	comesBack(ctx, pool, "BIGINT", 0, int64(-1<<63), 1<<63-1)
-	comesBack(ctx, pool, "INT4", int32(-1<<31))
-	comesBack(ctx, pool, "SMALLINT", int16(32767))
-	comesBack(ctx, pool, "DOUBLE PRECISION", 0.5, -1e300)
-	comesBack(ctx, pool, "TEXT", "", "Hé 'quoted' \\ 鳥", strings.Repeat("x", 100_000))
-	comesBack(ctx, pool, "BYTEA", []byte{}, []byte{0, 1, 255})
-	comesBack(ctx, pool, "BOOLEAN", true, false)
-	comesBack(ctx, pool, "DATE", time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC))
-	comesBack(ctx, pool, "TIMESTAMP", time.Date(2026, 11, 20, 23, 59, 59, 123456000, time.UTC))
-	comesBack(ctx, pool, "NUMERIC", pgtype.Numeric{Int: bigInt(12345), Exp: -1, Valid: true})
-	comesBack(ctx, pool, "UUID", pgtype.UUID{Bytes: [16]byte{0x12, 0x34}, Valid: true})
-	comesBack(ctx, pool, "JSON", map[string]any{"a": []any{1.0, nil, "é"}})
-	comesBack(ctx, pool, "JSONB", json.RawMessage(`{"a": 1}`))
-	// An instant has a zone of its own in Go; it is the same instant.
+func valuesRoundTrip(ctx context.Context, pool *pgxpool.Pool) {
+	roundTrip(ctx, pool, "BIGINT", 0, int64(-1<<63), 1<<63-1)
+	roundTrip(ctx, pool, "INT4", int32(-1<<31))
+	roundTrip(ctx, pool, "SMALLINT", int16(32767))
+	roundTrip(ctx, pool, "DOUBLE PRECISION", 0.5, -1e300)
+	roundTrip(ctx, pool, "TEXT", "", "Hé 'quoted' \\ 鳥", strings.Repeat("x", 100_000))
+	roundTrip(ctx, pool, "BYTEA", []byte{}, []byte{0, 1, 255})
+	roundTrip(ctx, pool, "BOOLEAN", true, false)
+	roundTrip(ctx, pool, "DATE", time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC))
+	roundTrip(ctx, pool, "TIMESTAMP", time.Date(2026, 11, 20, 23, 59, 59, 123456000, time.UTC))
+	roundTrip(ctx, pool, "NUMERIC", pgtype.Numeric{Int: bigInt(12345), Exp: -1, Valid: true})
+	roundTrip(ctx, pool, "UUID", pgtype.UUID{Bytes: [16]byte{0x12, 0x34}, Valid: true})
+	roundTrip(ctx, pool, "JSON", map[string]any{"a": []any{1.0, nil, "é"}})
+	roundTrip(ctx, pool, "JSONB", json.RawMessage(`{"a": 1}`))
+	// In Go, the value may have another time zone. It must be the same instant.
 	instant := time.Date(2026, 11, 20, 23, 59, 59, 0, time.UTC)
 	_, err := pool.Exec(ctx, "CREATE TABLE instants (at TIMESTAMPTZ)")
 	must(err)
@@ -151,7 +151,7 @@ func valuesComeBack(ctx context.Context, pool *pgxpool.Pool) {
 	must(err)
 	var read time.Time
 	must(pool.QueryRow(ctx, "SELECT at FROM instants").Scan(&read))
-	hold(read.Equal(instant), "%v came back as %v", instant, read)
+	ensure(read.Equal(instant), "%v was read as %v", instant, read)
 }
 
 func procedures(ctx context.Context, pool *pgxpool.Pool) {
@@ -165,7 +165,7 @@ func procedures(ctx context.Context, pool *pgxpool.Pool) {
 	must(err)
 	var total int64
 	must(pool.QueryRow(ctx, "CALL product($1, $2)", 6, 7).Scan(&total))
-	hold(total == 42, "the procedure answered %d", total)
+	ensure(total == 42, "the procedure returned %d", total)
 }
 
 func transactions(ctx context.Context, pool *pgxpool.Pool) {
@@ -174,29 +174,29 @@ func transactions(ctx context.Context, pool *pgxpool.Pool) {
 		if _, err := tx.Exec(ctx, "UPDATE account SET balance = 1 WHERE id = 1"); err != nil {
 			return err
 		}
-		// A transaction inside one is a savepoint.
+		// A transaction within a transaction is a savepoint.
 		inner := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "UPDATE account SET balance = 2 WHERE id = 2")
 			must(err)
 			return deliberate
 		})
-		hold(errors.Is(inner, deliberate), "%v", inner)
+		ensure(errors.Is(inner, deliberate), "%v", inner)
 		return nil
 	})
 	must(err)
 	rows, _ := pool.Query(ctx, "SELECT balance FROM account WHERE id IN (1, 2) ORDER BY id")
 	read, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	must(err)
-	hold(reflect.DeepEqual(read, []int64{1, 100}), "%v", read)
+	ensure(reflect.DeepEqual(read, []int64{1, 100}), "%v", read)
 
 	readOnly, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadOnly})
 	must(err)
 	_, err = readOnly.Exec(ctx, "UPDATE account SET balance = 0")
-	hold(state(err) == "25006", "a write in a read-only transaction: %v", err)
+	ensure(state(err) == "25006", "a write in a read-only transaction: %v", err)
 	must(readOnly.Rollback(ctx))
 }
 
-func errorsHaveTheirState(ctx context.Context, pool *pgxpool.Pool) {
+func errorsHaveTheRightSqlstate(ctx context.Context, pool *pgxpool.Pool) {
 	for wanted, sql := range map[string]string{
 		"23505": "INSERT INTO account VALUES (1, 1)",
 		"23514": "UPDATE account SET balance = -1 WHERE id = 3",
@@ -208,14 +208,14 @@ func errorsHaveTheirState(ctx context.Context, pool *pgxpool.Pool) {
 		tx, err := pool.Begin(ctx)
 		must(err)
 		_, err = tx.Exec(ctx, sql)
-		hold(state(err) == wanted, "%s: %v", sql, err)
+		ensure(state(err) == wanted, "%s: %v", sql, err)
 		_, err = tx.Exec(ctx, "SELECT 1")
-		hold(state(err) == "25P02", "after an error: %v", err)
+		ensure(state(err) == "25P02", "after an error: %v", err)
 		must(tx.Rollback(ctx))
 	}
 }
 
-// retry runs a transaction, again if it met another one. docs/clients.md shows this.
+// retry runs a transaction, and retries it after a conflict. docs/clients.md shows this.
 func retry(ctx context.Context, pool *pgxpool.Pool, work func(pgx.Tx) error) (attempts int, err error) {
 	for attempts = 1; attempts <= 5; attempts++ {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, work)
@@ -228,14 +228,14 @@ func retry(ctx context.Context, pool *pgxpool.Pool, work func(pgx.Tx) error) (at
 }
 
 func conflictsAreRetried(ctx context.Context, pool *pgxpool.Pool) {
-	met := false
+	conflicted := false
 	attempts, err := retry(ctx, pool, func(tx pgx.Tx) error {
 		var balance int64
 		if err := tx.QueryRow(ctx, "SELECT balance FROM account WHERE id = $1", 800).Scan(&balance); err != nil {
 			return err
 		}
-		if !met {
-			met = true
+		if !conflicted {
+			conflicted = true
 			_, err := pool.Exec(ctx, "UPDATE account SET balance = balance + 1 WHERE id = 800")
 			must(err)
 		}
@@ -245,14 +245,14 @@ func conflictsAreRetried(ctx context.Context, pool *pgxpool.Pool) {
 	must(err)
 	var balance int64
 	must(pool.QueryRow(ctx, "SELECT balance FROM account WHERE id = 800").Scan(&balance))
-	hold(attempts == 2 && balance == 202, "%d attempts, balance %d", attempts, balance)
+	ensure(attempts == 2 && balance == 202, "%d attempts, balance %d", attempts, balance)
 }
 
 func cancel(ctx context.Context, pool *pgxpool.Pool) {
 	short, end := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer end()
 	_, err := pool.Exec(short, endless)
-	hold(errors.Is(err, context.DeadlineExceeded), "an endless statement ended: %v", err)
+	ensure(errors.Is(err, context.DeadlineExceeded), "an endless statement ended: %v", err)
 
 	connection, err := pool.Acquire(ctx)
 	must(err)
@@ -260,12 +260,12 @@ func cancel(ctx context.Context, pool *pgxpool.Pool) {
 	_, err = connection.Exec(ctx, "SET statement_timeout = 100")
 	must(err)
 	_, err = connection.Exec(ctx, endless)
-	hold(state(err) == "57014", "an endless statement ended: %v", err)
+	ensure(state(err) == "57014", "an endless statement ended: %v", err)
 	_, err = connection.Exec(ctx, "RESET statement_timeout")
 	must(err)
 }
 
-func preparedStatementsMeetANewSchema(ctx context.Context, pool *pgxpool.Pool) {
+func preparedStatementsAfterSchemaChange(ctx context.Context, pool *pgxpool.Pool) {
 	_, err := pool.Exec(ctx, "CREATE TABLE grows (a BIGINT); INSERT INTO grows VALUES (1)")
 	must(err)
 	connection, err := pool.Acquire(ctx)
@@ -284,36 +284,36 @@ func preparedStatementsMeetANewSchema(ctx context.Context, pool *pgxpool.Pool) {
 	must(err)
 	_, err = pool.Exec(ctx, "ALTER TABLE grows ADD COLUMN b BIGINT")
 	must(err)
-	// The driver holds the statement prepared; the error makes it forget that.
+	// The driver keeps the statement prepared until it receives this error.
 	_, err = columns()
-	hold(state(err) == "0A000", "a statement whose columns have changed: %v", err)
+	ensure(state(err) == "0A000", "a statement whose columns have changed: %v", err)
 	after, err := columns()
 	must(err)
-	hold(before == 1 && after == 2, "%d columns, then %d", before, after)
+	ensure(before == 1 && after == 2, "%d columns, then %d", before, after)
 }
 
-func typesAreKnown(ctx context.Context, pool *pgxpool.Pool) {
+func typesAreFound(ctx context.Context, pool *pgxpool.Pool) {
 	connection, err := pool.Acquire(ctx)
 	must(err)
 	defer connection.Release()
 	known, err := connection.Conn().LoadType(ctx, "_int8")
 	must(err)
-	hold(known.OID == pgtype.Int8ArrayOID, "the list of bigints is %d", known.OID)
+	ensure(known.OID == pgtype.Int8ArrayOID, "unexpected OID of bigint[]: %d", known.OID)
 	_, err = connection.Conn().LoadType(ctx, "no_such_type")
-	hold(state(err) == "42704", "no such type: %v", err)
+	ensure(state(err) == "42704", "no such type: %v", err)
 }
 
-func aPoolReconnects(ctx context.Context, pool *pgxpool.Pool) {
+func poolReconnects(ctx context.Context, pool *pgxpool.Pool) {
 	restartServer()
-	// Each connection of the pool may be found to be lost when it is used, and is made anew with its next use.
+	// A connection of the pool may turn out to be lost when it is used. The next use replaces it.
 	for attempt := 1; ; attempt++ {
 		var count int64
 		err := pool.QueryRow(ctx, "SELECT count(*) FROM account").Scan(&count)
 		if err == nil {
-			hold(count == 1000, "%d rows", count)
+			ensure(count == 1000, "%d rows", count)
 			return
 		}
-		hold(attempt < 5, "the pool does not find a connection again: %v", err)
+		ensure(attempt < 5, "the pool must reconnect: %v", err)
 	}
 }
 
@@ -336,15 +336,15 @@ func main() {
 	}{
 		{"migrations", migrations},
 		{"batches", batches},
-		{"values come back", valuesComeBack},
+		{"values round trip", valuesRoundTrip},
 		{"procedures", procedures},
 		{"transactions", transactions},
-		{"errors have their state", errorsHaveTheirState},
+		{"errors have the right SQLSTATE", errorsHaveTheRightSqlstate},
 		{"conflicts are retried", conflictsAreRetried},
 		{"cancel", cancel},
-		{"prepared statements meet a new schema", preparedStatementsMeetANewSchema},
-		{"types are known", typesAreKnown},
-		{"a pool reconnects", aPoolReconnects},
+		{"prepared statements after schema change", preparedStatementsAfterSchemaChange},
+		{"types are found", typesAreFound},
+		{"pool reconnects", poolReconnects},
 	} {
 		check.run(ctx, pool)
 		fmt.Println("ok", check.name)

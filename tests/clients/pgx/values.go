@@ -9,7 +9,7 @@ func bigInt(n int64) *big.Int {
 	return big.NewInt(n)
 }
 
-// driverVersion is that of the pgx which is linked in.
+// driverVersion returns the version of the linked pgx.
 func driverVersion() string {
 	built, _ := debug.ReadBuildInfo()
 	for _, module := range built.Deps {
