@@ -1,14 +1,17 @@
-//! Makes log files ahead, and takes back those that are no longer needed. The thread "fulmar-log-files".
+//! Preallocates log files and recycles those that are no longer needed. Thread "fulmar-log-files".
 //!
 //! ```text
 //!   live ---truncate---> retired ---> spare (N.spare) ---> ready (N.log) ---append---> live
 //!                           \-> removed       new file of zeros --^
 //! ```
 //!
-//! One file is always ready, if the disk and the log's bound allow; else the state says what the trouble is, and it is
-//! tried again after a while and whenever something has changed. Names change in order, also on the disk; so files
-//! vanish oldest first, and those that a crash brings back are a piece of the log that is older but contiguous. A new
-//! name is synced before anything is written under it.
+//! One file is always ready, if the disk and the log's capacity allow it. Otherwise the state
+//! contains the reason, and preparation is retried after a delay and whenever something has
+//! changed.
+//!
+//! Names change in order, also on disk. Files therefore disappear oldest first, and files that a
+//! crash brings back are an older but contiguous part of the log. A new name is synced before
+//! anything is written to the file.
 
 use std::io;
 use std::sync::Arc;
@@ -17,44 +20,45 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use super::state::{Core, LiveFile, MIN_FILE_BYTES, Phase, ReadyFile, State};
-use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_PART, Stop};
+use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_DIVISOR, Stop};
 
-/// Files are kept to be used again while the log takes no more than such a part of its bound: about as many as it fills
-/// between two flushes. Making one anew writes all of it once more.
-const KEPT_PART: u64 = 2;
+/// Spare files are kept while the log's size is at most its capacity divided by this, which is
+/// about the number of files that it fills between two flushes. Creating a new file means writing
+/// all of it once more.
+const SPARE_SIZE_DIVISOR: u64 = 2;
 
 const LOG_SUFFIX: &str = ".log";
 const SPARE_SUFFIX: &str = ".spare";
 
-/// The name of the log file with this number.
+/// Returns the name of the log file with this sequence number.
 pub(super) fn log_name(sequence: u64) -> String {
     format!("{sequence:016x}{LOG_SUFFIX}")
 }
 
-/// The number of a log file.
+/// Returns the sequence number of a log file.
 pub(super) fn log_sequence(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(LOG_SUFFIX)?;
     u64::from_str_radix(digits, 16).ok().filter(|sequence| log_name(*sequence) == name)
 }
 
-/// The number that a file to be used again had as a log file.
+/// Returns the sequence number that a spare file had as a log file.
 pub(super) fn spare_sequence(name: &str) -> Option<u64> {
     log_sequence(&name.replace(SPARE_SUFFIX, LOG_SUFFIX)).filter(|_| is_spare(name))
 }
 
-/// Whether this is a file to be used again.
+/// Returns true if this is the name of a spare file.
 pub(super) fn is_spare(name: &str) -> bool {
     name.ends_with(SPARE_SUFFIX)
 }
 
-/// The supplier's own state.
+/// State of the supplier thread.
 pub(super) struct Supplier {
     core: Arc<Core>,
     spares: Vec<Spare>,
     retry_delay: Duration,
 }
 
-/// A file to be used again.
+/// A file to be reused.
 pub(super) struct Spare {
     pub(super) name: String,
     pub(super) bytes: u64,
@@ -62,7 +66,7 @@ pub(super) struct Spare {
 
 enum Job {
     Retire(LiveFile),
-    /// Make a file of so many bytes ready.
+    /// Prepare a file of at least this many bytes.
     Prepare(u64),
 }
 
@@ -72,15 +76,17 @@ impl Supplier {
         Supplier { core, spares: Vec::new(), retry_delay }
     }
 
-    /// Takes over what an earlier process made ahead or kept, and removes what is no part of the log.
+    /// Takes over the files that an earlier process has preallocated or kept, and removes files
+    /// that are not part of the log.
     ///
-    /// A spare keeps its name until it is used, be it a log file's: none of a begun log is named in between, so that what is read next
-    /// time is the same. Renaming it later is what [`Supplier::reuse`] does with any.
+    /// A spare keeps its name until it is used, even if that is a log file's name: no file of a
+    /// started log has a number in between, so the next recovery reads the same.
+    /// [`Supplier::reuse`] renames it later, as any other spare.
     pub(super) fn take_over(&mut self, spares: Vec<Spare>, mut rubbish: Vec<String>) -> io::Result<()> {
         let files = self.core.files.clone();
         for spare in spares {
             let size_bytes = self.core.state.lock().size_bytes() + spare.bytes;
-            match self.keeps(spare.bytes, size_bytes) {
+            match self.is_worth_keeping(spare.bytes, size_bytes) {
                 true => self.spares.push(spare),
                 false => rubbish.push(spare.name),
             }
@@ -93,42 +99,55 @@ impl Supplier {
         files.sync_dir()
     }
 
-    /// Whether a file of so many bytes is kept, where the log has `size_bytes` with it.
-    fn keeps(&self, bytes: u64, size_bytes: u64) -> bool {
+    /// Returns true if a spare of `bytes` is kept, given the log's size including it.
+    fn is_worth_keeping(&self, bytes: u64, size_bytes: u64) -> bool {
         let LogOptions { capacity_bytes, file_bytes, .. } = self.core.options;
-        bytes == file_bytes && size_bytes <= capacity_bytes / KEPT_PART
+        bytes == file_bytes && size_bytes <= capacity_bytes / SPARE_SIZE_DIVISOR
     }
 
-    /// Works until the log is stopped.
+    /// Runs until the log is stopped.
     pub(super) fn run(mut self) {
         let core = self.core.clone();
         let mut failed = false;
         while let Some(job) = next_job(&core, failed.then_some(self.retry_delay)) {
+            let in_reserve = core.state.lock().reserve;
             let outcome = match job {
                 Job::Retire(file) => self.retire(&file).map_err(|error| self.trouble(&error)),
                 Job::Prepare(bytes) => self.prepare(bytes),
             };
-            failed = outcome.is_err();
+            failed = self.record_failure(outcome.err(), in_reserve);
             self.retry_delay = match failed {
                 true => (self.retry_delay * 2).min(MAX_RETRY_DELAY),
                 false => core.options.retry_delay,
             };
-            if let Err(cause) = outcome {
-                let mut state = core.state.lock();
-                if state.trouble.as_ref() != Some(&cause) {
-                    tracing::warn!(%cause, "no log file can be made ready; commits are refused when the active one is full");
-                }
-                state.trouble = Some(cause);
-            }
             core.progress.wake_room();
         }
     }
 
-    /// Keeps a file for later, or removes it.
+    /// Records why a job failed. Returns false if there was no failure, or if it is outdated: the
+    /// log lacked capacity, and the reserve was opened while the job ran (`in_reserve`: whether it
+    /// was open before).
+    fn record_failure(&self, failure: Option<FullCause>, in_reserve: bool) -> bool {
+        let Some(cause) = failure else { return false };
+        let mut state = self.core.state.lock();
+        if state.reserve && !in_reserve && matches!(cause, FullCause::Capacity { .. }) {
+            return false;
+        }
+        if state.trouble.as_ref() != Some(&cause) {
+            tracing::warn!(
+                %cause,
+                "could not prepare a log file; commits are rejected when the active one is full"
+            );
+        }
+        state.trouble = Some(cause);
+        true
+    }
+
+    /// Keeps a file as a spare, or removes it.
     fn retire(&mut self, file: &LiveFile) -> io::Result<()> {
         let files = self.core.files.clone();
         let size_bytes = self.core.state.lock().size_bytes();
-        let keep = !file.failed && self.keeps(file.bytes, size_bytes);
+        let keep = !file.failed && self.is_worth_keeping(file.bytes, size_bytes);
         let spare = file.name.replace(LOG_SUFFIX, SPARE_SUFFIX);
         let outcome = match keep {
             true => files.rename(&file.name, &spare),
@@ -136,7 +155,7 @@ impl Supplier {
         };
         let keep = match outcome {
             Ok(()) => keep,
-            // Somebody has removed it; there is nothing to try again.
+            // The file was removed by something else; there is nothing to retry.
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(error),
         };
@@ -163,21 +182,23 @@ impl Supplier {
         };
         let name = log_name(sequence);
         let spare = self.spares.iter().position(|spare| spare.bytes >= bytes);
-        // One that cannot be used is no reason to have none.
+        // If the spare cannot be used, create a new file instead.
         let reused = spare.and_then(|at| self.reuse(at, &name).ok());
         let made = match reused {
             Some(reused) => Ok(reused),
             None => self.make(&name, bytes),
         };
         if made.is_err() {
-            // There may be nothing, or it may be refused: a start passes over what was not begun.
+            // The file may not exist, or the removal may fail: a start skips files that were not
+            // started.
             let _ = self.core.files.remove(&name);
         }
         let (file, bytes) = made?;
         let mut state = self.core.state.lock();
         state.ready = Some(ReadyFile { sequence, name, file, bytes });
         (state.trouble, state.full) = (None, false);
-        // A new log that begins behind a failed one may have had to go beyond: that is not for commits.
+        // A new log that starts after a failed one may have exceeded the capacity. That space is
+        // not available to commits.
         state.reserve |= state.size_bytes() > self.core.options.capacity_bytes;
         self.count_spares(&mut state);
         drop(state);
@@ -185,34 +206,38 @@ impl Supplier {
         Ok(())
     }
 
-    /// Gives a spare file a log file's name.
+    /// Renames a spare file to a log file's name.
     fn reuse(&mut self, at: usize, name: &str) -> io::Result<(Box<dyn crate::LogFile>, u64)> {
         let spare = self.spares.swap_remove(at);
-        // If this fails the file stays where it is, whatever it is called, until the next start.
+        // If this fails, the file stays under its old or new name until the next start.
         self.count_spares(&mut self.core.state.lock());
         let files = &self.core.files;
         files.rename(&spare.name, name)?;
         files.sync_dir()?;
         let file = files.open(name)?;
-        // What an earlier process made may be in the page cache only.
+        // Data written by an earlier process may only be in the page cache.
         file.sync_data()?;
         Ok((file, spare.bytes))
     }
 
-    /// Makes a file of so many bytes, or in the reserve of as many as are left, if they are enough for the record that waits.
+    /// Creates a file of `bytes`. In the reserve, creates a file of the remaining bytes if that is
+    /// enough for the waiting record.
     fn make(&mut self, name: &str, bytes: u64) -> Result<(Box<dyn crate::LogFile>, u64), FullCause> {
         let LogOptions { capacity_bytes, file_bytes, .. } = self.core.options;
         let (beyond, left, wanted) = {
             let state = self.core.state.lock();
-            // Without a file no new log begins behind a failed one, and nothing would be cut any more.
+            // Without a file, no new log could start after a failed one, and nothing could be
+            // truncated any more.
             let beyond = state.reserve || matches!(state.phase, Phase::Failing(_));
-            let reserve_bytes = if beyond { (capacity_bytes / RESERVE_PART).max(file_bytes) } else { 0 };
+            let reserve_bytes = if beyond { (capacity_bytes / RESERVE_DIVISOR).max(file_bytes) } else { 0 };
             (beyond, (capacity_bytes + reserve_bytes).saturating_sub(state.size_bytes()), state.wanted)
         };
+        // A longer record may have arrived since this job was taken.
+        let bytes = bytes.max(wanted);
         if bytes > left
             && let Some(spare) = self.spares.pop()
         {
-            // Spares that are too short are what can be spared.
+            // Spares that are too short are the first to be given up.
             self.core.files.remove(&spare.name).map_err(|error| self.trouble(&error))?;
             self.count_spares(&mut self.core.state.lock());
             return self.make(name, bytes);
@@ -237,7 +262,7 @@ impl Supplier {
     }
 }
 
-/// Waits for something to do; after a failure at least for `delay`. None when the log has been stopped.
+/// Waits for work, after a failure for at least `delay`. Returns None if the log has been stopped.
 fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
     let mut state = core.state.lock();
     if let Some(delay) = delay
@@ -246,9 +271,9 @@ fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
         core.supply.wait_for(&mut state, delay);
     }
     loop {
-        // A clean stop still gives back what the last flush has freed, unless the disk refuses.
-        let refused = delay.is_some() && state.stop != Stop::No;
-        if state.stop == Stop::Abandon || refused {
+        // A clean stop still releases what the last flush has freed, unless the disk fails.
+        let disk_failed = delay.is_some() && state.stop != Stop::No;
+        if state.stop == Stop::Abandon || disk_failed {
             return None;
         }
         if let Some(file) = state.retired.front() {
@@ -262,5 +287,48 @@ fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
             return Some(Job::Prepare(needed));
         }
         core.supply.wait(&mut state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recover::{NO_LOG, Recovered};
+    use super::super::writer::start_first_log;
+    use super::*;
+    use crate::files::FaultyFiles;
+
+    fn supplier() -> (Arc<Core>, Supplier) {
+        let options = LogOptions { capacity_bytes: 1 << 20, file_bytes: 16 << 10, ..LogOptions::default() };
+        let recovered = Recovered {
+            live: Default::default(),
+            spares: Vec::new(),
+            rubbish: Vec::new(),
+            cut: NO_LOG,
+            next_sequence: 1,
+        };
+        let (core, _writer, supplier) =
+            start_first_log(options, Arc::new(FaultyFiles::new()), recovered).unwrap();
+        (core, supplier)
+    }
+
+    #[test]
+    fn file_fits_a_record_that_arrives_while_it_is_prepared() {
+        let (core, mut supplier) = supplier();
+        let longer = 64 << 10;
+        core.state.lock().wanted = longer;
+        supplier.prepare(16 << 10).unwrap();
+        let ready = core.state.lock().ready.as_ref().map(|file| file.bytes);
+        assert!(ready.is_some_and(|bytes| bytes >= longer), "{ready:?}");
+    }
+
+    #[test]
+    fn lack_of_capacity_is_outdated_once_the_reserve_is_open() {
+        let (core, supplier) = supplier();
+        let full = || Some(FullCause::Capacity { capacity_bytes: 1 << 20 });
+        core.state.lock().reserve = true;
+        assert!(!supplier.record_failure(full(), false));
+        assert!(core.state.lock().trouble.is_none());
+        assert!(supplier.record_failure(full(), true), "the reserve is used up too");
+        assert!(core.state.lock().trouble.is_some());
     }
 }
