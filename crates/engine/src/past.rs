@@ -1,31 +1,34 @@
-//! Partitions as they were: versions of the past that sessions look at (`fulmar.as_of`).
+//! Time travel: historical versions of partitions, read by sessions that set `fulmar.as_of`.
 //!
 //! ```text
-//!   time -> manifest ([`crate::history`]) -> Partition with a log that takes nothing
-//!                                                |            shared by all sessions that look at this version
+//!   time -> manifest ([`crate::history`]) -> Partition with a read-only log
+//!                                                |   shared by all sessions at this version
 //!   session A: as_of 12:00:30 -> manifest of 12:00:17 ---+
 //!   session B: as_of 12:00:59 ---------------------------'
 //! ```
 //!
-//! A version of the past is a [`Partition`] like any other, opened at an older manifest and without what the log holds. So
-//! snapshots, connections, the cache and read-ahead are what they are elsewhere. Its log is
-//! [`CommitLog::read_only`]: who would write gets 25006, wherever it is tried, and what has been committed
-//! for good is durable at once.
+//! A historical version is a normal [`Partition`], opened from an older manifest and without the
+//! log's records. Snapshots, connections, the cache and read-ahead work as usual. Its log is
+//! [`CommitLog::read_only`]: any write fails with 25006, and all commits count as durable.
 //!
 //! # Memory
-//! Its pages are charged to `--memory` and evicted with all others: none of them has changed. What cannot be evicted is the
-//! table of where they lie. So a partition has [`MOST_OPEN`] versions open at most, and one that nobody uses is closed with
-//! the next look around, as soon as it has been idle for as long as a partition may be.
+//! Its pages are charged to `--memory` and can all be evicted, since none of them is dirty. Only
+//! the table of their locations stays in memory. So a partition has at most [`MAX_OPEN_VERSIONS`]
+//! versions open, and a version without sessions is closed by the background task once it has been
+//! idle for as long as any partition may be.
 //!
-//! # Why its segments stay
-//! [`crate::node::Node::past`] is held from the choice of the manifest until the version is among those that are open. The
-//! collector deletes manifests while nobody holds that lock, then asks who reads what, and then what the manifests name
-//! that are left. So the manifest was gone before it could be chosen; or it is left, and names the segments; or it goes when
-//! the version is open, and they are in use. Who looks goes on looking, though the manifest is thinned out or
-//! older than the retention. A partition that is dropped takes its versions with it.
+//! # Protection from garbage collection
+//! [`crate::node::Node::past`] is held from the choice of the manifest until the version is in the
+//! list of open ones. The collector deletes manifests while that lock is free, then determines
+//! which segments open versions read, then which segments the remaining manifests reference. There
+//! are three cases: the manifest was deleted before it could be chosen; or it remains, and
+//! references the segments; or it is deleted after the version was opened, and the segments are in
+//! use. A session can therefore continue to read a version whose manifest has been thinned out or
+//! has expired. Dropping a partition closes its historical versions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fulmar_pages::PartitionId;
 use fulmar_store::{CommitLog, ManifestName};
@@ -33,6 +36,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::branch::Era;
 use crate::engine::Slot;
@@ -40,20 +44,25 @@ use crate::history::RestorePoint;
 use crate::partition::{Partition, opening};
 use crate::{Engine, Error, Result, pins, sqlstate};
 
-/// Versions of one partition that may be open at once.
-const MOST_OPEN: usize = 8;
+/// Maximum number of open historical versions per partition.
+const MAX_OPEN_VERSIONS: usize = 8;
 
-/// Versions of the past that are open.
+/// How long opening a version waits for another one to become unused. Background tasks can hold a
+/// released version for a moment.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The open historical versions.
 #[derive(Default)]
 pub(crate) struct Past(Mutex<Versions>);
 
 type Versions = HashMap<ManifestName, Slot>;
 
-/// A partition as it was.
+/// A historical version of a partition.
 #[derive(Clone)]
 pub(crate) struct PastVersion {
     pub partition: Arc<Partition>,
-    /// When it was the current version, in milliseconds since 1970.
+    /// When this version was current, in milliseconds since 1970.
     pub time_unix_ms: u64,
 }
 
@@ -62,14 +71,15 @@ impl Past {
         self.0.lock().values().filter_map(|slot| slot.get().cloned()).collect()
     }
 
-    /// The place of a version, made if there is none and may be one more.
+    /// Returns the slot of a version, and creates it within the limit of open versions.
     fn slot(&self, name: ManifestName) -> Result<Slot> {
         let (slot, closed) = {
             let mut versions = self.0.lock();
             let count = |versions: &Versions| {
                 versions.keys().filter(|other| other.partition == name.partition).count()
             };
-            let is_full = |versions: &Versions| !versions.contains_key(&name) && count(versions) >= MOST_OPEN;
+            let is_full =
+                |versions: &Versions| !versions.contains_key(&name) && count(versions) >= MAX_OPEN_VERSIONS;
             let mut closed = Vec::new();
             if is_full(&versions) {
                 let unused =
@@ -80,13 +90,30 @@ impl Past {
         };
         let_go(closed);
         slot.ok_or_else(|| {
-            let message = format!("{MOST_OPEN} versions of the database's past are in use already");
-            Error::new(sqlstate::CONFIGURATION_LIMIT, message)
-                .hint("RESET fulmar.as_of in sessions that need it no more, or look at the same times.")
+            let message = format!(
+                "too many historical versions of the database are in use (limit \
+                 {MAX_OPEN_VERSIONS})"
+            );
+            Error::new(sqlstate::CONFIGURATION_LIMIT, message).hint(
+                "Run RESET fulmar.as_of in sessions that no longer need it, or use the same \
+                 times in several sessions.",
+            )
         })
     }
 
-    /// Closes what nobody uses and what was used last when `is_long_ago` (milliseconds on the node's clock) says.
+    /// Returns the slot of a version. Waits up to [`RELEASE_TIMEOUT`] if too many are in use.
+    async fn wait_for_slot(&self, name: ManifestName) -> Result<Slot> {
+        let end = Instant::now() + RELEASE_TIMEOUT;
+        loop {
+            match self.slot(name) {
+                Err(_) if Instant::now() < end => tokio::time::sleep(RELEASE_POLL_INTERVAL).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Closes unused versions whose time of last use (milliseconds on the node's clock) satisfies
+    /// `is_long_ago`.
     pub(crate) fn close_unused(&self, is_long_ago: impl Fn(u64) -> bool) {
         let idle = |slot: &Slot| {
             slot.get().is_none_or(|partition| is_long_ago(partition.used_ms.load(Ordering::Relaxed)))
@@ -95,14 +122,14 @@ impl Past {
         let_go(closed);
     }
 
-    /// A partition was dropped.
+    /// Closes all versions of a dropped partition.
     pub(crate) fn drop_partition(&self, id: PartitionId) {
         let closed = remove(&mut self.0.lock(), |name, _| name.partition == id);
         let_go(closed);
     }
 }
 
-/// Whether nobody has the version, and nobody is about to.
+/// Whether no session has the version and none is opening it.
 fn is_unused(slot: &Slot) -> bool {
     Arc::strong_count(slot) == 1 && slot.get().is_none_or(|partition| partition.is_unused(1))
 }
@@ -111,7 +138,7 @@ fn remove(versions: &mut Versions, which: impl Fn(&ManifestName, &Slot) -> bool)
     versions.extract_if(|name, slot| which(name, slot)).map(|(_, slot)| slot).collect()
 }
 
-/// Nobody finds these any more; who has one reads no further.
+/// Closes versions that are not in the list any more. Sessions that still use them get errors.
 fn let_go(versions: Vec<Slot>) {
     for partition in versions.iter().filter_map(|slot| slot.get()) {
         partition.close();
@@ -120,7 +147,8 @@ fn let_go(versions: Vec<Slot>) {
 }
 
 impl Engine {
-    /// A partition as it was at a time (milliseconds since 1970): its last version with a manifest at or before it.
+    /// Opens a partition as of a time (milliseconds since 1970): its last version with a manifest
+    /// at or before it.
     pub(crate) fn partition_at(
         &self,
         id: PartitionId,
@@ -131,7 +159,7 @@ impl Engine {
             let _past = node.past.read().await;
             self.check_not_dropped(id)?;
             let manifest = self.manifest_at(id, at_unix_ms).await?;
-            let slot = self.past.slot(ManifestName::of(&manifest))?;
+            let slot = self.past.wait_for_slot(ManifestName::of(&manifest)).await?;
             if let Some(beside) = &self.beside
                 && !beside.pins.pin(node, ManifestName::of(&manifest)).await
             {
@@ -145,7 +173,8 @@ impl Engine {
                 })
                 .await?;
             opened.used_ms.store(node.clock.monotonic_ms(), Ordering::Relaxed);
-            // Asked for after the opening: a drop that came before is seen here, one that comes later finds the version.
+            // Checked after the opening: an earlier drop is seen here, a later one finds the
+            // version in the list.
             if let Err(dropped) = self.check_not_dropped(id) {
                 self.past.drop_partition(id);
                 return Err(dropped);
@@ -163,7 +192,7 @@ mod tests {
     use crate::Config;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_version_is_open_once_and_for_as_long_as_somebody_looks() {
+    async fn version_is_opened_once_and_stays_open_while_sessions_use_it() {
         const ID: PartitionId = PartitionId(7);
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
@@ -171,21 +200,21 @@ mod tests {
         writer.run("CREATE TABLE t(x)").await;
         engine.flush().await.unwrap();
         let now_ms = engine.node().clock.unix_ms();
-        let mut looking = [engine.session(ID), engine.session(ID)];
-        for session in &mut looking {
+        let mut readers = [engine.session(ID), engine.session(ID)];
+        for session in &mut readers {
             session.set_as_of(Some(now_ms));
             session.run("SELECT * FROM t").await;
         }
         let close_unused = || engine.past.close_unused(|_| true);
         close_unused();
         assert_eq!(engine.past.open().len(), 1);
-        let [mut first, mut second] = looking;
+        let [mut first, mut second] = readers;
         first.close().await;
         close_unused();
         assert_eq!(engine.past.open().len(), 1);
         second.set_as_of(None);
         engine.past.close_unused(|_| false);
-        assert_eq!(engine.past.open().len(), 1, "it has been used just now");
+        assert_eq!(engine.past.open().len(), 1, "a recently used version must stay open");
         close_unused();
         assert!(engine.past.open().is_empty());
         second.run("SELECT * FROM t").await;
