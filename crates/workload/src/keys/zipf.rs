@@ -1,8 +1,8 @@
 //! Zipfian ranks, and the permutation from ranks to keys.
 //!
-//! Ranks are drawn by rejection-inversion (Hoermann and Derflinger, 1996): it is exact for every s
-//! >= 0, needs no table and takes about 1.1 draws per rank. YCSB's algorithm divides by 1 - s and
-//! therefore does not support the papers' exponent of 1.0.
+//! Ranks are drawn by rejection-inversion (Hoermann and Derflinger, 1996): it is exact for all
+//! exponents s from 0 on, needs no table and takes about 1.1 draws per rank. YCSB's algorithm
+//! divides by 1 - s and therefore does not support the papers' exponent of 1.0.
 
 use rand::{Rng, RngExt};
 
