@@ -172,7 +172,7 @@ fn is_dense(block: usize) -> bool {
 
 /// Collapses a block into a huge page. Fails with the errno.
 fn collapse(block: usize) -> Result<(), i32> {
-    // SAFETY: this does not change the contents of the memory, whoever owns it.
+    // SAFETY: this does not change the contents of the memory.
     match unsafe { libc::madvise(address(block), HUGE_BYTES, libc::MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or_default()),

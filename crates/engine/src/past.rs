@@ -101,17 +101,6 @@ impl Past {
         })
     }
 
-    /// Returns the slot of a version. Waits up to [`RELEASE_TIMEOUT`] if too many are in use.
-    async fn wait_for_slot(&self, name: ManifestName) -> Result<Slot> {
-        let end = Instant::now() + RELEASE_TIMEOUT;
-        loop {
-            match self.slot(name) {
-                Err(_) if Instant::now() < end => tokio::time::sleep(RELEASE_POLL_INTERVAL).await,
-                outcome => return outcome,
-            }
-        }
-    }
-
     /// Closes unused versions whose time of last use (milliseconds on the node's clock) satisfies
     /// `is_long_ago`.
     pub(crate) fn close_unused(&self, is_long_ago: impl Fn(u64) -> bool) {
@@ -148,18 +137,27 @@ fn let_go(versions: Vec<Slot>) {
 
 impl Engine {
     /// Opens a partition as of a time (milliseconds since 1970): its last version with a manifest
-    /// at or before it.
-    pub(crate) fn partition_at(
-        &self,
-        id: PartitionId,
-        at_unix_ms: u64,
-    ) -> BoxFuture<'_, Result<PastVersion>> {
+    /// at or before it. Waits up to [`RELEASE_TIMEOUT`] if too many versions are in
+    /// use. Nothing is locked meanwhile.
+    pub(crate) async fn partition_at(&self, id: PartitionId, at_unix_ms: u64) -> Result<PastVersion> {
+        let end = Instant::now() + RELEASE_TIMEOUT;
+        loop {
+            match self.try_partition_at(id, at_unix_ms).await {
+                Err(error) if error.state() == sqlstate::CONFIGURATION_LIMIT && Instant::now() < end => {
+                    tokio::time::sleep(RELEASE_POLL_INTERVAL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_partition_at(&self, id: PartitionId, at_unix_ms: u64) -> BoxFuture<'_, Result<PastVersion>> {
         async move {
             let node = self.node();
             let _past = node.past.read().await;
             self.check_not_dropped(id)?;
             let manifest = self.manifest_at(id, at_unix_ms).await?;
-            let slot = self.past.wait_for_slot(ManifestName::of(&manifest)).await?;
+            let slot = self.past.slot(ManifestName::of(&manifest))?;
             if let Some(beside) = &self.beside
                 && !beside.pins.pin(node, ManifestName::of(&manifest)).await
             {
