@@ -1,0 +1,281 @@
+//! One stream of a connection: messages in both directions, with flow control.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::{Bytes, BytesMut};
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
+
+use crate::connection::Shared;
+use crate::frame::{HEADER_BYTES, Kind, MAX_PAYLOAD_BYTES};
+use crate::{Error, WINDOW_BYTES};
+
+/// Default of [`Stream::set_max_message_bytes`].
+const DEFAULT_MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// The part of a stream that the connection's driver changes.
+#[derive(Debug)]
+pub(crate) struct StreamState {
+    inner: Mutex<Inner>,
+    readable: AtomicWaker,
+    writable: AtomicWaker,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Received and not read yet: payloads, and whether a message ends with each.
+    chunks: VecDeque<(Bytes, bool)>,
+    /// Bytes of `chunks`, with headers.
+    buffered_bytes: u32,
+    /// Bytes that were read since the last Window frame was sent.
+    unreported_bytes: u32,
+    /// Bytes, with headers, that may still be sent.
+    send_window_bytes: u32,
+    peer_has_finished: bool,
+    ended: Option<Error>,
+}
+
+impl StreamState {
+    pub(crate) fn new() -> Self {
+        let inner = Inner {
+            chunks: VecDeque::new(),
+            buffered_bytes: 0,
+            unreported_bytes: 0,
+            send_window_bytes: WINDOW_BYTES,
+            peer_has_finished: false,
+            ended: None,
+        };
+        StreamState { inner: Mutex::new(inner), readable: AtomicWaker::new(), writable: AtomicWaker::new() }
+    }
+
+    /// A data frame has arrived.
+    pub(crate) fn received(&self, payload: Bytes, is_last: bool) -> Result<(), Error> {
+        let mut inner = self.inner.lock();
+        if inner.peer_has_finished {
+            return Err(Error::Protocol("data after the end of a stream"));
+        }
+        let in_flight_bytes = inner.buffered_bytes + inner.unreported_bytes;
+        let bytes = frame_bytes(payload.len());
+        if in_flight_bytes + bytes > WINDOW_BYTES {
+            return Err(Error::Protocol("a stream exceeds its window"));
+        }
+        inner.buffered_bytes += bytes;
+        inner.chunks.push_back((payload, is_last));
+        drop(inner);
+        self.readable.wake();
+        Ok(())
+    }
+
+    /// The peer has read this many bytes.
+    pub(crate) fn window_opened(&self, bytes: u32) -> Result<(), Error> {
+        let mut inner = self.inner.lock();
+        match inner.send_window_bytes.checked_add(bytes).filter(|window| *window <= WINDOW_BYTES) {
+            Some(window) => inner.send_window_bytes = window,
+            None => return Err(Error::Protocol("a window is larger than it was")),
+        }
+        drop(inner);
+        self.writable.wake();
+        Ok(())
+    }
+
+    /// The peer sends no more data.
+    pub(crate) fn peer_finished(&self) {
+        self.inner.lock().peer_has_finished = true;
+        self.readable.wake();
+    }
+
+    /// The stream ends with an error, after the data that has arrived.
+    pub(crate) fn end(&self, error: &Error) {
+        self.inner.lock().ended.get_or_insert_with(|| error.clone());
+        self.readable.wake();
+        self.writable.wake();
+    }
+}
+
+/// A stream of messages in both directions. Dropping it before both sides have finished tells the
+/// peer to abandon it.
+#[derive(Debug)]
+pub struct Stream {
+    connection: Arc<Shared>,
+    id: u64,
+    state: Arc<StreamState>,
+    /// Whether the peer knows the stream.
+    is_open: bool,
+    has_finished: bool,
+    /// A message was sent in part: [`Stream::send`] was dropped.
+    is_torn: bool,
+    max_message_bytes: usize,
+    /// The beginning of the message that is being received.
+    partial: BytesMut,
+}
+
+impl Stream {
+    pub(crate) fn new(connection: Arc<Shared>, id: u64, state: Arc<StreamState>, is_open: bool) -> Self {
+        Stream {
+            connection,
+            id,
+            state,
+            is_open,
+            has_finished: false,
+            is_torn: false,
+            max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
+            partial: BytesMut::new(),
+        }
+    }
+
+    /// Sets the maximum length of a received message (default: 1 MiB). A longer one is an error.
+    pub fn set_max_message_bytes(&mut self, bytes: usize) {
+        self.max_message_bytes = bytes;
+    }
+
+    /// Sends a message. Waits while the peer does not read, or the connection's output buffer is
+    /// full. If the future is dropped, a part of the message may have been sent: the stream can then
+    /// only be dropped.
+    pub async fn send(&mut self, message: &[u8]) -> Result<(), Error> {
+        if self.has_finished || self.is_torn {
+            return Err(Error::Closed);
+        }
+        self.is_torn = true;
+        let mut rest = message;
+        loop {
+            self.connection.output_space().await?;
+            let window_bytes = self.window().await?;
+            let sent_bytes = rest.len().min(window_bytes - HEADER_BYTES).min(MAX_PAYLOAD_BYTES);
+            let (chunk, after) = rest.split_at(sent_bytes);
+            rest = after;
+            let kind = if self.is_open { Kind::Data } else { Kind::Open };
+            self.is_open = true;
+            self.state.inner.lock().send_window_bytes -= frame_bytes(chunk.len());
+            self.connection.write(kind, rest.is_empty(), self.id, chunk);
+            if rest.is_empty() {
+                self.is_torn = false;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until a frame with at least one byte can be sent. Returns the window.
+    async fn window(&self) -> Result<usize, Error> {
+        poll_fn(|context| {
+            let state = || {
+                let inner = self.state.inner.lock();
+                match &inner.ended {
+                    Some(error) => Poll::Ready(Err(error.clone())),
+                    None if inner.send_window_bytes as usize > HEADER_BYTES => {
+                        Poll::Ready(Ok(inner.send_window_bytes as usize))
+                    }
+                    None => Poll::Pending,
+                }
+            };
+            if let ready @ Poll::Ready(_) = state() {
+                return ready;
+            }
+            self.state.writable.register(context.waker());
+            state()
+        })
+        .await
+    }
+
+    /// Sends no more messages. The peer receives the end after all messages.
+    pub fn finish(&mut self) {
+        if !self.has_finished && self.is_open && !self.is_torn {
+            self.has_finished = true;
+            self.connection.write(Kind::Finish, false, self.id, &[]);
+        }
+    }
+
+    /// Receives the next message; `None` after the last one. If the future is dropped, nothing is
+    /// lost.
+    pub async fn receive(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            let Some((chunk, is_last)) = self.chunk().await? else {
+                return match self.partial.is_empty() {
+                    true => Ok(None),
+                    false => Err(Error::Protocol("a stream ends within a message")),
+                };
+            };
+            if self.partial.len() + chunk.len() > self.max_message_bytes {
+                return Err(Error::TooLong { limit_bytes: self.max_message_bytes });
+            }
+            match (is_last, self.partial.is_empty()) {
+                (true, true) => return Ok(Some(chunk)),
+                (false, _) => self.partial.extend_from_slice(&chunk),
+                (true, false) => {
+                    self.partial.extend_from_slice(&chunk);
+                    return Ok(Some(std::mem::take(&mut self.partial).freeze()));
+                }
+            }
+        }
+    }
+
+    /// Takes the next received payload.
+    async fn chunk(&mut self) -> Result<Option<(Bytes, bool)>, Error> {
+        poll_fn(|context| {
+            if let ready @ Poll::Ready(_) = self.take_chunk() {
+                return ready;
+            }
+            self.state.readable.register(context.waker());
+            self.take_chunk()
+        })
+        .await
+    }
+
+    fn take_chunk(&self) -> Poll<Result<Option<(Bytes, bool)>, Error>> {
+        let mut inner = self.state.inner.lock();
+        let Some((payload, is_last)) = inner.chunks.pop_front() else {
+            return match (&inner.ended, inner.peer_has_finished) {
+                (_, true) => Poll::Ready(Ok(None)),
+                (Some(error), false) => Poll::Ready(Err(error.clone())),
+                (None, false) => Poll::Pending,
+            };
+        };
+        let bytes = frame_bytes(payload.len());
+        inner.buffered_bytes -= bytes;
+        inner.unreported_bytes += bytes;
+        // Reporting each frame would double their number.
+        if inner.unreported_bytes >= WINDOW_BYTES / 4 && !inner.peer_has_finished {
+            let read_bytes = std::mem::take(&mut inner.unreported_bytes);
+            drop(inner);
+            self.connection.write(Kind::Window, false, self.id, &read_bytes.to_le_bytes());
+        }
+        Poll::Ready(Ok(Some((payload, is_last))))
+    }
+
+    /// Ends the stream in both directions. The peer gets `reason` as an error.
+    pub fn reset(mut self, reason: &str) {
+        self.abandon(reason);
+    }
+
+    fn abandon(&mut self, reason: &str) {
+        let is_complete = {
+            let inner = self.state.inner.lock();
+            inner.ended.is_some() || (self.has_finished && inner.peer_has_finished)
+        };
+        if self.is_open && !is_complete {
+            let mut length = reason.len().min(MAX_REASON_BYTES);
+            while !reason.is_char_boundary(length) {
+                length -= 1;
+            }
+            self.connection.write(Kind::Reset, false, self.id, &reason.as_bytes()[..length]);
+        }
+        self.is_open = false;
+    }
+}
+
+/// Maximum length of the reason of a reset.
+const MAX_REASON_BYTES: usize = 1000;
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.abandon("the caller no longer waits");
+        self.connection.forget(self.id);
+    }
+}
+
+/// Length of a frame, as counted by flow control.
+fn frame_bytes(payload_bytes: usize) -> u32 {
+    (payload_bytes + HEADER_BYTES) as u32
+}
