@@ -29,8 +29,9 @@
 //! # Sealing and fencing
 //!
 //! A process that takes over a log closes it: it puts a *seal* into the slot after the last
-//! contiguous object. If it loses that slot to a put in flight, it tries the next one. Once the
-//! seal is stored, the log's end is fixed permanently. If the old writer is still alive, it finds
+//! contiguous object. If it loses that slot to a put in flight, it tries the next one, and limits
+//! how far the old writer can get by a second seal further ahead ([`open`]). Once the first seal is
+//! stored, the log's end is fixed permanently. If the old writer is still alive, it finds
 //! the seal in a slot that it needed for records, and is *fenced*: none of its later objects will
 //! ever be part of a contiguous prefix, even if some exist after the seal, and it has acknowledged
 //! none of them. It reports their commits as lost if rule 3 below makes that certain, and their
@@ -58,7 +59,7 @@
 //!    objects before it are ignored. The statement is a fact about manifests and durable objects.
 //!    It remains true whether or not the object itself counts. An object with the greatest
 //!    statement always exists.
-//! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put
+//! 2. **The seal that ends a log is never deleted.** A fenced writer that retries a slot below the seal can only put
 //!    the object that was read when the log was sealed, so it is right to acknowledge it. At the
 //!    seal itself it always fails. A seal has about 100 bytes, and there is one per start.
 //! 3. **A lost slot proves a loss only if nothing was deleted there.** A writer that finds another

@@ -15,6 +15,19 @@
 //! missing one was durable, the missing one is therefore reported as lost only if the stating
 //! object was known before the listing.
 //!
+//! # Sealing a log whose writer is alive
+//!
+//! A seal at the end of a log may lose its slot to a put of the old writer, which may be alive and
+//! put objects as fast as the store takes them. A round lists, reads and syncs before it puts the
+//! next seal, so it could lose every time. After the first loss a *barrier* is therefore put: a
+//! seal 64 slots ahead of the last object that is known, or further if that slot is taken. The
+//! writer cannot pass it, and uses up at least one slot before it with every seal that loses. The
+//! number of rounds is thus bounded.
+//!
+//! The barrier is a seal like any other. If the log reaches it, the log ends there. Otherwise the
+//! log ends at a seal before it, which is never deleted, so the barrier ends nothing and is deleted
+//! with the objects that the old writer has put between the two.
+//!
 //! # How much is read
 //!
 //! Only objects at or above the *needed slot* are read, the greatest slot that any object states.
@@ -57,8 +70,11 @@ use super::{LogError, Lsn, RecoveryProgress, Replay, Slot, own_record};
 
 /// Number of concurrent reads. At 30 ms per read, this reads 4,000 objects in 1 s.
 pub(super) const CONCURRENT_READS: usize = 128;
-/// Number of rounds after which an open fails because other processes keep opening the log.
-pub(super) const MAX_ROUNDS: usize = 50;
+/// Number of rounds after which an open fails because other processes keep opening the log. A living
+/// writer can cost [`BARRIER_DISTANCE`] of them.
+pub(super) const MAX_ROUNDS: usize = 50 + BARRIER_DISTANCE as usize;
+/// Number of slots between the last known object of a log and its barrier.
+const BARRIER_DISTANCE: u64 = 64;
 /// Interval of progress messages while objects are read.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -293,10 +309,41 @@ async fn seal_open(
         // If no object of a log counts, the log ends where others state that it is needed.
         let positions = known.range(..end.slot).map(|(_, object)| object.end());
         let start = end.position.max(positions.max().unwrap_or_default());
-        // The seal may lose the slot to a put in flight, or to another seal.
-        objects.put_once(end.slot, seal(writer, end.slot, start, *needed)).await?;
+        // The seal may lose the slot to a put of the log's writer, or to another seal.
+        if !objects.put_once(end.slot, seal(writer, end.slot, start, *needed)).await? {
+            put_barrier(objects, known, end.slot, |slot| {
+                encode_seal(Head { writer, slot, start, needed: *needed, durable: end.slot.sequence })
+            })
+            .await?;
+        }
     }
     Ok(found_open)
+}
+
+/// Puts a seal that the writer of a log, which ends before `end` as far as it is known, cannot
+/// pass. Does nothing if there is one.
+async fn put_barrier(
+    objects: &Objects,
+    known: &BTreeMap<Slot, Object>,
+    end: Slot,
+    seal: impl Fn(Slot) -> Bytes,
+) -> Result<(), LogError> {
+    let ahead = known.range(end..).take_while(|(slot, _)| slot.incarnation == end.incarnation);
+    if ahead.clone().any(|(_, object)| object.is_seal) {
+        return Ok(());
+    }
+    let last = ahead.last().map_or(end.sequence, |(slot, _)| slot.sequence);
+    let mut distance = BARRIER_DISTANCE;
+    while let Some(sequence) = last.checked_add(distance).filter(|sequence| *sequence < u64::MAX) {
+        let slot = Slot { sequence, ..end };
+        if objects.put_once(slot, seal(slot)).await?
+            || objects.get(slot).await?.is_some_and(|object| object.is_seal)
+        {
+            break;
+        }
+        distance = distance.saturating_mul(2);
+    }
+    Ok(())
 }
 
 /// Syncs the last objects of a log that ends before `end`, which no other object states to be
@@ -312,9 +359,13 @@ async fn sync_last(objects: &Objects, known: &BTreeMap<Slot, Object>, end: Slot)
 
 /// Encodes a seal. It confirms the durability of everything before it.
 pub(super) fn seal(writer: LogId, slot: Slot, start: u64, needed: Slot) -> Bytes {
+    encode_seal(Head { writer, slot, start, needed, durable: slot.sequence })
+}
+
+fn encode_seal(head: Head) -> Bytes {
     let mut bytes = object::begin();
     object::push(&mut bytes, &own_record(RecordKind::Seal, None));
-    object::finish(bytes, &Head { writer, slot, start, needed, durable: slot.sequence })
+    object::finish(bytes, &head)
 }
 
 /// Splits the objects into those that count, in order, and the slots of those that can be deleted.
@@ -326,9 +377,15 @@ pub(super) fn partition_objects(survey: Survey, ends: &[End]) -> (Vec<Object>, V
     };
     let (counting, others): (Vec<_>, Vec<_>) =
         known.into_values().partition(|object| counts(&object.head.slot));
-    // An object that ends a log is kept permanently.
-    let ends_a_log = |object: &Object| object.is_seal || ends.iter().any(|end| end.slot == object.head.slot);
-    let garbage = others.iter().filter(|object| !ends_a_log(object)).map(|object| object.head.slot);
+    // An object that ends a log is kept permanently, and so is any other seal, except a barrier
+    // that its log has not reached.
+    let is_kept = |object: &Object| {
+        let slot = object.head.slot;
+        let ends_before =
+            |end: &End| end.closed && end.slot.incarnation == slot.incarnation && end.slot < slot;
+        ends.iter().any(|end| end.slot == slot) || (object.is_seal && !ends.iter().any(ends_before))
+    };
+    let garbage = others.iter().filter(|object| !is_kept(object)).map(|object| object.head.slot);
     let garbage = garbage.collect();
     (counting, garbage)
 }

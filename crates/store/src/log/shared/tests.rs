@@ -1,11 +1,13 @@
 //! The shared log on a store that responds late, loses responses or reports false errors: single
-//! scenarios, and model tests ([`model`], [`backlog`]).
+//! scenarios, takeovers from a living writer ([`takeover`]), and model tests ([`model`],
+//! [`backlog`]).
 //!
 //! Time is tokio's paused clock: it advances only while all tasks wait.
 
 mod backlog;
 mod check;
 mod model;
+mod takeover;
 // The same module as that of the integration tests.
 #[path = "../../../tests/common/records.rs"]
 mod records;

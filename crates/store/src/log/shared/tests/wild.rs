@@ -3,6 +3,7 @@
 //! while others write.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,10 @@ pub(super) struct Wild {
     random: Arc<Mutex<StdRng>>,
     /// Percentage of operations that go wrong.
     fault_percent: Arc<Mutex<u32>>,
+    /// Delay of an operation that does not go wrong; a put has two.
+    delay_ms: Range<u32>,
+    /// Maximum number of names in a page of a listing.
+    max_page: u32,
 }
 
 impl Wild {
@@ -30,12 +35,26 @@ impl Wild {
             truth: Backend::memory(),
             random: Arc::new(Mutex::new(StdRng::seed_from_u64(seed))),
             fault_percent: Arc::new(Mutex::new(30)),
+            delay_ms: 0..10,
+            max_page: 4,
         }
+    }
+
+    /// A store that works and is slow.
+    pub(super) fn slow(seed: u64, delay_ms: Range<u32>) -> Self {
+        let store = Wild { delay_ms, max_page: 1000, ..Wild::new(seed) };
+        store.disable_faults();
+        store
     }
 
     /// Disables all faults from now on.
     pub(super) fn disable_faults(&self) {
         *self.fault_percent.lock() = 0;
+    }
+
+    /// The store without delays and faults.
+    pub(super) fn truth(&self) -> &Backend {
+        &self.truth
     }
 
     fn below(&self, bound: u32) -> u32 {
@@ -46,10 +65,11 @@ impl Wild {
         self.below(100) < *self.fault_percent.lock()
     }
 
-    /// Sleeps: usually up to 10 ms, if a fault is drawn up to 150 ms, longer than the timeout.
+    /// Sleeps: usually as long as configured, if a fault is drawn up to 150 ms, longer than the
+    /// timeout.
     async fn random_delay(&self) {
-        let max_ms = if self.draw_fault() { 150 } else { 10 };
-        let ms = self.below(max_ms);
+        let range = if self.draw_fault() { 0..150 } else { self.delay_ms.clone() };
+        let ms = range.start + self.below(range.end - range.start);
         sleep(Duration::from_millis(ms.into())).await;
     }
 
@@ -116,7 +136,7 @@ impl Store for Wild {
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
         let mut listing = self.run_unreliably(self.truth.list(directory, after)).await?;
-        let page = 1 + self.below(4) as usize;
+        let page = 1 + self.below(self.max_page) as usize;
         listing.more = listing.names.len() > page;
         listing.names.truncate(page);
         Ok(listing)
