@@ -183,13 +183,16 @@ pub enum LogFormat {
     Json,
 }
 
+/// Default of `--server`: the default of `fulmar start --sql`.
+pub const DEFAULT_SERVER: &str = "postgres://fulmar@127.0.0.1:5433";
+
 /// The node to connect to, and the password.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
     /// Node to connect to: postgres://USER:PASSWORD@HOST:PORT, with ?sslmode= and &sslrootcert= as
     /// in psql
     #[arg(long, global = true, env = "FULMAR_SERVER", value_name = "URL", hide_env_values = true)]
-    #[arg(default_value = "postgres://fulmar@127.0.0.1:5433")]
+    #[arg(default_value = DEFAULT_SERVER)]
     pub server: String,
     /// File that contains the password
     #[arg(long, global = true, value_name = "FILE")]

@@ -5,6 +5,7 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use common::{Node, fulmar, refusal, run, stdout};
 use tokio_postgres::NoTls;
@@ -129,6 +130,21 @@ fn first_start_creates_the_superuser_and_later_starts_keep_it() {
     let url = node.url();
     let list = ["tenant", "list", "--server", &url];
     stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
+}
+
+#[test]
+fn command_in_the_ready_line_works() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("it's data");
+    for flags in [&[][..], &["--insecure"]] {
+        let node = Node::start(&data, flags);
+        let arguments = node.command.strip_prefix("fulmar ").unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("\"$0\" {arguments} --json"), env!("CARGO_BIN_EXE_fulmar")]);
+        let listed = shell.env_remove("FULMAR_SERVER").env_remove("PGPASSWORD").output().unwrap();
+        stdout(&listed);
+        assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+    }
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod logs;
 mod memory;
 mod node;
 mod reader;
+mod ready;
 mod store;
 mod superuser;
 mod tls;
@@ -86,7 +87,8 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
         (Some(data), _) => format!("data {}", data.path().display()),
         (None, store) => format!("reads {}", store.as_ref().map(ToString::to_string).unwrap_or_default()),
     };
-    output::line(&format!("fulmar ready: sql {}, http {}, {source}", node.sql_addr(), node.http_addr()))?;
+    let password_file = data.as_ref().and_then(|data| ready::password_file(data.path(), arguments.insecure));
+    output::line(&ready::line(node.sql_addr(), node.http_addr(), &source, password_file.as_deref()))?;
     let signal = signals.next().await;
     tracing::info!(signal, "shutting down; a second signal stops the node immediately");
     node.stopping(signal);

@@ -14,7 +14,7 @@ use fulmar_meta::{Catalog, SYSTEM_USER};
 use rand::RngExt;
 
 /// Name of the file in the data directory.
-const PASSWORD_FILE: &str = "superuser-password";
+pub(super) const PASSWORD_FILE: &str = "superuser-password";
 
 /// 24 characters from an alphabet of 32 are 120 random bits.
 const PASSWORD_LENGTH: usize = 24;

@@ -87,6 +87,8 @@ pub struct Node {
     pub process: Child,
     pub sql: String,
     pub http: String,
+    /// The command that the ready line suggests.
+    pub command: String,
 }
 
 impl Node {
@@ -119,12 +121,13 @@ impl Node {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR
+        // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR; try: COMMAND
         let words: Vec<&str> = line.trim_end().splitn(8, ' ').collect();
         assert_eq!((words[0], words[1], words[2], words[4]), ("fulmar", "ready:", "sql", "http"), "{line}");
         assert!(["data", "reads"].contains(&words[6]), "{line}");
         let address = |word: &str| word.trim_end_matches(',').to_owned();
-        Self { process, sql: address(words[3]), http: address(words[5]) }
+        let command = line.trim_end().rsplit_once("; try: ").map(|(_, command)| command.to_owned());
+        Self { process, sql: address(words[3]), http: address(words[5]), command: command.unwrap() }
     }
 
     pub fn url(&self) -> String {

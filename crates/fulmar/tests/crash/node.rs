@@ -62,7 +62,7 @@ impl Node {
             .await
             .with_context(|| format!("the node is not ready after {TIMEOUT:?}{}", log_tail(directory)))??;
         let ready_after = began.elapsed();
-        // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR
+        // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR; try: COMMAND
         let sql = line.strip_prefix("fulmar ready: sql ").and_then(|rest| rest.split(',').next());
         match sql {
             Some(sql) => {
