@@ -26,7 +26,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         }
     }
     let mut found = Vec::new();
-    for name in ["pages", "store", "engine", "meta", "cluster", "gateway", "fulmar"] {
+    for name in ["pages", "store", "engine", "meta", "cluster", "pgwire", "dialect", "gateway", "fulmar"] {
         walk(&workspace().join("crates").join(name).join("src"), &mut found);
     }
     found

@@ -35,7 +35,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::crowd::Crowd;
-use crate::gateway::{Gateway, MetricsSource};
+use crate::gateway::Gateway;
+use crate::monitoring::MetricsSource;
 use crate::tokens::Refused;
 
 /// Maximum number of connections. Beyond it, the oldest connection is closed.

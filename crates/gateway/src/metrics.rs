@@ -13,13 +13,9 @@ use fulmar_engine::{BesideStatistics, EngineStatistics};
 use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
 
 use crate::crowd::Count;
+use crate::histogram::{BUCKETS, bucket, bucket_bound_us};
 use crate::memory::Usage;
 use crate::tenants::TenantCounts;
-
-/// Number of finite histogram buckets for statement times. The first bound is 16 us, and each
-/// further one is twice the previous.
-pub(crate) const BUCKETS: usize = 21;
-const FIRST_BUCKET_US: u64 = 16;
 
 /// Maximum number of tenants with metrics of their own: the busiest ones. A node has thousands of
 /// tenants, and each label value creates new time series.
@@ -106,17 +102,6 @@ pub(crate) struct TenantFigures {
     pub(crate) sessions: u64,
     /// Memory charged by its sessions.
     pub(crate) session_memory_bytes: u64,
-}
-
-/// The first bucket whose upper bound is at least `time_us`.
-pub(crate) fn bucket(time_us: u64) -> usize {
-    let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
-    ((units - 1).checked_ilog2().map_or(0, |log| log + 1) as usize).min(BUCKETS)
-}
-
-/// The upper bound of a bucket in microseconds.
-pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
-    FIRST_BUCKET_US << bucket
 }
 
 /// Renders all metrics of a node in the Prometheus text format.

@@ -28,12 +28,13 @@ use fulmar_engine::{
     CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, Verified,
     sqlstate,
 };
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::Interrupts;
+use fulmar_pgwire::wire::{Closed, Wire};
 use tokio::time::{Sleep, sleep};
 
 use super::rows::Collector;
-use crate::protocol::backend::{self, Severity};
 use crate::registry::Handle;
-use crate::wire::{Closed, Wire};
 use crate::{Result, fair};
 
 /// Resolves when a client that sent only part of a message must be disconnected.

@@ -14,15 +14,15 @@
 //! back because a transaction rolls back, the next statement that reads the database opens the
 //! version.
 
+use fulmar_dialect::admin::parse_moment;
 use fulmar_engine::{Error, Value, sqlstate};
+use fulmar_pgwire::protocol::backend;
+use fulmar_pgwire::types::datetime::moment;
 
-use super::Session;
 use super::rows::Output;
-use super::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
+use super::state::Session;
 use crate::Result;
-use crate::dialect::admin::parse_moment;
-use crate::protocol::backend;
-use crate::system::moment;
+use crate::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
 
 impl Session {
     /// Switches the session to the version as of another time (`None` or empty: the newest

@@ -6,15 +6,15 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{PartitionStatistics, Value};
+use fulmar_dialect::row;
+use fulmar_dialect::system::{Rows, table};
+use fulmar_engine::{Database, PartitionStatistics, Value};
 use fulmar_meta::Tenant;
 use fulmar_pages::PartitionId;
 
-use super::cells::row;
-use super::cluster::tenants;
-use super::{Asked, Filled, Rows, Viewer, table};
+use super::viewer::{Filled, Viewer};
 use crate::Result;
-use crate::metrics::{BUCKETS, bucket_bound_us};
+use crate::histogram::{BUCKETS, bucket_bound_us};
 use crate::tenants::TenantCounts;
 
 /// A table with these columns, followed by the columns of [`Figures::cells`].
@@ -53,20 +53,20 @@ macro_rules! statistics_table {
 }
 
 pub(super) const TABLES: &[Filled] = &[
-    (statistics_table!("fulmar.tenant_stats", ("tenant", "NAME"), ("sessions", "INT8")), |asked| {
+    (statistics_table!("fulmar.tenant_stats", ("tenant", "NAME"), ("sessions", "INT8")), |viewer, _| {
         let row = |tenant: &Arc<Tenant>| {
-            let sessions = asked.viewer.shared.registry.count(tenant.partition) as i64;
+            let sessions = viewer.sources.registry.count(tenant.partition) as i64;
             let key = row![tenant.name.as_str(), sessions];
-            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            [key, Figures::of(viewer, tenant.partition).cells()].concat()
         };
-        Ok(tenants(asked.viewer).iter().map(row).collect())
+        Ok(viewer.tenants().iter().map(row).collect())
     }),
-    (statistics_table!("fulmar.partition_stats", ("partition", "INT8"), ("tenant", "NAME")), |asked| {
+    (statistics_table!("fulmar.partition_stats", ("partition", "INT8"), ("tenant", "NAME")), |viewer, _| {
         let row = |tenant: &Arc<Tenant>| {
             let key = row![tenant.partition.0 as i64, tenant.name.as_str()];
-            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            [key, Figures::of(viewer, tenant.partition).cells()].concat()
         };
-        Ok(tenants(asked.viewer).iter().map(row).collect())
+        Ok(viewer.tenants().iter().map(row).collect())
     }),
     (
         table(
@@ -85,10 +85,10 @@ pub(super) struct Figures {
 
 impl Figures {
     pub(super) fn of(viewer: &Viewer, partition: PartitionId) -> Figures {
-        let shared = &viewer.shared;
+        let sources = &viewer.sources;
         Figures {
-            gateway: shared.tenants.counts(partition).unwrap_or_default(),
-            engine: shared.engine.partition_statistics(partition).unwrap_or_default(),
+            gateway: sources.tenants.counts(partition).unwrap_or_default(),
+            engine: sources.engine.partition_statistics(partition).unwrap_or_default(),
         }
     }
 
@@ -123,9 +123,9 @@ impl Figures {
 }
 
 /// The number of statements per latency bucket. Empty buckets are omitted.
-fn histogram(asked: Asked<'_>) -> Result<Rows> {
+fn histogram(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let rows = |tenant: &Arc<Tenant>| {
-        let counts = asked.viewer.shared.tenants.counts(tenant.partition).unwrap_or_default();
+        let counts = viewer.sources.tenants.counts(tenant.partition).unwrap_or_default();
         let buckets = counts.buckets.into_iter().enumerate().filter(|(_, statements)| *statements > 0);
         let row = |(bucket, statements)| {
             let up_to = (bucket < BUCKETS).then(|| milliseconds(bucket_bound_us(bucket)));
@@ -133,7 +133,7 @@ fn histogram(asked: Asked<'_>) -> Result<Rows> {
         };
         buckets.map(row).collect::<Rows>()
     };
-    Ok(tenants(asked.viewer).iter().flat_map(rows).collect())
+    Ok(viewer.tenants().iter().flat_map(rows).collect())
 }
 
 pub(super) fn milliseconds(time_us: u64) -> Value {
