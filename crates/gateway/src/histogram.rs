@@ -15,3 +15,16 @@ pub(crate) fn bucket(time_us: u64) -> usize {
 pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
     FIRST_BUCKET_US << bucket
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_match_their_bounds() {
+        assert_eq!([0, 1, 16, 17, 32, 33, 64].map(bucket), [0, 0, 0, 1, 1, 2, 2]);
+        assert_eq!(bucket(16 << 20), 20);
+        assert_eq!(bucket((16 << 20) + 1), BUCKETS);
+        assert_eq!(bucket(u64::MAX), BUCKETS);
+    }
+}

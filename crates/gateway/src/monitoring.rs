@@ -49,11 +49,11 @@ impl MetricsSource {
         match scope {
             Scope::Node => metrics::render(
                 &workers,
-                self.crew.active(),
-                metrics::Connections {
-                    sessions: self.registry.len(),
+                &metrics::Connections {
+                    sessions: self.registry.len() as u64,
                     logins: self.logins.count(),
                     memory: self.memory.usage(),
+                    workers_active: self.crew.active() as u64,
                 },
                 &self.engine.statistics(),
                 self.engine.beside_statistics().as_ref(),
