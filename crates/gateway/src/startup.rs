@@ -26,6 +26,7 @@ use fulmar_pgwire::auth::{self, Exchange, Step};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend;
 use fulmar_pgwire::wire::{Stream, Wire};
+use fulmar_service::{LocalPartition, PartitionService};
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -327,28 +328,28 @@ impl PendingConnection {
         context: Arc<Context>,
         metrics: Arc<WorkerMetrics>,
     ) -> Option<(Session, Entry)> {
-        let mut engine = context.engine.session(identity.tenant.partition);
-        engine.set_tenant(&identity.tenant.name);
+        let mut partition = LocalPartition::new(context.engine.clone(), identity.tenant.partition);
+        partition.session_mut().set_tenant(&identity.tenant.name);
         let most = most_sessions(&identity);
         let who = activity::Who {
             user: identity.user.clone(),
             address: self.address,
             since_ms: activity::now_ms(),
         };
-        let (partition, leaves) = (identity.tenant.partition, left_places(&identity));
-        let entered = context.registry.enter(partition, most, leaves, engine.canceller(), who);
+        let (id, leaves) = (identity.tenant.partition, left_places(&identity));
+        let entered = context.registry.enter(id, most, leaves, partition.canceller(), who);
         let entry = match entered
             .map_err(|full| no_room(full, &identity, most))
             .and_then(|entry| still_there(&identity, &context.catalog).map(|()| entry))
         {
             Ok(entry) => entry,
             Err(error) => {
-                engine.close().await;
+                partition.close().await;
                 self.refuse(&error).await;
                 return None;
             }
         };
-        engine.set_may_write(identity.access == Access::ReadWrite);
+        partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
         settings.take_reports();
         for (name, value) in settings.reported() {
             backend::parameter_status(&mut self.output, name, value);
@@ -359,12 +360,19 @@ impl PendingConnection {
         let has_key = auth::put(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
         if !has_key || self.send().await.is_err() {
-            engine.close().await;
+            partition.close().await;
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link =
-            Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false, noted: false };
+        let link = Link {
+            partition,
+            wire,
+            handle,
+            timeout: None,
+            idle_timeout: None,
+            implicit: false,
+            noted: false,
+        };
         Some((Session::new(link, context.sessions.clone(), metrics, identity, settings), entry))
     }
 }

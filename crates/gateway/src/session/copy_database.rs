@@ -18,6 +18,7 @@
 
 use fulmar_engine::{CommandTag, Error, Import, Value, sqlstate};
 use fulmar_pgwire::protocol::backend;
+use fulmar_service::{ExportStream, PartitionService};
 
 use super::copy_in::{CopyIn, Importing, Target};
 use super::outcome::{Fault, Ran};
@@ -36,13 +37,12 @@ impl Session {
     /// Sends all pages of the session's database.
     pub(super) async fn export(&mut self, output: &mut Output) -> Result<Ran, Fault> {
         self.outside_transaction(TAG)?;
-        let (partition, as_of) = (self.identity.tenant.partition, self.settings.as_of());
-        let mut export = self.context.engine.export(partition, as_of).await?;
+        let mut export = self.link.partition.export(self.settings.as_of()).await?;
         let exported = Event::new(Kind::DatabaseExported).database(&self.identity.tenant);
         self.context.journal.gather(exported.by(self.identity.actor()));
         backend::copy_out_bytes(output);
         let (mut pages, mut piece) = (0, Vec::new());
-        while export.next(&mut piece).await? {
+        while export.next_pages(&mut piece).await? {
             pages += (piece.len() / fulmar_pages::PAGE_SIZE) as u64;
             // In addition to `piece` itself.
             output.must_grow(2 * piece.len(), self.statements.memory())?;
@@ -104,10 +104,10 @@ impl Importing {
 
     async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
-        let mut temporary = session.link.engine.beside(self.tenant.partition);
-        std::mem::swap(&mut session.link.engine, &mut temporary);
+        let mut temporary = session.link.partition.beside(self.tenant.partition);
+        std::mem::swap(&mut session.link.partition, &mut temporary);
         let checked = quick_check(session).await;
-        std::mem::swap(&mut session.link.engine, &mut temporary);
+        std::mem::swap(&mut session.link.partition, &mut temporary);
         temporary.close().await;
         checked?;
         admin::finish_create(&self.tenant, &session.context.administration).await?;

@@ -10,6 +10,7 @@ use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, sqlstate, statem
 use fulmar_pgwire::protocol::frontend::{self, Bind, Message, Oids, Target};
 use fulmar_pgwire::protocol::{Format, Formats, backend};
 use fulmar_pgwire::types::{Column, Type, decode};
+use fulmar_service::PartitionService;
 
 use super::held::{MAX_WAIT, Share};
 use super::outcome::{Fault, Ran};
@@ -56,7 +57,7 @@ impl Session {
     pub(super) fn extended_failed(&mut self, error: &Error) {
         self.report(error);
         self.skipping = true;
-        self.link.engine.fail();
+        self.link.partition.fail();
     }
 
     /// Handles Sync: ends the implicit transaction, and skipping after an error.
@@ -194,7 +195,7 @@ impl Session {
             Front::Translated(translated, rest) => {
                 if translated.system {
                     let viewer = self.viewer();
-                    self.link.engine.set_system(viewer);
+                    self.link.partition.session_mut().set_system(viewer);
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
                 let known = Known { system, parameters, ..Known::default() };

@@ -22,7 +22,7 @@ impl Session {
         let bytes = |limit| limits.get(limit).map_or(u64::MAX, |kilobytes| kilobytes * 1024);
         let temporary_bytes = temporary_bytes(limits);
         self.temporary.set_limit(temporary_bytes);
-        self.link.engine.set_limits(TransactionLimits {
+        self.link.partition.session_mut().set_limits(TransactionLimits {
             held_bytes: bytes(Limit::TransactionMemory),
             database_bytes: bytes(Limit::MaxSize),
             temporary_bytes,
@@ -31,7 +31,7 @@ impl Session {
             parameters: limits.get(Limit::MaxParameters).unwrap_or(u64::MAX),
         });
         let floor = limits.get(Limit::CacheFloor).map_or(0, |kilobytes| kilobytes * 1024);
-        self.link.engine.set_cache_floor(floor);
+        self.link.partition.session_mut().set_cache_floor(floor);
         self.apply_settings();
     }
 }

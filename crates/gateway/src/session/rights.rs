@@ -32,7 +32,7 @@ impl Session {
             && access != self.identity.access
         {
             self.identity.access = access;
-            self.link.engine.set_may_write(access == Access::ReadWrite);
+            self.link.partition.session_mut().set_may_write(access == Access::ReadWrite);
             self.settings.set_bounds(&self.identity.limits, access);
             self.apply_settings();
         }

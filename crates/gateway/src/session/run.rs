@@ -81,7 +81,7 @@ impl Session {
             Plan::Engine(statement) => {
                 let viewer = statement.uses_system().then(|| self.viewer());
                 if let Some(viewer) = &viewer {
-                    self.link.engine.set_system(viewer.clone());
+                    self.link.partition.session_mut().set_system(viewer.clone());
                 }
                 let spills = self.statements.spills(&self.context.temporary_directory, &self.temporary);
                 let mut writer = RowWriter::new(output, layout, spills);

@@ -11,6 +11,7 @@ use fulmar_pgwire::protocol::MESSAGE_BYTES;
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend::{self, Malformed, Message};
 use fulmar_pgwire::wire::{give_buffer, take_buffer};
+use fulmar_service::PartitionService;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::OwnedPermit;
 
@@ -32,7 +33,7 @@ impl Session {
             copy.give_up(&self).await;
         }
         self.send_shutdown_notice(end).await;
-        self.link.engine.close().await;
+        self.link.partition.close().await;
         self.context.advisory.unlock_all(self.link.handle.pid);
         self.link.wire.shutdown().await;
     }

@@ -10,6 +10,7 @@ use fulmar_dialect::token::is_blank;
 use fulmar_engine::{Error, Scope, StatementKind};
 use fulmar_pgwire::protocol::backend;
 use fulmar_pgwire::types::decode;
+use fulmar_service::PartitionService;
 
 use super::copy_in::Rest;
 use super::outcome::{Fault, Ran};
@@ -52,7 +53,7 @@ impl Session {
     fn text_failed(&mut self, error: &Error) {
         self.report(error);
         self.copy = None;
-        self.link.engine.fail();
+        self.link.partition.fail();
         self.end_of_transaction(false);
     }
 

@@ -58,7 +58,7 @@ impl Session {
     ) -> Session {
         let stats = context.tenants.of(identity.tenant.partition);
         let memory = context.memory.of(identity.tenant.partition);
-        let temporary = link.engine.temporary_space();
+        let temporary = link.partition.session().temporary_space();
         let mut session = Session {
             link,
             output: Output::default(),
@@ -87,11 +87,11 @@ impl Session {
         self.settings_share.shrink(self.settings.bytes() as u64);
         self.link.timeout = self.settings.statement_timeout();
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
-        self.link.engine.set_default_read_only(self.settings.is_read_only());
-        self.link.engine.set_as_of(self.settings.as_of());
+        self.link.partition.session_mut().set_default_read_only(self.settings.is_read_only());
+        self.link.partition.session_mut().set_as_of(self.settings.as_of());
         // The system database holds no tenant data and must always accept connections, so staleness
         // does not apply to it.
         let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
-        self.link.engine.set_staleness((!is_system).then(|| self.settings.staleness()));
+        self.link.partition.session_mut().set_staleness((!is_system).then(|| self.settings.staleness()));
     }
 }
