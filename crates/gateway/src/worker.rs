@@ -86,8 +86,8 @@ pub(crate) fn start(
             runtime.enable_all().on_thread_park(rest::falls_asleep).on_thread_unpark(rest::wakes_up);
             match runtime.build_local(LocalOptions::default()) {
                 Ok(runtime) => {
-                    let desk = Rc::new(Desk { post, startup, metrics, load });
-                    runtime.block_on(serve(arrivals, desk, closing));
+                    let context = Rc::new(WorkerContext { post, startup, metrics, load });
+                    runtime.block_on(serve(arrivals, context, closing));
                 }
                 Err(error) => tracing::error!(%error, "could not start gateway worker"),
             }
@@ -125,15 +125,15 @@ impl Worker {
     }
 }
 
-/// A worker's thread: its place among the workers, and what it needs to start sessions.
-struct Desk {
+/// What a worker's thread needs to start and serve sessions.
+struct WorkerContext {
     post: Post,
     startup: Arc<startup::Context>,
     metrics: Arc<WorkerMetrics>,
     load: Arc<AtomicUsize>,
 }
 
-impl Desk {
+impl WorkerContext {
     /// Performs the startup of a connection, and serves its session.
     async fn serve_client(&self, stream: std::net::TcpStream, place: Place) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
@@ -183,7 +183,11 @@ impl Desk {
 
 /// The main loop of a worker: serves its sessions until the gateway closes and the last session has
 /// ended.
-async fn serve(mut arrivals: mpsc::Receiver<Arrival>, desk: Rc<Desk>, closing: CancellationToken) {
+async fn serve(
+    mut arrivals: mpsc::Receiver<Arrival>,
+    context: Rc<WorkerContext>,
+    closing: CancellationToken,
+) {
     let sessions = TaskTracker::new();
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
@@ -192,11 +196,11 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, desk: Rc<Desk>, closing: C
             let _ = answer.send(()); // the health check may have timed out
             continue;
         }
-        let (desk, load) = (desk.clone(), Load::new(&desk.load));
+        let (context, load) = (context.clone(), Load::new(&context.load));
         sessions.spawn_local(async move {
             match arrival {
-                Arrival::Client(stream, place) => desk.serve_client(stream, place).await,
-                Arrival::Session(traveller) => desk.serve_migrated(traveller).await,
+                Arrival::Client(stream, place) => context.serve_client(stream, place).await,
+                Arrival::Session(traveller) => context.serve_migrated(traveller).await,
                 Arrival::Ping(_) => {} // answered above
             }
             drop(load);

@@ -8,20 +8,27 @@
 //! A session prepares statements, executes them into a row sink, and ends or abandons its
 //! transaction. It does not depend on where the partition is: an implementation for a partition of
 //! another node answers the same calls. [`LocalPartition`] is the implementation for a partition of
-//! this node. Callers select the implementation statically; a call of [`LocalPartition`] returns the
-//! engine's own future, without a wrapper or an allocation.
+//! this node. Callers select the implementation statically, and a call of [`LocalPartition`] returns
+//! the engine's own future, without a wrapper or an allocation.
 //!
 //! # Requests
 //!
 //! | request | method |
 //! | --- | --- |
-//! | prepare and describe a statement | [`PartitionService::prepare`]; [`Statement`] is the description |
-//! | run a statement | [`PartitionService::execute`], with the rows passed to a [`RowSink`] |
-//! | begin, commit, roll back, savepoints | [`PartitionService::execute`] of the SQL statement |
-//! | commit the implicit transaction | [`PartitionService::commit_implicit`] |
-//! | fail the open transaction | [`PartitionService::fail`], after an error outside of the partition |
-//! | cancel | [`PartitionService::canceller`], usable from other threads |
-//! | export | [`PartitionService::export`], a stream of the pages of one version |
+//! | prepare and describe a statement | [`prepare`]; [`Statement`] is the description |
+//! | run a statement | [`execute`], with the rows passed to a [`RowSink`] |
+//! | begin, commit, roll back, savepoints | [`execute`] of the SQL statement |
+//! | commit the implicit transaction | [`commit_implicit`] |
+//! | fail the open transaction | [`fail`], after an error outside of the partition |
+//! | cancel | [`canceller`], usable from other threads |
+//! | export | [`export`], a stream of the pages of one version |
+//!
+//! [`prepare`]: PartitionService::prepare
+//! [`execute`]: PartitionService::execute
+//! [`commit_implicit`]: PartitionService::commit_implicit
+//! [`fail`]: PartitionService::fail
+//! [`canceller`]: PartitionService::canceller
+//! [`export`]: PartitionService::export
 //!
 //! Transaction control has no methods of its own: clients send it as SQL, and its answers (command
 //! tags, notices) are those of statements.

@@ -1,8 +1,8 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Each metric is declared once, with its name, its help text and its value: the counters of workers
-//! in [`worker`], those of the engine and the store in [`engine`], those of tenants in [`tenant`],
-//! and those of connections here. `docs/operations.md` explains them; a test compares it with the
+//! Each metric is declared once, with its name, its help text and its value: the counters of
+//! workers in [`worker`], those of the engine and the store in [`engine`], those of tenants in
+//! [`tenant`], and those of connections here. `docs/operations.md` explains them; a test compares it with the
 //! output.
 
 mod engine;

@@ -1,8 +1,8 @@
 //! The counters of a worker.
 //!
 //! Only the worker's thread writes them. An increment is therefore a load and a store, without an
-//! atomic read-modify-write instruction and without contention for the cache line. A scrape sums the
-//! counters of all workers.
+//! atomic read-modify-write instruction and without contention for the cache line. A scrape sums
+//! the counters of all workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

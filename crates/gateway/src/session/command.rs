@@ -105,31 +105,34 @@ impl Session {
                 }
                 admin.tag()
             }
-            Command::Verify => {
-                self.outside_transaction("VERIFY")?;
-                admin::check_right("VERIFY", &self.identity)?;
-                // On a replica, files that the primary deletes during the check would be reported
-                // as damage.
-                self.context.engine.check_owner()?;
-                let damage = self.link.verify().await?.damage;
-                let count = damage.len() as u64;
-                self.record_verification(&damage);
-                let catalog = self.context.catalog.clone();
-                let row = |damage: Damage| {
-                    let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
-                    let databases: Vec<String> = damage
-                        .partitions
-                        .iter()
-                        .filter_map(|id| catalog.tenant_of(*id).map(|tenant| tenant.name.clone()))
-                        .collect();
-                    let databases = Value::Text(databases.join(", "));
-                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
-                };
-                let rows = damage.into_iter().map(row).collect();
-                return self.write_rows(rows, CommandTag::Select(count), layout, output);
-            }
+            Command::Verify => return self.verify(layout, output).await,
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    /// Verifies the checksums of all data, and writes a row for each damaged file.
+    async fn verify(&mut self, layout: Layout<'_>, output: &mut Output) -> Result<Ran, Fault> {
+        self.outside_transaction("VERIFY")?;
+        admin::check_right("VERIFY", &self.identity)?;
+        // On a replica, files that the primary deletes during the check would be reported
+        // as damage.
+        self.context.engine.check_owner()?;
+        let damage = self.link.verify().await?.damage;
+        let count = damage.len() as u64;
+        self.record_verification(&damage);
+        let catalog = self.context.catalog.clone();
+        let row = |damage: Damage| {
+            let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
+            let databases: Vec<String> = damage
+                .partitions
+                .iter()
+                .filter_map(|id| catalog.tenant_of(*id).map(|tenant| tenant.name.clone()))
+                .collect();
+            let databases = Value::Text(databases.join(", "));
+            vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
+        };
+        let rows = damage.into_iter().map(row).collect();
+        self.write_rows(rows, CommandTag::Select(count), layout, output)
     }
 
     fn record_verification(&self, damage: &[Damage]) {

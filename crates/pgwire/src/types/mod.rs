@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! CREATE TABLE t (price NUMERIC(10,2), ...)   SQLite stores 9.5 as a REAL
-//!    described as: numeric, modifier (10,2)   sent as the text "9.5", or in numeric's binary format
+//!    described as: numeric, modifier (10,2)   sent as the text "9.5", or in the binary format
 //! ```
 //!
 //! A column without a declared type (an expression) takes its type from the values of the first
