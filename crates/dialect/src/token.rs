@@ -293,7 +293,7 @@ pub fn first_statement(sql: &str) -> (Vec<Token<'_>>, &str) {
 }
 
 /// Reads tokens in order.
-pub struct Cursor<'a, 't> {
+pub(crate) struct Cursor<'a, 't> {
     tokens: &'t [Token<'a>],
 }
 

@@ -214,7 +214,7 @@ impl Session {
 
     fn bind(&mut self, bind: &Bind<'_>) -> Result<()> {
         let prepared = self.statements.statement(bind.statement)?.clone();
-        let (given, wanted) = (bind.values.len(), prepared.parameters.len());
+        let (given, wanted) = (bind.values.count(), prepared.parameters.len());
         if given != wanted {
             let message = format!(
                 "bind message supplies {given} parameters, but prepared statement \"{}\" requires {wanted}",

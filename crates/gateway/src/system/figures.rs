@@ -20,8 +20,11 @@ use crate::tenants::TenantCounts;
 /// The name and the declared type of a column.
 type Column = (&'static str, &'static str);
 
+/// The value of a column.
+type Cell = fn(&Figures) -> Value;
+
 /// The statistics of a partition: the column, its type, and its value.
-const FIGURES: [(&str, &str, fn(&Figures) -> Value); 23] = [
+const FIGURES: [(&str, &str, Cell); 23] = [
     ("statements", "INT8", |of| integer(of.gateway.statements)),
     ("reads", "INT8", |of| integer(of.gateway.reads)),
     ("writes", "INT8", |of| integer(of.gateway.writes)),

@@ -149,7 +149,7 @@ pub struct Values<'a> {
 
 impl<'a> Values<'a> {
     /// The number of values.
-    pub fn len(self) -> usize {
+    pub fn count(self) -> usize {
         self.count
     }
 
@@ -389,7 +389,7 @@ mod tests {
         ) {
             let decoded = message(&Frame { kind, body: &body, size: body.len() + 5 });
             if let Ok(Message::Bind(bind)) = decoded {
-                prop_assert_eq!(bind.values.iter().count(), bind.values.len());
+                prop_assert_eq!(bind.values.iter().count(), bind.values.count());
             }
             let mut input = vec![kind];
             input.extend_from_slice(&body);
