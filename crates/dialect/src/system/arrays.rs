@@ -1,5 +1,5 @@
-//! Array functions. Arrays are represented as text ([`fulmar_pgwire::types::array`]). The
-//! translation converts them to JSON where SQLite's table-valued functions read them.
+//! Array functions. Arrays are represented as text ([`fulmar_engine::array`]). The translation
+//! converts them to JSON where SQLite's table-valued functions read them.
 
 use fulmar_engine::array::{Element, read, write};
 use fulmar_engine::{Error, Value, ValueRef, sqlstate};

@@ -18,12 +18,12 @@
 //!
 //! [`encode`] converts values to bytes, [`decode`] converts parameters to values.
 
-pub mod array;
+mod array;
 pub mod datetime;
 pub mod decode;
 pub mod encode;
-pub mod number;
-pub mod numeric;
+pub(crate) mod number;
+mod numeric;
 
 use fulmar_engine::ValueRef;
 

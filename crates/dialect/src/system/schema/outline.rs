@@ -16,7 +16,8 @@ pub(super) const FIRST_OID: i64 = 16_384;
 pub(crate) const KEY_OIDS: i64 = 0x2000_0000;
 /// PRIMARY KEY and UNIQUE constraints: the index's OID plus this.
 pub(crate) const CONSTRAINT_OIDS: i64 = 0x4000_0000;
-/// CHECK constraints and foreign keys; see [`Relation::constraint_oid`].
+/// CHECK constraints and foreign keys; see
+/// [`Relation::constraint_oid`](super::objects::Relation::constraint_oid).
 pub(super) const OTHER_CONSTRAINT_OIDS: i64 = 0x6100_0000;
 /// OIDs reserved per table for CHECK constraints, and the same number for foreign keys. The OIDs of
 /// further constraints would collide with those of the next table.
