@@ -4,22 +4,27 @@
 use std::sync::Arc;
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{Access, Limit, SYSTEM_TENANT, Tenant};
+use fulmar_meta::{Access, Catalog, Limit, SYSTEM_TENANT, Tenant};
 
 use crate::Result;
-use crate::gateway::Shared;
+use crate::identity::Identity;
 use crate::registry::Full;
-use crate::session::Identity;
 
-/// Looks up the tenant that a client requests, and the client's access to it.
-pub(crate) fn tenant(database: &str, user: &str, shared: &Shared) -> Result<(Arc<Tenant>, Access)> {
-    let tenant = shared.catalog.tenant(database).ok_or_else(|| {
+/// Looks up the tenant that a client requests, and the client's access to it. If `insecure`, every
+/// client has full access.
+pub(crate) fn tenant(
+    database: &str,
+    user: &str,
+    catalog: &Catalog,
+    insecure: bool,
+) -> Result<(Arc<Tenant>, Access)> {
+    let tenant = catalog.tenant(database).ok_or_else(|| {
         Error::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{database}\" does not exist"))
             .hint(format!("Create it with CREATE DATABASE in the database \"{SYSTEM_TENANT}\"."))
     })?;
-    let access = match shared.config.insecure {
+    let access = match insecure {
         true => Some(Access::ReadWrite),
-        false => shared.catalog.user(user).and_then(|user| shared.catalog.access(&user, &tenant)),
+        false => catalog.user(user).and_then(|user| catalog.access(&user, &tenant)),
     };
     if let Some(access) = access {
         return Ok((tenant, access));
@@ -67,8 +72,8 @@ pub(crate) fn no_room(full: Full, identity: &Identity, most: usize) -> Error {
 
 /// Fails if the tenant was dropped or renamed after it was looked up, before the session was
 /// registered.
-pub(crate) fn still_there(identity: &Identity, shared: &Shared) -> Result<()> {
-    let now = shared.catalog.tenant(&identity.tenant.name);
+pub(crate) fn still_there(identity: &Identity, catalog: &Catalog) -> Result<()> {
+    let now = catalog.tenant(&identity.tenant.name);
     if now.is_some_and(|tenant| tenant.partition == identity.tenant.partition) {
         return Ok(());
     }

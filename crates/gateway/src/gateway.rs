@@ -7,7 +7,7 @@
 //! 3. The remaining statements are cancelled.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -15,24 +15,23 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fulmar_engine::Engine;
-use fulmar_meta::{Catalog, SaltKey, Tenant};
-use fulmar_pages::PartitionId;
+use fulmar_meta::{Catalog, SaltKey};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
-use crate::activity;
 use crate::advisory::AdvisoryLocks;
-use crate::crew::Crew;
 use crate::crowd::Crowd;
 use crate::events::{self, Journal};
 use crate::failures::Failures;
 use crate::memory::SessionMemory;
-use crate::metrics::{self, TenantFigures, WorkerMetrics};
+use crate::monitoring::MetricsSource;
 use crate::registry::Registry;
-use crate::session::SlowLog;
-use crate::tenants::{TenantCounts, Tenants};
-use crate::tokens::{self, Refused, Scope};
+use crate::session::{self, SlowLog};
+use crate::system::Sources;
+use crate::tenants::Tenants;
+use crate::tokens::Authorizer;
 use crate::worker::{self, Worker, Workers};
+use crate::{activity, admin, startup};
 
 /// How long a shutdown waits for cancelled statements to end.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -94,134 +93,16 @@ impl GatewayConfig {
     }
 }
 
-/// The state shared by all sessions.
-pub(crate) struct Shared {
-    pub(crate) config: GatewayConfig,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) catalog: Arc<Catalog>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) tenants: Tenants,
-    pub(crate) memory: SessionMemory,
-    pub(crate) advisory: AdvisoryLocks,
-    pub(crate) slow: SlowLog,
-    /// The start time, in milliseconds since 1970.
-    pub(crate) started_ms: u64,
-    /// Used if the catalog has no salt key, because the primary node runs an earlier version.
-    pub(crate) fallback_salt_key: Arc<SaltKey>,
-    pub(crate) failures: Failures,
-    /// Connections that are not sessions yet.
-    pub(crate) logins: Arc<Crowd>,
-    /// Cancelled at shutdown: closes connections that are not sessions yet.
-    pub(crate) closing: CancellationToken,
-}
-
-impl Shared {
-    pub(crate) fn journal(&self) -> &Journal {
-        &self.config.journal
-    }
-}
-
 /// A running gateway.
 pub struct Gateway {
-    shared: Arc<Shared>,
+    registry: Arc<Registry>,
+    /// Cancelled at shutdown: closes connections that are not sessions yet.
+    closing: CancellationToken,
+    shutdown_grace: Duration,
     local_address: SocketAddr,
     acceptor: tokio::task::JoinHandle<()>,
     workers: Vec<JoinHandle<()>>,
     metrics: Arc<MetricsSource>,
-}
-
-/// The source of the gateway's metrics.
-pub(crate) struct MetricsSource {
-    shared: Arc<Shared>,
-    crew: Arc<Crew>,
-    workers: Arc<[Worker]>,
-    worker_metrics: Vec<Arc<WorkerMetrics>>,
-    /// The number of regular workers. The workers after them are spare.
-    regular: usize,
-}
-
-/// A worker that does not respond to a ping within this time is considered stuck: sessions yield
-/// every millisecond.
-const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
-
-impl MetricsSource {
-    /// Returns true if all regular workers respond to a ping.
-    pub(crate) async fn workers_answer(&self) -> bool {
-        let pings = self.workers[..self.regular].iter().map(|worker| worker.answers_within(WORKER_TIMEOUT));
-        futures::future::join_all(pings).await.into_iter().all(|responded| responded)
-    }
-
-    /// Renders the metrics that the scope includes, in Prometheus's text format.
-    pub(crate) fn render(&self, scope: Scope) -> String {
-        let Shared { engine, registry, logins, memory, .. } = &*self.shared;
-        match scope {
-            Scope::Node => metrics::render(
-                &self.worker_metrics,
-                self.crew.active(),
-                metrics::Connections {
-                    sessions: registry.len(),
-                    logins: logins.count(),
-                    memory: memory.usage(),
-                },
-                &engine.statistics(),
-                engine.beside_statistics().as_ref(),
-                &engine.store_statistics(),
-                &self.busiest_tenants(),
-            ),
-            Scope::Tenant(partition) => metrics::render_tenant(self.tenant(partition)),
-        }
-    }
-
-    /// The scope of metrics that a token grants.
-    pub(crate) async fn authorize(
-        &self,
-        secret: Option<&str>,
-        address: Option<IpAddr>,
-    ) -> Result<Scope, Refused> {
-        tokens::authorize(secret, address, &self.shared).await
-    }
-
-    fn tenant(&self, partition: PartitionId) -> Option<TenantFigures> {
-        let Shared { catalog, tenants, .. } = &*self.shared;
-        let tenant = catalog.tenant_of(partition)?;
-        Some(self.figures(&tenant, tenants.counts(partition).unwrap_or_default()))
-    }
-
-    fn figures(&self, tenant: &Tenant, counts: TenantCounts) -> TenantFigures {
-        let Shared { engine, registry, memory, .. } = &*self.shared;
-        TenantFigures {
-            name: tenant.name.clone(),
-            counts,
-            commits: engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
-            sessions: registry.count(tenant.partition) as u64,
-            session_memory_bytes: memory.used_bytes(tenant.partition),
-        }
-    }
-
-    fn busiest_tenants(&self) -> Vec<TenantFigures> {
-        let Shared { catalog, tenants, .. } = &*self.shared;
-        let mut busiest = tenants.busiest(metrics::TENANTS);
-        let named = catalog
-            .tenants()
-            .into_iter()
-            .filter_map(|tenant| Some(self.figures(&tenant, busiest.remove(&tenant.partition)?)));
-        named.collect()
-    }
-
-    /// Returns true if commits are accepted.
-    pub(crate) fn is_healthy(&self) -> bool {
-        self.shared.engine.accepts_commits()
-    }
-
-    /// Returns true if the node is a replica.
-    pub(crate) fn reads_beside(&self) -> bool {
-        self.shared.engine.reads_beside()
-    }
-
-    /// Returns true if the shared log accepts commits.
-    pub(crate) fn is_shared_log_healthy(&self) -> bool {
-        self.shared.engine.health().shared_log.accepts()
-    }
 }
 
 impl Gateway {
@@ -232,32 +113,31 @@ impl Gateway {
         let local_address = listener.local_addr()?;
         let registry = Arc::new(Registry::new(config.max_sessions));
         let regular = config.workers.max(1);
-        let shared = Arc::new(Shared {
-            slow: SlowLog::new(config.slow_statement),
-            logins: Crowd::new(config.max_logins),
-            memory: SessionMemory::new(config.session_memory_bytes),
-            config,
-            engine,
-            catalog,
-            registry,
-            tenants: Tenants::default(),
-            advisory: AdvisoryLocks::default(),
-            started_ms: activity::now_ms(),
-            fallback_salt_key: Arc::new(SaltKey::random()),
-            failures: Failures::new(),
-            closing: CancellationToken::new(),
-        });
-        let Workers { all: workers, crew, threads } = worker::start(regular, &shared)?;
+        let closing = CancellationToken::new();
+        let logins = Crowd::new(config.max_logins);
+        let components = Components::new(&config, engine, catalog, registry);
+        let startup = Arc::new(components.startup(&config));
+        let Workers { all: workers, crew, threads } =
+            worker::start(regular, config.active_workers.clone(), &startup, &closing)?;
+        let Components { engine, catalog, registry, tenants, memory, failures, journal, .. } = components;
+        let public = config.insecure || config.public_metrics;
+        let authorizer = Authorizer { catalog: catalog.clone(), failures, journal: journal.clone(), public };
         let metrics = Arc::new(MetricsSource {
-            shared: shared.clone(),
+            engine: engine.clone(),
+            catalog,
+            registry: registry.clone(),
+            tenants,
+            memory,
+            logins: logins.clone(),
+            authorizer,
             crew,
-            worker_metrics: workers.iter().map(|worker| worker.metrics.clone()).collect(),
             workers: workers.clone(),
             regular,
         });
-        let acceptor = tokio::spawn(accept(listener, workers, regular, shared.clone()));
-        tokio::spawn(events::watch(shared.clone()));
-        Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
+        let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
+        tokio::spawn(events::watch(engine, journal, closing.clone()));
+        let shutdown_grace = config.shutdown_grace;
+        Ok(Gateway { registry, closing, shutdown_grace, local_address, acceptor, workers: threads, metrics })
     }
 
     /// The listen address.
@@ -267,7 +147,7 @@ impl Gateway {
 
     /// The number of sessions.
     pub fn sessions(&self) -> usize {
-        self.shared.registry.len()
+        self.registry.len()
     }
 
     pub(crate) fn metrics(&self) -> Arc<MetricsSource> {
@@ -279,10 +159,10 @@ impl Gateway {
     pub async fn shutdown(self) {
         self.acceptor.abort();
         let _ = self.acceptor.await; // waits until the listener is closed
-        let registry = &self.shared.registry;
-        self.shared.closing.cancel();
+        let registry = &self.registry;
+        self.closing.cancel();
         registry.close_all();
-        if tokio::time::timeout(self.shared.config.shutdown_grace, registry.wait_empty(None)).await.is_err() {
+        if tokio::time::timeout(self.shutdown_grace, registry.wait_empty(None)).await.is_err() {
             registry.kill_all();
             if tokio::time::timeout(CANCEL_TIMEOUT, registry.wait_empty(None)).await.is_err() {
                 tracing::warn!(
@@ -302,6 +182,81 @@ impl Gateway {
     }
 }
 
+/// The components that several contexts share. Each context gets the ones that it needs.
+struct Components {
+    engine: Arc<Engine>,
+    catalog: Arc<Catalog>,
+    registry: Arc<Registry>,
+    tenants: Arc<Tenants>,
+    memory: Arc<SessionMemory>,
+    advisory: Arc<AdvisoryLocks>,
+    failures: Arc<Failures>,
+    journal: Arc<Journal>,
+}
+
+impl Components {
+    fn new(
+        config: &GatewayConfig,
+        engine: Arc<Engine>,
+        catalog: Arc<Catalog>,
+        registry: Arc<Registry>,
+    ) -> Components {
+        Components {
+            engine,
+            catalog,
+            registry,
+            tenants: Arc::default(),
+            memory: Arc::new(SessionMemory::new(config.session_memory_bytes)),
+            advisory: Arc::default(),
+            failures: Arc::new(Failures::new()),
+            journal: config.journal.clone(),
+        }
+    }
+
+    fn startup(&self, config: &GatewayConfig) -> startup::Context {
+        startup::Context {
+            tls: config.tls.clone(),
+            insecure: config.insecure,
+            engine: self.engine.clone(),
+            catalog: self.catalog.clone(),
+            registry: self.registry.clone(),
+            failures: self.failures.clone(),
+            fallback_salt_key: Arc::new(SaltKey::random()),
+            journal: self.journal.clone(),
+            sessions: Arc::new(self.sessions(config)),
+        }
+    }
+
+    fn sessions(&self, config: &GatewayConfig) -> session::Context {
+        session::Context {
+            engine: self.engine.clone(),
+            catalog: self.catalog.clone(),
+            tenants: self.tenants.clone(),
+            memory: self.memory.clone(),
+            advisory: self.advisory.clone(),
+            journal: self.journal.clone(),
+            slow: SlowLog::new(config.slow_statement),
+            temporary_directory: config.temporary_directory.clone(),
+            administration: admin::Context {
+                engine: self.engine.clone(),
+                catalog: self.catalog.clone(),
+                registry: self.registry.clone(),
+                tenants: self.tenants.clone(),
+                journal: self.journal.clone(),
+            },
+            sources: Arc::new(Sources {
+                engine: self.engine.clone(),
+                catalog: self.catalog.clone(),
+                registry: self.registry.clone(),
+                tenants: self.tenants.clone(),
+                advisory: self.advisory.clone(),
+                journal: self.journal.clone(),
+                started_ms: activity::now_ms(),
+            }),
+        }
+    }
+}
+
 /// Opens the listener. Accepted connections inherit TCP keep-alive, so that a client whose machine
 /// has failed is detected after some hours.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -314,7 +269,13 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts connections and hands each to the regular worker with the fewest connections. Spare
 /// workers get none, because a session over TLS cannot migrate away from them later.
-async fn accept(listener: TcpListener, workers: Arc<[Worker]>, regular: usize, shared: Arc<Shared>) {
+async fn accept(
+    listener: TcpListener,
+    workers: Arc<[Worker]>,
+    regular: usize,
+    logins: Arc<Crowd>,
+    closing: CancellationToken,
+) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -329,6 +290,6 @@ async fn accept(listener: TcpListener, workers: Arc<[Worker]>, regular: usize, s
         let Some(worker) = workers.iter().take(regular).min_by_key(|worker| worker.load()) else {
             return;
         };
-        worker.hand(stream, shared.logins.enter(&shared.closing).await).await;
+        worker.hand(stream, logins.enter(&closing).await).await;
     }
 }

@@ -1,4 +1,5 @@
-//! The HTTP server: `/metrics` for Prometheus, `/healthz` for health checks.
+//! The HTTP server: `/metrics` for Prometheus, `/healthz` for health checks, and `/`, which lists
+//! them.
 //!
 //! The server listens before the node is ready ([`listen`]). Until then every request gets 503 and
 //! the progress of the start.
@@ -35,13 +36,20 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::crowd::Crowd;
-use crate::gateway::{Gateway, MetricsSource};
+use crate::gateway::Gateway;
+use crate::monitoring::MetricsSource;
 use crate::tokens::Refused;
 
 /// Maximum number of connections. Beyond it, the oldest connection is closed.
 const MAX_CONNECTIONS: usize = 100;
 /// Timeout for receiving a request's head, including idle time before it.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The response to `/`. It requires no token, so it contains nothing about the node.
+const INDEX: &str = "Fulmar node\n\n\
+    /healthz   200 while the node accepts commits (a replica: while it can read); no token required\n\
+    /metrics   metrics in the Prometheus text format; requires a token\n\n\
+    Superusers create tokens with CREATE TOKEN. SQL clients connect to the node's SQL port.\n";
 
 /// Returns the progress of the start in a few words, such as `reading the shared log`.
 pub type StartProgress = Arc<dyn Fn() -> String + Send + Sync>;
@@ -84,6 +92,7 @@ impl HttpServer {
     /// Serves the metrics of a gateway and its engine from now on.
     pub fn ready(&self, gateway: &Gateway) {
         let router = Router::new()
+            .route("/", get(async || INDEX))
             .route("/metrics", get(metrics))
             .route("/healthz", get(health))
             .with_state(gateway.metrics());

@@ -2,68 +2,83 @@
 //!
 //! ```text
 //!                       +--------------- worker thread (one runtime, its sessions) ----------+
-//!  client --TCP/TLS-->  | startup: TLS, user, tenant           auth: SCRAM-SHA-256           |
-//!      acceptor selects |    v                                                               |
-//!      the worker with  | session: wire <-> protocol (messages) <-> types (values)           |
-//!      the lowest load  |    |        dialect: passes SQL to SQLite, rewrites it, or makes   |
-//!                       |    |                 it a command of the gateway                   |
-//!                       |    |           admin (tenants, users)   system (pg_catalog, ...)    |
+//!  client --TCP/TLS-->  | startup: TLS, user, tenant           fulmar_pgwire: messages,      |
+//!      acceptor selects |    v                                     types, authentication     |
+//!      the worker with  | session: receives messages,          fulmar_dialect: passes SQL to |
+//!      the lowest load  |    |     plans and runs statements        SQLite, rewrites it, or  |
+//!                       |    |                                      makes it a command       |
+//!                       |    |--> admin (tenants, users)   system (tables about sessions)    |
 //!                       |    v                                                               |
 //!                       +-- engine session: prepare, execute --------------------------------+
 //! ```
 //!
 //! A statement runs on the worker of its session, without a switch to another thread or task. A
 //! point read costs one `recv`, its execution in the engine, one `send`, and almost no allocation.
-//! The engine executes SQL. This crate implements messages, types, and the few statements that
-//! SQLite does not have.
+//! The engine executes SQL. [`fulmar_pgwire`] implements messages and types, [`fulmar_dialect`]
+//! PostgreSQL's syntax and catalog. This crate implements sessions, administration and monitoring.
 //!
-//! [`Gateway::start`] serves SQL, [`http::serve`] serves metrics and health checks. [`events`] is
-//! the event log.
+//! | part | modules |
+//! | --- | --- |
+//! | sessions | `session`, `startup`, `admission`, `settings`, `identity`, `registry` |
+//! | administration | `admin`, `system`, `tokens`, `advisory` |
+//! | workers | `worker`, `crew` and `processors` (scaling), `fair` (scheduling), `rest` |
+//! | memory and connections | `memory`, `crowd`, `failures` (login throttling) |
+//! | monitoring | [`http`], `monitoring`, `metrics`, `tenants`, `activity`, [`events`] |
+//!
+//! # State
+//!
+//! [`Gateway::start`] creates the components once and passes to each part those that it uses:
+//! connections in startup get a `startup::Context`, sessions a `session::Context`, administrative
+//! statements an `admin::Context`, system tables `system::Sources`. A session's own state
+//! (`session::state`) is accessed by no other session. Other components see a session only through
+//! its handle in the registry, which can cancel its statement, end it, and show its activity.
+//!
+//! # Example: one statement
+//!
+//! `SELECT v FROM t WHERE k = $1`, prepared, arrives as Bind, Execute and Sync in one `recv`:
+//!
+//! 1. `session::serve` parses each message in place and dispatches it.
+//! 2. Bind decodes the parameter into a portal.
+//! 3. Execute sees that Sync follows, so the statement is autocommitted. `session::run` executes it
+//!    through `session::link`, which watches the connection if the engine has to wait. Rows are
+//!    encoded into the output buffer.
+//! 4. Sync writes ReadyForQuery. The output is sent with one `send`, and both buffers return to the
+//!    worker's pool.
+//!
+//! # Shutdown
+//!
+//! No new connections are accepted, idle sessions end, running statements complete within a grace
+//! period, and the remaining ones are cancelled ([`Gateway::shutdown`]).
 
 mod activity;
 mod admin;
 mod admission;
 mod advisory;
-mod auth;
-mod copy;
 mod crew;
 mod crowd;
-mod dialect;
 pub mod events;
 mod failures;
 mod fair;
 mod gateway;
+mod histogram;
 pub mod http;
+mod identity;
 mod memory;
 mod metrics;
+mod monitoring;
 mod processors;
-mod protocol;
 mod registry;
 mod rest;
-mod rhythm;
 mod session;
+mod settings;
 mod startup;
 mod system;
 mod tenants;
 mod tokens;
-mod types;
-mod wire;
 mod worker;
 
-pub use auth::scram_verifier;
+pub use fulmar_pgwire::auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig};
 pub use memory::session_memory_bytes;
 
-/// The result of most functions. Unless stated otherwise, the error is reported to the client.
-pub(crate) type Result<T, E = fulmar_engine::Error> = std::result::Result<T, E>;
-
-/// The emulated PostgreSQL version, followed by the Fulmar version. Drivers parse the leading
-/// number.
-pub(crate) const SERVER_VERSION: &str = concat!("15.0 (Fulmar ", env!("CARGO_PKG_VERSION"), ")");
-/// The emulated PostgreSQL version, in the format of `server_version_num`.
-pub(crate) const SERVER_VERSION_NUMBER: &str = "150000";
-
-/// The result of `version()`.
-pub(crate) fn version_text() -> String {
-    format!("PostgreSQL {SERVER_VERSION}, SQLite SQL dialect")
-}
+pub(crate) use fulmar_pgwire::Result;

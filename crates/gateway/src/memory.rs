@@ -4,8 +4,9 @@
 //! the translation of SQL are charged before the memory is allocated:
 //!
 //! ```text
-//! Share of a message, portal, result ...  -->  Account of the session  -->  Budget of the tenant  -->  Budget of the node
-//!                                              16 KiB free, then 64 KiB steps
+//! Share of a message,  -->  Account of the session  -->  Budget of   -->  Budget of
+//! portal, result ...        16 KiB free,                  the tenant       the node
+//!                           then 64 KiB steps
 //! ```
 //!
 //! - The node's limit is a quarter of `--memory`, at least 32 MiB. The limit of a tenant is half of
@@ -18,7 +19,7 @@
 //! - While a session waits for memory of the node, sessions whose clients stopped in the middle of
 //!   a message are closed, until enough memory is free.
 //!
-//! [`crate::session::held`] implements the per-session accounting.
+//! `session::held` implements the per-session accounting.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

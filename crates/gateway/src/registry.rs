@@ -13,6 +13,7 @@ use std::task::Waker;
 
 use fulmar_engine::{CancelReason, Canceller};
 use fulmar_pages::PartitionId;
+use fulmar_pgwire::wire::Interrupts;
 use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -47,21 +48,6 @@ impl Handle {
         &self.canceller
     }
 
-    /// Registers the waker of the session's task, which is woken when the session must close.
-    pub(crate) fn register(&self, waker: &Waker) {
-        self.waker.register(waker);
-    }
-
-    /// Returns true if the session must end after the running statement.
-    pub(crate) fn is_closing(&self) -> bool {
-        self.state.load(Ordering::Acquire) != OPEN
-    }
-
-    /// Returns true if the session must end immediately.
-    pub(crate) fn is_killed(&self) -> bool {
-        self.state.load(Ordering::Acquire) == KILLED
-    }
-
     fn close(&self) {
         self.state.fetch_max(CLOSING, Ordering::AcqRel);
         self.waker.wake();
@@ -72,6 +58,23 @@ impl Handle {
         self.state.store(KILLED, Ordering::Release);
         self.canceller.cancel(CancelReason::Shutdown);
         self.waker.wake();
+    }
+}
+
+impl Interrupts for Handle {
+    /// Registers the waker of the session's task, which is woken when the session must close.
+    fn register(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Returns true if the session must end after the running statement.
+    fn is_closing(&self) -> bool {
+        self.state.load(Ordering::Acquire) != OPEN
+    }
+
+    /// Returns true if the session must end immediately.
+    fn is_killed(&self) -> bool {
+        self.state.load(Ordering::Acquire) == KILLED
     }
 }
 

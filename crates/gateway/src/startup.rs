@@ -20,8 +20,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
-use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::{Access, User};
+use fulmar_engine::{Engine, Error, TransactionStatus, sqlstate};
+use fulmar_meta::{Access, Catalog, SaltKey, User};
+use fulmar_pgwire::auth::{self, Exchange, Step};
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::protocol::frontend;
+use fulmar_pgwire::wire::{Stream, Wire};
+use fulmar_service::{LocalPartition, PartitionService};
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -34,36 +39,50 @@ use tokio_rustls::TlsAcceptor;
 use crate::Result;
 use crate::activity;
 use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
-use crate::auth::{self, Exchange, Step};
 use crate::crowd::Place;
-use crate::events::{Actor, Event, Kind};
-use crate::failures::{Crowded, Who};
-use crate::gateway::Shared;
+use crate::events::{Actor, Event, Journal, Kind};
+use crate::failures::{Crowded, Failures, Who};
+use crate::identity::Identity;
 use crate::metrics::WorkerMetrics;
-use crate::protocol::backend::{self, Severity};
-use crate::protocol::frontend;
-use crate::registry::Entry;
-use crate::session::{Identity, Link, Session, Settings};
-use crate::wire::{Stream, Wire};
+use crate::registry::{Entry, Registry};
+use crate::session::{self, Link, Session};
+use crate::settings::Settings;
 
 /// Maximum size of a packet before authentication.
 const MAX_PACKET_BYTES: usize = 10_000;
 /// Maximum duration of the startup.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What the startup of connections needs.
+pub(crate) struct Context {
+    /// `None` disables TLS.
+    pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
+    /// Disables authentication.
+    pub(crate) insecure: bool,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) failures: Arc<Failures>,
+    /// Used if the catalog has no salt key, because the primary node runs an earlier version.
+    pub(crate) fallback_salt_key: Arc<SaltKey>,
+    pub(crate) journal: Arc<Journal>,
+    /// The context of the sessions.
+    pub(crate) sessions: Arc<session::Context>,
+}
+
 /// Performs the startup of a connection. Returns the session, or `None` if the connection does not
 /// become one. Until then the connection holds its slot.
 pub(crate) async fn serve(
     stream: TcpStream,
     place: Place,
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     // Disables Nagle's algorithm, so that small responses are sent immediately. A failure only
     // costs latency.
     let _ = stream.set_nodelay(true);
     // Boxed, so that the memory of the startup is freed before the session starts.
-    let startup = tokio::time::timeout(STARTUP_TIMEOUT, start(stream, shared, metrics));
+    let startup = tokio::time::timeout(STARTUP_TIMEOUT, start(stream, context, metrics));
     Box::pin(place.stay(startup)).await?.ok()?
 }
 
@@ -103,15 +122,15 @@ fn protocol_violation(message: impl Into<String>) -> Refusal {
 /// Performs the startup without the timeout.
 async fn start(
     stream: TcpStream,
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     let (input, output) = (Vec::new(), Vec::new());
     let address = stream.peer_addr().ok().map(|address| address.ip());
     let connection = PendingConnection { stream: Stream::Plain(stream), address, input, output };
-    let (mut connection, packet) = connection.startup_packet(&shared).await?;
-    match connection.log_in(&packet, &shared).await {
-        Ok((identity, settings)) => connection.into_session(identity, settings, shared, metrics).await,
+    let (mut connection, packet) = connection.startup_packet(&context).await?;
+    match connection.log_in(&packet, &context).await {
+        Ok((identity, settings)) => connection.into_session(identity, settings, context, metrics).await,
         Err(Refusal::Silent) => None,
         Err(Refusal::Error(error)) => {
             connection.refuse(&error).await;
@@ -122,11 +141,11 @@ async fn start(
 
 impl PendingConnection {
     /// Negotiates TLS and handles cancel requests. Returns the startup packet.
-    async fn startup_packet(mut self, shared: &Shared) -> Option<(PendingConnection, Vec<u8>)> {
+    async fn startup_packet(mut self, context: &Context) -> Option<(PendingConnection, Vec<u8>)> {
         loop {
             let packet = self.read_packet().await.ok()?;
             if CancelRequest::is_cancel_request_packet(&packet) {
-                cancel(&packet, shared);
+                cancel(&packet, &context.registry);
                 // Some clients wait for the end of the TLS session, not only of the connection.
                 let _ = self.stream.shutdown().await;
                 return None;
@@ -135,18 +154,18 @@ impl PendingConnection {
             if !wants_tls && !GssEncRequest::is_gss_enc_request_packet(&packet) {
                 return Some((self, packet));
             }
-            self = self.negotiate(wants_tls, shared).await?;
+            self = self.negotiate(wants_tls, context).await?;
         }
     }
 
-    async fn negotiate(self, wants_tls: bool, shared: &Shared) -> Option<PendingConnection> {
+    async fn negotiate(self, wants_tls: bool, context: &Context) -> Option<PendingConnection> {
         // Bytes that follow the request in plain text are rejected. Accepting them would let a
         // man-in-the-middle inject messages before the TLS handshake (CVE-2021-23214).
         if !self.input.is_empty() {
             return None;
         }
         let PendingConnection { stream, address, input, output } = self;
-        let stream = match (stream, &shared.config.tls) {
+        let stream = match (stream, &context.tls) {
             (Stream::Plain(mut stream), Some(tls)) if wants_tls => {
                 stream.write_all(b"S").await.ok()?;
                 Stream::Tls(Box::new(TlsAcceptor::from(tls.clone()).accept(stream).await.ok()?))
@@ -194,7 +213,7 @@ impl PendingConnection {
     }
 
     /// Authenticates the client of a startup packet. Returns its identity and parameters.
-    async fn log_in(&mut self, packet: &[u8], shared: &Shared) -> Result<(Identity, Settings), Refusal> {
+    async fn log_in(&mut self, packet: &[u8], context: &Context) -> Result<(Identity, Settings), Refusal> {
         let startup =
             Startup::decode(&mut BytesMut::from(packet), &DecodeContext::new(ProtocolVersion::PROTOCOL3_0))
                 .ok()
@@ -208,15 +227,15 @@ impl PendingConnection {
         let user = user.ok_or_else(|| {
             Error::new(sqlstate::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
         })?;
-        let account = self.authenticate(user, shared).await?;
+        let account = self.authenticate(user, context).await?;
         // Without authentication there is no account, and every client is a superuser.
         let superuser = account.as_ref().is_none_or(|account| account.superuser);
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
-        let (tenant, access) = tenant(database, user, shared)?;
-        let limits = shared.catalog.live_limits(&tenant);
+        let (tenant, access) = tenant(database, user, &context.catalog, context.insecure)?;
+        let limits = context.catalog.live_limits(&tenant);
         let (user, address) = (user.clone(), self.address);
         let identity = Identity { user, address, account, superuser, access, tenant, limits };
-        let reads_beside = shared.engine.reads_beside();
+        let reads_beside = context.engine.reads_beside();
         let settings = settings(&parameters, fixed_settings(&identity, reads_beside))?;
         Ok((identity, settings))
     }
@@ -241,18 +260,19 @@ impl PendingConnection {
     }
 
     /// Authenticates the client. Returns its user, or `None` if authentication is disabled.
-    async fn authenticate(&mut self, name: &str, shared: &Shared) -> Result<Option<Arc<User>>, Refusal> {
-        if shared.config.insecure {
+    async fn authenticate(&mut self, name: &str, context: &Context) -> Result<Option<Arc<User>>, Refusal> {
+        if context.insecure {
             auth::put(&mut self.output, &Authentication::Ok)?;
             return Ok(None);
         }
-        let user = shared.catalog.user(name);
-        let salt_key = shared.catalog.salt_key().unwrap_or_else(|| shared.fallback_salt_key.clone());
-        let mut exchange = Exchange::begin(name, user.as_deref(), &salt_key, &mut self.output)?;
+        let user = context.catalog.user(name);
+        let salt_key = context.catalog.salt_key().unwrap_or_else(|| context.fallback_salt_key.clone());
+        let verifier = user.as_ref().and_then(|user| user.verifier.as_ref());
+        let mut exchange = Exchange::begin(name, verifier, &salt_key, &mut self.output)?;
         loop {
             self.send().await?;
             let body = self.read_password().await?;
-            if self.step(&mut exchange, &body, name, shared).await? == Step::Authenticated {
+            if self.step(&mut exchange, &body, name, context).await? == Step::Authenticated {
                 // Not reachable: authentication as a user that does not exist always fails.
                 let user =
                     user.ok_or_else(|| Error::new(sqlstate::INVALID_PASSWORD, "user does not exist"))?;
@@ -268,18 +288,18 @@ impl PendingConnection {
         exchange: &mut Exchange,
         body: &[u8],
         user: &str,
-        shared: &Shared,
+        context: &Context,
     ) -> Result<Step> {
         if !exchange.is_challenged() {
             return exchange.step(body, &mut self.output);
         }
         let who = Who { user: Some(user), address: self.address };
-        let turn = shared.failures.turn(who).await.map_err(|Crowded| throttled(user))?;
+        let turn = context.failures.turn(who).await.map_err(|Crowded| throttled(user))?;
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
             turn.failed(Instant::now());
             let actor = Actor { user: Some(user), address: self.address };
-            shared.journal().gather(Event::new(Kind::LoginFailed).by(actor));
+            context.journal.gather(Event::new(Kind::LoginFailed).by(actor));
         }
         step
     }
@@ -305,31 +325,31 @@ impl PendingConnection {
         mut self,
         identity: Identity,
         mut settings: Settings,
-        shared: Arc<Shared>,
+        context: Arc<Context>,
         metrics: Arc<WorkerMetrics>,
     ) -> Option<(Session, Entry)> {
-        let mut engine = shared.engine.session(identity.tenant.partition);
-        engine.set_tenant(&identity.tenant.name);
+        let mut partition = LocalPartition::new(context.engine.clone(), identity.tenant.partition);
+        partition.session_mut().set_tenant(&identity.tenant.name);
         let most = most_sessions(&identity);
         let who = activity::Who {
             user: identity.user.clone(),
             address: self.address,
             since_ms: activity::now_ms(),
         };
-        let (partition, leaves) = (identity.tenant.partition, left_places(&identity));
-        let entered = shared.registry.enter(partition, most, leaves, engine.canceller(), who);
+        let (id, leaves) = (identity.tenant.partition, left_places(&identity));
+        let entered = context.registry.enter(id, most, leaves, partition.canceller(), who);
         let entry = match entered
             .map_err(|full| no_room(full, &identity, most))
-            .and_then(|entry| still_there(&identity, &shared).map(|()| entry))
+            .and_then(|entry| still_there(&identity, &context.catalog).map(|()| entry))
         {
             Ok(entry) => entry,
             Err(error) => {
-                engine.close().await;
+                partition.close().await;
                 self.refuse(&error).await;
                 return None;
             }
         };
-        engine.set_may_write(identity.access == Access::ReadWrite);
+        partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
         settings.take_reports();
         for (name, value) in settings.reported() {
             backend::parameter_status(&mut self.output, name, value);
@@ -340,13 +360,20 @@ impl PendingConnection {
         let has_key = auth::put(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
         if !has_key || self.send().await.is_err() {
-            engine.close().await;
+            partition.close().await;
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link =
-            Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false, noted: false };
-        Some((Session::new(link, shared, metrics, identity, settings), entry))
+        let link = Link {
+            partition,
+            wire,
+            handle,
+            timeout: None,
+            idle_timeout: None,
+            implicit: false,
+            noted: false,
+        };
+        Some((Session::new(link, context.sessions.clone(), metrics, identity, settings), entry))
     }
 }
 
@@ -357,14 +384,14 @@ fn throttled(user: &str) -> Error {
         .hint("Try again in a minute. The table fulmar.events shows the addresses of failed logins.")
 }
 
-fn cancel(packet: &[u8], shared: &Shared) {
+fn cancel(packet: &[u8], registry: &Registry) {
     let context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
     // In protocol version 3.0 the packet has exactly 16 bytes.
     if packet.len() == 16
         && let Ok(Some(request)) = CancelRequest::decode(&mut BytesMut::from(packet), &context)
         && let Some(secret) = request.secret_key.as_i32()
     {
-        shared.registry.cancel(request.pid, secret);
+        registry.cancel(request.pid, secret);
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
 
-use crate::metrics::{BUCKETS, bucket, bucket_bound_us};
+use crate::histogram::{BUCKETS, bucket, bucket_bound_us};
 
 /// The weight of a new sample in the smoothed time is 1/8.
 const SMOOTHING_SHIFT: u32 = 3;

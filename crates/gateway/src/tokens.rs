@@ -6,15 +6,15 @@
 //! one that sends a wrong password ([`crate::failures`]).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use fulmar_meta::SecretHash;
+use fulmar_meta::{Catalog, SecretHash};
 use fulmar_pages::PartitionId;
 use pgwire::api::auth::sasl::scram::gen_salted_password;
 
-use crate::events::{Actor, Event, Kind};
-use crate::failures::{Crowded, Who};
-use crate::gateway::Shared;
+use crate::events::{Actor, Event, Journal, Kind};
+use crate::failures::{Crowded, Failures, Who};
 
 /// Makes a leaked token recognizable, for example by secret scanners.
 const PREFIX: &str = "fulmar_";
@@ -53,27 +53,38 @@ pub(crate) fn hash(secret: &str) -> SecretHash {
     SecretHash(gen_salted_password(secret, SALT, 1))
 }
 
-/// Returns the scope of a token.
-pub(crate) async fn authorize(
-    secret: Option<&str>,
-    address: Option<IpAddr>,
-    shared: &Shared,
-) -> Result<Scope, Refused> {
-    if shared.config.insecure || shared.config.public_metrics {
-        return Ok(Scope::Node);
-    }
-    let secret = secret.ok_or(Refused::Missing)?;
-    let origin = Who { user: None, address };
-    let turn = shared.failures.turn(origin).await.map_err(|Crowded| Refused::Crowded)?;
-    // Avoids hashing a text that cannot be a token.
-    let has_token_length = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
-    let found = if has_token_length { shared.catalog.find_token(&hash(secret)) } else { None };
-    match found {
-        Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
-        None => {
-            turn.failed(Instant::now());
-            shared.journal().gather(Event::new(Kind::TokenRefused).by(Actor { user: None, address }));
-            Err(Refused::Unknown)
+/// Decides what an HTTP client may see.
+pub(crate) struct Authorizer {
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) failures: Arc<Failures>,
+    pub(crate) journal: Arc<Journal>,
+    /// Every client may see all data, without a token.
+    pub(crate) public: bool,
+}
+
+impl Authorizer {
+    /// Returns the scope of a token.
+    pub(crate) async fn authorize(
+        &self,
+        secret: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Scope, Refused> {
+        if self.public {
+            return Ok(Scope::Node);
+        }
+        let secret = secret.ok_or(Refused::Missing)?;
+        let origin = Who { user: None, address };
+        let turn = self.failures.turn(origin).await.map_err(|Crowded| Refused::Crowded)?;
+        // Avoids hashing a text that cannot be a token.
+        let has_token_length = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
+        let found = if has_token_length { self.catalog.find_token(&hash(secret)) } else { None };
+        match found {
+            Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
+            None => {
+                turn.failed(Instant::now());
+                self.journal.gather(Event::new(Kind::TokenRefused).by(Actor { user: None, address }));
+                Err(Refused::Unknown)
+            }
         }
     }
 }

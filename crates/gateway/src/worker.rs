@@ -22,31 +22,14 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::crew::Crew;
 use crate::crowd::Place;
-use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::registry::Entry;
-use crate::session::{Leave, Session};
+use crate::session::handoff::{Arrival, Leave, Post, Traveller};
+use crate::session::{End, Session};
 use crate::{fair, rest, startup};
 
 /// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
 const QUEUE_CAPACITY: usize = 1024;
-
-/// An entry of a worker's queue.
-pub(crate) enum Arrival {
-    /// An accepted connection, and its connection slot.
-    Client(std::net::TcpStream, Place),
-    /// A session that migrates from another worker.
-    Session(Box<Traveller>),
-    /// A health check, to be answered.
-    Ping(oneshot::Sender<()>),
-}
-
-/// A session that migrates between workers, with its socket.
-pub(crate) struct Traveller {
-    session: Session,
-    stream: std::net::TcpStream,
-    entry: Entry,
-}
 
 /// The handle of a worker.
 pub(crate) struct Worker {
@@ -78,14 +61,24 @@ pub(crate) struct Workers {
     pub(crate) threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts `regular` regular workers, and the spare workers.
-pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
-    let crew = Arc::new(Crew::new(regular).with_active(shared.config.active_workers.clone()));
+/// Starts `regular` regular workers, and the spare workers. `active` sets the number of active
+/// workers; `None` scales it with the load. The workers stop when `closing` is cancelled and their
+/// sessions have ended.
+pub(crate) fn start(
+    regular: usize,
+    active: Option<Arc<AtomicUsize>>,
+    startup: &Arc<startup::Context>,
+    closing: &CancellationToken,
+) -> io::Result<Workers> {
+    let crew = Arc::new(Crew::new(regular).with_active(active));
     let (workers, received): (Vec<_>, Vec<_>) = (0..crew.workers()).map(|_| Worker::new()).unzip();
     let all: Arc<[Worker]> = workers.into();
+    let queues: Arc<[_]> = all.iter().map(|worker| worker.arrivals.clone()).collect();
     let mut threads = Vec::new();
     for (number, arrivals) in received.into_iter().enumerate() {
-        let (workers, crew, shared) = (all.clone(), crew.clone(), shared.clone());
+        let post = Post { number, crew: crew.clone(), queues: queues.clone() };
+        let (startup, closing) = (startup.clone(), closing.clone());
+        let (metrics, load) = (all[number].metrics.clone(), all[number].load.clone());
         let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}"));
         threads.push(thread.spawn(move || {
             fulmar_store::say_when_this_thread_rests();
@@ -93,9 +86,8 @@ pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers>
             runtime.enable_all().on_thread_park(rest::falls_asleep).on_thread_unpark(rest::wakes_up);
             match runtime.build_local(LocalOptions::default()) {
                 Ok(runtime) => {
-                    let metrics = workers[number].metrics.clone();
-                    let post = Rc::new(Post { number, crew, workers, shared, metrics });
-                    runtime.block_on(serve(arrivals, post));
+                    let context = Rc::new(WorkerContext { post, startup, metrics, load });
+                    runtime.block_on(serve(arrivals, context, closing));
                 }
                 Err(error) => tracing::error!(%error, "could not start gateway worker"),
             }
@@ -133,31 +125,20 @@ impl Worker {
     }
 }
 
-/// The state of a worker that its sessions use.
-pub(crate) struct Post {
-    pub(crate) number: usize,
-    pub(crate) crew: Arc<Crew>,
-    workers: Arc<[Worker]>,
-    shared: Arc<Shared>,
+/// What a worker's thread needs to start and serve sessions.
+struct WorkerContext {
+    post: Post,
+    startup: Arc<startup::Context>,
     metrics: Arc<WorkerMetrics>,
+    load: Arc<AtomicUsize>,
 }
 
-impl Post {
-    /// Reserves a queue slot at the worker where the session should run. `None` if it already runs
-    /// there, or if that worker's queue is full.
-    pub(crate) fn elsewhere(&self, session: i32) -> Option<mpsc::OwnedPermit<Arrival>> {
-        let home = self.crew.home(session);
-        if home == self.number {
-            return None;
-        }
-        self.workers.get(home)?.arrivals.clone().try_reserve_owned().ok()
-    }
-
+impl WorkerContext {
     /// Performs the startup of a connection, and serves its session.
     async fn serve_client(&self, stream: std::net::TcpStream, place: Place) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
-        let (shared, metrics) = (self.shared.clone(), self.metrics.clone());
-        let serving = match startup::serve(stream, place, shared, metrics).await {
+        let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
+        let serving = match startup::serve(stream, place, startup, metrics).await {
             Some((session, entry)) => self.serve(session, entry),
             None => return,
         };
@@ -180,7 +161,7 @@ impl Post {
     fn serve(&self, mut session: Session, entry: Entry) -> impl Future<Output = ()> {
         async move {
             let leave = {
-                let mut serving = pin!(session.serve(self));
+                let mut serving = pin!(session.serve(&self.post));
                 poll_fn(|cx| {
                     fair::slice_begins();
                     serving.as_mut().poll(cx)
@@ -193,7 +174,7 @@ impl Post {
                     Some(stream) => {
                         drop(slot.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
                     }
-                    None => session.end(crate::session::End::Client).await,
+                    None => session.end(End::Client).await,
                 },
             }
         }
@@ -202,8 +183,12 @@ impl Post {
 
 /// The main loop of a worker: serves its sessions until the gateway closes and the last session has
 /// ended.
-async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
-    let (sessions, closing) = (TaskTracker::new(), post.shared.closing.clone());
+async fn serve(
+    mut arrivals: mpsc::Receiver<Arrival>,
+    context: Rc<WorkerContext>,
+    closing: CancellationToken,
+) {
+    let sessions = TaskTracker::new();
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
     while let Some(arrival) = next(&mut arrivals, &closing).await {
@@ -211,11 +196,11 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
             let _ = answer.send(()); // the health check may have timed out
             continue;
         }
-        let (post, load) = (post.clone(), Load::new(&post.workers[post.number].load));
+        let (context, load) = (context.clone(), Load::new(&context.load));
         sessions.spawn_local(async move {
             match arrival {
-                Arrival::Client(stream, place) => post.serve_client(stream, place).await,
-                Arrival::Session(traveller) => post.serve_migrated(traveller).await,
+                Arrival::Client(stream, place) => context.serve_client(stream, place).await,
+                Arrival::Session(traveller) => context.serve_migrated(traveller).await,
                 Arrival::Ping(_) => {} // answered above
             }
             drop(load);

@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
+use fulmar_dialect::shorten;
 use fulmar_engine::{Error, NotChanged, sqlstate};
 use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
-use super::{answer, check_unused, find_ordinary};
+use super::context::{Context, answer};
 use crate::Result;
-use crate::dialect::shorten;
-use crate::gateway::Shared;
 
 /// The name of the setting.
 pub(super) const NAME: &str = "durability";
@@ -26,31 +25,31 @@ pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
 }
 
 /// Changes the durability of a tenant. Fails if the tenant has sessions.
-pub(super) async fn alter(database: &str, durability: Durability, shared: &Shared) -> Result<Arc<Tenant>> {
+pub(super) async fn alter(database: &str, durability: Durability, context: &Context) -> Result<Arc<Tenant>> {
     let hint = "The system database holds no tenant data.";
-    let tenant = find_ordinary(database, "always has local durability", hint, shared)?;
+    let tenant = context.find_ordinary(database, "always has local durability", hint)?;
     let hint = "End them first. Their commits wait for the log that the database would leave.";
-    check_unused(&tenant, hint, shared)?;
-    set(&tenant, durability, shared).await?;
+    context.check_unused(&tenant, hint)?;
+    set(&tenant, durability, context).await?;
     Ok(tenant)
 }
 
 /// Sets the durability of a tenant that is being created.
-pub(super) async fn settle(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
+pub(super) async fn settle(tenant: &Tenant, durability: Durability, context: &Context) -> Result<()> {
     match durability == tenant.durability {
         true => Ok(()),
-        false => set(tenant, durability, shared).await,
+        false => set(tenant, durability, context).await,
     }
 }
 
-async fn set(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
+async fn set(tenant: &Tenant, durability: Durability, context: &Context) -> Result<()> {
     let change = async {
-        let changed = shared.catalog.set_durability(tenant, durability).await;
+        let changed = context.catalog.set_durability(tenant, durability).await;
         changed.map(drop).map_err(|error| match error {
             // The tenant is being dropped.
             MetaError::Missing { .. } => NotChanged::Refused(answer(&error)),
             _ => NotChanged::InDoubt(answer(&error)),
         })
     };
-    shared.engine.set_durability(tenant.partition, durability, change).await
+    context.engine.set_durability(tenant.partition, durability, change).await
 }

@@ -10,21 +10,20 @@ use std::sync::Arc;
 
 use fulmar_meta::Tenant;
 
-use super::{answer, end_sessions, find_ordinary};
+use super::context::{Context, answer};
 use crate::Result;
-use crate::gateway::Shared;
 
 /// Restores a database to its state at a time.
-pub(super) async fn restore(name: &str, at_unix_ms: u64, shared: &Shared) -> Result<Arc<Tenant>> {
+pub(super) async fn restore(name: &str, at_unix_ms: u64, context: &Context) -> Result<Arc<Tenant>> {
     let hint = "Create a branch and query that instead.";
-    let tenant = find_ordinary(name, "cannot be restored", hint, shared)?;
+    let tenant = context.find_ordinary(name, "cannot be restored", hint)?;
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
-        let changed = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;
+        let changed = context.catalog.begin_era(partition, era.lineage, era.epoch).await;
         changed.map_err(|error| answer(&error))
     };
-    shared.engine.restore_partition(partition, at_unix_ms, decide).await?;
-    if !end_sessions(&tenant, shared).await {
+    context.engine.restore_partition(partition, at_unix_ms, decide).await?;
+    if !context.end_sessions(&tenant).await {
         tracing::warn!(tenant = tenant.name, "sessions of the restored database have not ended");
     }
     Ok(tenant)

@@ -16,65 +16,64 @@
 //! - After an error between the steps the same cleanup runs immediately. If it fails too, the next
 //!   start repeats it.
 
+mod context;
 mod durability;
 mod history;
 mod tokens;
 mod users;
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use fulmar_dialect::admin::{Admin, Source};
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant, What};
+use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant};
 use fulmar_pages::Durability;
 
-use crate::Result;
-use crate::dialect::admin::{Admin, Source};
-use crate::events::{Event, Kind};
-use crate::gateway::Shared;
-use crate::session::Identity;
+pub(crate) use context::Context;
 
-/// How long to wait for the sessions of a dropped or restored tenant to end.
-const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::Result;
+use crate::events::{Event, Kind};
+use crate::identity::Identity;
+use context::answer;
 
 /// Runs an administrative statement and records it as an event. Returns the secret of a new token.
-pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<Option<String>> {
+pub(crate) async fn run(admin: &Admin, context: &Context, identity: &Identity) -> Result<Option<String>> {
     check_right(admin.tag(), identity)?;
-    shared.engine.check_owner()?;
+    context.engine.check_owner()?;
     match admin {
         Admin::CreateToken { name, database, lasts_ms } => {
-            tokens::create(name, database.as_deref(), *lasts_ms, shared, identity).await.map(Some)
+            tokens::create(name, database.as_deref(), *lasts_ms, context, identity).await.map(Some)
         }
         Admin::DropToken { name, if_exists } => {
-            tokens::drop(name, *if_exists, shared, identity).await.map(|()| None)
+            tokens::drop(name, *if_exists, context, identity).await.map(|()| None)
         }
         Admin::CreateUser { .. } | Admin::AlterPassword { .. } | Admin::DropUser { .. } => {
-            users::run(admin, shared, identity).await.map(|()| None)
+            users::run(admin, context, identity).await.map(|()| None)
         }
         Admin::Grant { .. } | Admin::Revoke { .. } => {
-            users::rights(admin, shared, identity).await.map(|()| None)
+            users::rights(admin, context, identity).await.map(|()| None)
         }
-        _ => databases(admin, shared, identity).await.map(|()| None),
+        _ => databases(admin, context, identity).await.map(|()| None),
     }
 }
 
 /// Runs a statement about databases.
-async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
-    let catalog = &shared.catalog;
-    let record = |event: Event| shared.journal().record(event.by(identity.actor()));
+async fn databases(admin: &Admin, context: &Context, identity: &Identity) -> Result<()> {
+    let catalog = &context.catalog;
+    let record = |event: Event| context.record(event, identity);
     match admin {
         Admin::CreateDatabase { name, owner, source, durability } => {
             let durability = durability::parse(durability.as_deref())?;
-            create_database(name, owner.as_deref(), source.as_ref(), durability, shared, identity).await
+            create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
         Admin::DropDatabase { name, if_exists, force } => {
-            if let Some(dropped) = drop_database(name, *if_exists, *force, shared).await? {
+            if let Some(dropped) = drop_database(name, *if_exists, *force, context).await? {
                 record(Event::new(Kind::DatabaseDropped).database(&dropped));
             }
             Ok(())
         }
         Admin::RestoreDatabase { name, at_unix_ms } => {
-            let tenant = history::restore(name, *at_unix_ms, shared).await?;
+            let tenant = history::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));
             Ok(())
@@ -86,14 +85,14 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
         }
         Admin::AlterLimit { database, name, value } if name == durability::NAME => {
             let durability = durability::parse(value.as_deref())?;
-            let tenant = durability::alter(database, durability, shared).await?;
+            let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
             Ok(())
         }
         Admin::AlterLimit { database, name, value } => {
-            let tenant = alter_limit(database, name, value.as_deref(), shared).await?;
+            let tenant = alter_limit(database, name, value.as_deref(), context).await?;
             let value = value.as_deref().unwrap_or("default");
             let changed = Event::new(Kind::LimitChanged).database(&tenant);
             record(changed.detail("limit", name.as_str()).detail("value", value));
@@ -128,8 +127,8 @@ pub(crate) fn check_right(tag: &str, identity: &Identity) -> Result<()> {
 
 /// The session's user, if it exists in the catalog, otherwise the system user. With `--insecure`,
 /// clients can connect under any name.
-fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
-    match shared.catalog.user(&identity.user) {
+fn default_owner<'a>(context: &Context, identity: &'a Identity) -> &'a str {
+    match context.catalog.user(&identity.user) {
         Some(_) => &identity.user,
         None => fulmar_meta::SYSTEM_USER,
     }
@@ -140,23 +139,23 @@ async fn create_database(
     owner: Option<&str>,
     source: Option<&Source>,
     durability: Durability,
-    shared: &Shared,
+    context: &Context,
     identity: &Identity,
 ) -> Result<()> {
     let resolve =
-        |source: &Source| Result::Ok((find(&source.database, shared)?.partition, source.at_unix_ms));
+        |source: &Source| Result::Ok((context.find(&source.database)?.partition, source.at_unix_ms));
     let version = source.map(resolve).transpose()?;
-    let tenant = begin_create(name, owner, shared, identity).await?;
-    let created = match shared.engine.create_partition(tenant.partition, version).await {
-        Ok(()) => durability::settle(&tenant, durability, shared).await,
+    let tenant = begin_create(name, owner, context, identity).await?;
+    let created = match context.engine.create_partition(tenant.partition, version).await {
+        Ok(()) => durability::settle(&tenant, durability, context).await,
         Err(error) => Err(error),
     };
     let created = match created {
-        Ok(()) => finish_create(&tenant, shared).await,
+        Ok(()) => finish_create(&tenant, context).await,
         Err(error) => Err(error),
     };
     if created.is_err() {
-        undo(&tenant, shared).await;
+        undo(&tenant, context).await;
         return created;
     }
     let mut event =
@@ -170,25 +169,8 @@ async fn create_database(
     if durability != Durability::default() {
         event = event.detail("durability", durability.name());
     }
-    shared.journal().record(event.by(identity.actor()));
+    context.record(event, identity);
     Ok(())
-}
-
-/// The tenant with this name.
-fn find(name: &str, shared: &Shared) -> Result<Arc<Tenant>> {
-    let missing = || answer(&MetaError::Missing { what: What::Tenant, name: name.to_owned() });
-    shared.catalog.tenant(name).ok_or_else(missing)
-}
-
-/// Like [`find`], but fails for the system tenant. `problem` continues the error message after the
-/// database's name.
-fn find_ordinary(name: &str, problem: &str, hint: &str, shared: &Shared) -> Result<Arc<Tenant>> {
-    let tenant = find(name, shared)?;
-    if tenant.name != SYSTEM_TENANT {
-        return Ok(tenant);
-    }
-    let message = format!("system database \"{name}\" {problem}");
-    Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint(hint))
 }
 
 /// The first step of a creation: creates the record, which is not visible yet. The caller then
@@ -196,25 +178,25 @@ fn find_ordinary(name: &str, problem: &str, hint: &str, shared: &Shared) -> Resu
 pub(crate) async fn begin_create(
     name: &str,
     owner: Option<&str>,
-    shared: &Shared,
+    context: &Context,
     identity: &Identity,
 ) -> Result<Arc<Tenant>> {
-    let owner = owner.unwrap_or_else(|| default_owner(shared, identity));
-    shared.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))
+    let owner = owner.unwrap_or_else(|| default_owner(context, identity));
+    context.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))
 }
 
 /// The last step of a creation: clients can connect.
-pub(crate) async fn finish_create(tenant: &Tenant, shared: &Shared) -> Result<()> {
-    shared.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| answer(&error))
+pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<()> {
+    context.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| answer(&error))
 }
 
 /// Rolls a creation back. If this fails, the next start repeats it.
-pub(crate) async fn undo(tenant: &Tenant, shared: &Shared) {
-    if let Err(error) = shared.engine.undo_creation(tenant.partition).await {
+pub(crate) async fn undo(tenant: &Tenant, context: &Context) {
+    if let Err(error) = context.engine.undo_creation(tenant.partition).await {
         tracing::warn!(tenant = tenant.name, %error, "could not drop the partition of a database whose creation failed; the next start drops it");
         return;
     }
-    if let Err(error) = shared.catalog.finish_drop(tenant).await {
+    if let Err(error) = context.catalog.finish_drop(tenant).await {
         tracing::warn!(tenant = tenant.name, %error, "could not delete the record of a database whose creation failed; the next start deletes it");
     }
 }
@@ -224,32 +206,12 @@ async fn alter_limit(
     database: &str,
     name: &str,
     value: Option<&str>,
-    shared: &Shared,
+    context: &Context,
 ) -> Result<Arc<Tenant>> {
     let limit = Limit::find(name).map_err(|error| answer(&error))?;
     let parsed = value.map(|value| limit.parse(value)).transpose().map_err(|error| answer(&error))?;
-    let altered = shared.catalog.alter_limits(database, |limits| limits.set(limit, parsed.flatten())).await;
+    let altered = context.catalog.alter_limits(database, |limits| limits.set(limit, parsed.flatten())).await;
     altered.map_err(|error| answer(&error))
-}
-
-/// Terminates the sessions of a tenant. Returns false if they do not end within
-/// [`SESSION_END_TIMEOUT`].
-async fn end_sessions(tenant: &Tenant, shared: &Shared) -> bool {
-    shared.registry.kill(tenant.partition);
-    let gone = shared.registry.wait_empty(Some(tenant.partition));
-    tokio::time::timeout(SESSION_END_TIMEOUT, gone).await.is_ok()
-}
-
-/// Fails if the tenant has sessions. `hint` is the error's hint.
-fn check_unused(tenant: &Tenant, hint: &str, shared: &Shared) -> Result<()> {
-    let sessions = shared.registry.count(tenant.partition);
-    if sessions == 0 {
-        return Ok(());
-    }
-    let message = format!("database \"{}\" is being accessed by other users", tenant.name);
-    Err(Error::new(sqlstate::OBJECT_IN_USE, message)
-        .detail(format!("There are {sessions} other sessions using the database."))
-        .hint(hint))
 }
 
 /// Drops a database. Returns its tenant, or `None` if it did not exist.
@@ -257,54 +219,23 @@ async fn drop_database(
     name: &str,
     if_exists: bool,
     force: bool,
-    shared: &Shared,
+    context: &Context,
 ) -> Result<Option<Arc<Tenant>>> {
-    if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
-        check_unused(&tenant, "Use DROP DATABASE ... WITH (FORCE) to terminate them.", shared)?;
+    if let Some(tenant) = context.catalog.tenant(name).filter(|_| !force) {
+        context.check_unused(&tenant, "Use DROP DATABASE ... WITH (FORCE) to terminate them.")?;
     }
-    let tenant = match shared.catalog.begin_drop(name).await {
+    let tenant = match context.catalog.begin_drop(name).await {
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),
         begun => begun.map_err(|error| answer(&error))?,
     };
-    if !end_sessions(&tenant, shared).await {
+    if !context.end_sessions(&tenant).await {
         let message = format!("sessions of database \"{name}\" have not ended");
         return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
             .detail("The database is marked as dropped and accepts no new connections.")
             .hint("Run DROP DATABASE again after they have ended."));
     }
-    shared.engine.drop_partition(tenant.partition).await?;
-    shared.tenants.forget(tenant.partition);
-    shared.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))?;
+    context.engine.drop_partition(tenant.partition).await?;
+    context.tenants.forget(tenant.partition);
+    context.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))?;
     Ok(Some(tenant))
-}
-
-/// Converts a metadata error to PostgreSQL's error.
-pub(crate) fn answer(error: &MetaError) -> Error {
-    const UNDEFINED_OBJECT: &str = "42704";
-    const INVALID_NAME: &str = "42602";
-    let message = error.to_string();
-    let (state, message) = match error {
-        MetaError::Exists { what: What::Tenant, name } => {
-            (sqlstate::DUPLICATE_DATABASE, format!("database \"{name}\" already exists"))
-        }
-        MetaError::Exists { what: What::User, name } => {
-            (sqlstate::DUPLICATE_OBJECT, format!("role \"{name}\" already exists"))
-        }
-        MetaError::Exists { what: What::Token, .. } => (sqlstate::DUPLICATE_OBJECT, message),
-        MetaError::Missing { what: What::Token, .. } => (UNDEFINED_OBJECT, message),
-        MetaError::Missing { what: What::Tenant, name } => {
-            (sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"))
-        }
-        MetaError::Missing { what: What::User, name } => {
-            (UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
-        }
-        MetaError::UnknownLimit { .. } => (UNDEFINED_OBJECT, message),
-        MetaError::InvalidLimit { .. } => (sqlstate::INVALID_PARAMETER_VALUE, message),
-        MetaError::InvalidName { .. } => (INVALID_NAME, message),
-        MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
-        MetaError::ReadOnly => (sqlstate::READ_ONLY_TRANSACTION, message),
-        MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
-        MetaError::Damaged { .. } | MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
-    };
-    Error::new(state, message).hint(error.remedy())
 }

@@ -1,28 +1,28 @@
 //! Statements about users, their passwords and their access rights.
 
+use fulmar_dialect::admin::Admin;
 use fulmar_meta::{Access, MetaError};
+use fulmar_pgwire::auth::scram_verifier;
 
-use super::answer;
+use super::context::{Context, answer};
 use crate::Result;
-use crate::dialect::admin::Admin;
 use crate::events::{Event, Kind};
-use crate::gateway::Shared;
-use crate::session::Identity;
+use crate::identity::Identity;
 
 /// Runs CREATE USER, ALTER USER or DROP USER.
-pub(super) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
-    let catalog = &shared.catalog;
+pub(super) async fn run(admin: &Admin, context: &Context, identity: &Identity) -> Result<()> {
+    let catalog = &context.catalog;
     let record = |kind: Kind, name: &str| {
-        shared.journal().record(Event::new(kind).by(identity.actor()).detail("role", name));
+        context.record(Event::new(kind).detail("role", name), identity);
     };
     match admin {
         Admin::CreateUser { name, superuser, password } => {
-            let verifier = password.as_deref().map(crate::scram_verifier);
+            let verifier = password.as_deref().map(scram_verifier);
             catalog.create_user(name, *superuser, verifier).await.map_err(|error| answer(&error))?;
             record(Kind::UserCreated, name);
         }
         Admin::AlterPassword { name, password } => {
-            let verifier = password.as_deref().map(crate::scram_verifier);
+            let verifier = password.as_deref().map(scram_verifier);
             catalog.alter_user_password(name, verifier).await.map_err(|error| answer(&error))?;
             record(Kind::PasswordChanged, name);
         }
@@ -41,12 +41,12 @@ pub(super) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
 }
 
 /// Runs GRANT or REVOKE.
-pub(super) async fn rights(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
-    let catalog = &shared.catalog;
+pub(super) async fn rights(admin: &Admin, context: &Context, identity: &Identity) -> Result<()> {
+    let catalog = &context.catalog;
     let record = |kind: Kind, database: &str, user: &str, access: Access| {
         let right = if access == Access::ReadOnly { "SELECT" } else { "CONNECT" };
         let event = Event::new(kind).by(identity.actor()).detail("role", user).detail("right", right);
-        shared.journal().record(match catalog.tenant(database) {
+        context.journal.record(match catalog.tenant(database) {
             Some(tenant) => event.database(&tenant),
             None => event.database_name(database),
         });

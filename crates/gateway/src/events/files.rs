@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Event;
+use super::event::Event;
 
 /// The format version of each line.
 const VERSION: u32 = 1;
@@ -134,7 +134,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kind;
+    use super::super::kinds::Kind;
     use super::*;
 
     fn event(id: u64) -> Arc<Event> {

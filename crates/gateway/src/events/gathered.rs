@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::Event;
+use super::event::Event;
 
 /// The aggregation interval.
 const INTERVAL: Duration = Duration::from_secs(600);
@@ -99,7 +99,8 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Actor, Kind};
+    use super::super::event::Actor;
+    use super::super::kinds::Kind;
     use super::*;
 
     fn failed(user: &str) -> Event {

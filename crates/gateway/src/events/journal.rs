@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::event::Event;
 use super::files::Files;
 use super::gathered::Gathered;
-use super::{Event, Kind};
+use super::kinds::Kind;
 use crate::activity::now_ms;
 
 /// Maximum number of events in memory.

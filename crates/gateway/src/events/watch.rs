@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_engine::{Health, LogHealth};
+use fulmar_engine::{Engine, Health, LogHealth};
+use tokio_util::sync::CancellationToken;
 
-use super::{Event, Kind};
-use crate::gateway::Shared;
+use super::event::Event;
+use super::journal::Journal;
+use super::kinds::Kind;
 
 /// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,15 +21,14 @@ const LOG: [Kind; 4] = [Kind::LogFailed, Kind::LogWorks, Kind::LogFull, Kind::Lo
 const SHARED_LOG: [Kind; 4] =
     [Kind::SharedLogFailed, Kind::SharedLogWorks, Kind::SharedLogFull, Kind::SharedLogFree];
 
-/// Polls until the gateway closes.
-pub(crate) async fn watch(shared: Arc<Shared>) {
-    let closing = shared.closing.clone();
+/// Polls until `closing` is cancelled.
+pub(crate) async fn watch(engine: Arc<Engine>, journal: Arc<Journal>, closing: CancellationToken) {
     let mut seen = HEALTHY;
     loop {
-        let now = shared.engine.health();
-        changes(seen, now).for_each(|kind| shared.journal().record(Event::new(kind)));
+        let now = engine.health();
+        changes(seen, now).for_each(|kind| journal.record(Event::new(kind)));
         seen = now;
-        shared.journal().settle(Instant::now());
+        journal.settle(Instant::now());
         if closing.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_none() {
             return;
         }

@@ -1,22 +1,23 @@
 //! Execution of statements that the gateway handles itself instead of passing them to SQLite: SET,
 //! SHOW, DISCARD, DEALLOCATE, COPY, procedures, administration and VERIFY.
 
+use fulmar_dialect::Command;
+use fulmar_dialect::admin::Admin;
+use fulmar_dialect::copy::Copy;
+use fulmar_dialect::procedure::Procedure;
+use fulmar_dialect::token::quote_name;
 use fulmar_engine::{
     CREATE_PROCEDURES, CommandTag, Damage, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value,
     sqlstate,
 };
+use fulmar_pgwire::protocol::backend;
 
+use super::outcome::{Fault, Ran};
 use super::rows::{Collector, Layout, Output, RowWriter, ValueRow};
-use super::settings::AS_OF;
-use super::{Fault, Ran, Session};
-use crate::Result;
-use crate::dialect::Command;
-use crate::dialect::admin::Admin;
-use crate::dialect::copy::Copy;
-use crate::dialect::procedure::Procedure;
-use crate::dialect::token::quote_name;
+use super::state::Session;
 use crate::events::{Event, Kind};
-use crate::protocol::backend;
+use crate::settings::AS_OF;
+use crate::{Result, admin};
 
 impl Session {
     /// Runs a command and writes its rows to `output`.
@@ -94,7 +95,7 @@ impl Session {
             }
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
-                let secret = crate::admin::run(admin, &self.shared, &self.identity).await?;
+                let secret = admin::run(admin, &self.context.administration, &self.identity).await?;
                 if matches!(admin, Admin::AlterPassword { name, .. } if *name == self.identity.user) {
                     self.renew_account();
                 }
@@ -104,31 +105,34 @@ impl Session {
                 }
                 admin.tag()
             }
-            Command::Verify => {
-                self.outside_transaction("VERIFY")?;
-                crate::admin::check_right("VERIFY", &self.identity)?;
-                // On a replica, files that the primary deletes during the check would be reported
-                // as damage.
-                self.shared.engine.check_owner()?;
-                let damage = self.link.verify().await?.damage;
-                let count = damage.len() as u64;
-                self.record_verification(&damage);
-                let catalog = self.shared.catalog.clone();
-                let row = |damage: Damage| {
-                    let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
-                    let databases: Vec<String> = damage
-                        .partitions
-                        .iter()
-                        .filter_map(|id| catalog.tenant_of(*id).map(|tenant| tenant.name.clone()))
-                        .collect();
-                    let databases = Value::Text(databases.join(", "));
-                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
-                };
-                let rows = damage.into_iter().map(row).collect();
-                return self.write_rows(rows, CommandTag::Select(count), layout, output);
-            }
+            Command::Verify => return self.verify(layout, output).await,
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    /// Verifies the checksums of all data, and writes a row for each damaged file.
+    async fn verify(&mut self, layout: Layout<'_>, output: &mut Output) -> Result<Ran, Fault> {
+        self.outside_transaction("VERIFY")?;
+        admin::check_right("VERIFY", &self.identity)?;
+        // On a replica, files that the primary deletes during the check would be reported
+        // as damage.
+        self.context.engine.check_owner()?;
+        let damage = self.link.verify().await?.damage;
+        let count = damage.len() as u64;
+        self.record_verification(&damage);
+        let catalog = self.context.catalog.clone();
+        let row = |damage: Damage| {
+            let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
+            let databases: Vec<String> = damage
+                .partitions
+                .iter()
+                .filter_map(|id| catalog.tenant_of(*id).map(|tenant| tenant.name.clone()))
+                .collect();
+            let databases = Value::Text(databases.join(", "));
+            vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
+        };
+        let rows = damage.into_iter().map(row).collect();
+        self.write_rows(rows, CommandTag::Select(count), layout, output)
     }
 
     fn record_verification(&self, damage: &[Damage]) {
@@ -137,7 +141,7 @@ impl Session {
         let files: Vec<&str> =
             damage.iter().take(MAX_NAMED_FILES).map(|damage| damage.file.as_str()).collect();
         let event = event.detail("damaged", damage.len()).detail("files", files);
-        self.shared.journal().record(event.by(self.identity.actor()));
+        self.context.journal.record(event.by(self.identity.actor()));
     }
 
     /// Writes rows that the gateway has produced.
@@ -148,7 +152,7 @@ impl Session {
         layout: Layout<'_>,
         output: &mut Output,
     ) -> Result<Ran, Fault> {
-        let spills = self.statements.spills(&self.shared.config.temporary_directory, &self.temporary);
+        let spills = self.statements.spills(&self.context.temporary_directory, &self.temporary);
         let mut writer = RowWriter::new(output, layout, spills);
         for row in &rows {
             if let Err(error) = writer.row(&ValueRow(row)) {
@@ -236,7 +240,7 @@ impl Session {
             }
         }
         self.statements.close_statements();
-        self.shared.advisory.unlock_all(self.link.handle.pid);
+        self.context.advisory.unlock_all(self.link.handle.pid);
         Ok(())
     }
 

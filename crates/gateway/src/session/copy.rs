@@ -1,5 +1,5 @@
-//! `COPY t FROM STDIN`: inserts rows that the client sends into a table. [`crate::copy`] parses the
-//! formats. The COPY-in protocol handling here also serves [`super::copy_database`].
+//! `COPY t FROM STDIN`: inserts rows that the client sends into a table. [`fulmar_pgwire::copy`]
+//! parses the formats. The COPY-in protocol handling here also serves [`super::copy_database`].
 //!
 //! ```text
 //! client: COPY t FROM STDIN          server: CopyInResponse
@@ -13,21 +13,19 @@
 //! - Each message is processed before the next one is read, so TCP flow control slows down a client
 //!   that is faster than the engine.
 
-use std::sync::Arc;
+use fulmar_dialect::token::{Table, is_blank, quote_name};
+use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Value, sqlstate};
+use fulmar_pgwire::copy::Format;
+use fulmar_pgwire::copy::read::Reader;
+use fulmar_pgwire::protocol::backend;
+use fulmar_pgwire::types::{self, Type};
 
-use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Statement, Value, sqlstate};
-
-use super::copy_database::Importing;
+use super::copy_in::{CopyIn, Rest, Rows, Target};
 use super::held::Share;
+use super::outcome::Fault;
 use super::rows::{Collector, Output};
-use super::simple::Rest;
-use super::{Fault, Session};
+use super::state::Session;
 use crate::Result;
-use crate::copy::Format;
-use crate::copy::read::Reader;
-use crate::dialect::token::{Table, quote_name};
-use crate::protocol::backend;
-use crate::types::{self, Type};
 
 /// Maximum number of parameters of one INSERT.
 const MAX_PARAMETERS: usize = 512;
@@ -36,40 +34,6 @@ const MAX_PARAMETERS: usize = 512;
 const CHARGE_THRESHOLD_BYTES: usize = 64 << 10;
 /// An incomplete batch is inserted once its rows exceed this size.
 const MAX_BATCH_BYTES: usize = 4 << 20;
-
-/// A COPY in progress.
-pub(super) struct CopyIn {
-    pub(super) target: Target,
-    /// The statements that follow the COPY in its Query message. `None` in the extended protocol.
-    pub(super) rest: Option<Rest>,
-    /// The memory charge for `rest`.
-    pub(super) share: Share,
-}
-
-/// The destination of a COPY.
-pub(super) enum Target {
-    Table(Rows),
-    Database(Importing),
-}
-
-/// Rows to be inserted into a table.
-pub(super) struct Rows {
-    table: String,
-    columns: usize,
-    /// Inserts `batch` rows.
-    insert_batch: Arc<Statement>,
-    batch: usize,
-    insert_one: Arc<Statement>,
-    reader: Reader,
-    /// Values of rows that have not been inserted yet.
-    values: Vec<Value>,
-    /// Approximate size of their text in the messages.
-    bytes: usize,
-    /// Rows inserted so far.
-    rows: u64,
-    /// The memory charge for `values` and the incomplete row.
-    share: Share,
-}
 
 impl Session {
     /// Prepares the INSERTs and requests the rows from the client.
@@ -212,7 +176,7 @@ impl Session {
     }
 
     async fn run_rest_of_query(&mut self, rows: u64, rest: &str) -> Result<(), Fault> {
-        if super::simple::is_blank(rest) {
+        if is_blank(rest) {
             self.link.finish().await?;
         }
         backend::command_complete(&mut self.output, CommandTag::Copy(rows));

@@ -16,42 +16,33 @@
 //! - An import creates a tenant ([`crate::admin`]). The tenant is not visible until all pages have
 //!   arrived and `PRAGMA quick_check` has passed. Any failure rolls the creation back.
 
-use std::sync::Arc;
-
 use fulmar_engine::{CommandTag, Error, Import, Value, sqlstate};
-use fulmar_meta::Tenant;
+use fulmar_pgwire::protocol::backend;
+use fulmar_service::{ExportStream, PartitionService};
 
-use super::copy::{CopyIn, Target};
+use super::copy_in::{CopyIn, Importing, Target};
+use super::outcome::{Fault, Ran};
 use super::rows::Output;
-use super::{Fault, Ran, Session};
+use super::state::Session;
 use crate::Result;
 use crate::admin;
 use crate::events::{Event, Kind};
-use crate::protocol::backend;
 
 /// The command's name in error messages.
 const TAG: &str = "COPY DATABASE";
 /// Maximum number of `quick_check` findings in the error's detail.
 const MAX_FINDINGS: usize = 5;
 
-/// An import in progress.
-pub(super) struct Importing {
-    tenant: Arc<Tenant>,
-    /// `None` once all pages have arrived, or the import was aborted.
-    import: Option<Import>,
-}
-
 impl Session {
     /// Sends all pages of the session's database.
     pub(super) async fn export(&mut self, output: &mut Output) -> Result<Ran, Fault> {
         self.outside_transaction(TAG)?;
-        let (partition, as_of) = (self.identity.tenant.partition, self.settings.as_of());
-        let mut export = self.shared.engine.export(partition, as_of).await?;
+        let mut export = self.link.partition.export(self.settings.as_of()).await?;
         let exported = Event::new(Kind::DatabaseExported).database(&self.identity.tenant);
-        self.shared.journal().gather(exported.by(self.identity.actor()));
+        self.context.journal.gather(exported.by(self.identity.actor()));
         backend::copy_out_bytes(output);
         let (mut pages, mut piece) = (0, Vec::new());
-        while export.next(&mut piece).await? {
+        while export.next_pages(&mut piece).await? {
             pages += (piece.len() / fulmar_pages::PAGE_SIZE) as u64;
             // In addition to `piece` itself.
             output.must_grow(2 * piece.len(), self.statements.memory())?;
@@ -74,11 +65,11 @@ impl Session {
     ) -> Result<()> {
         self.outside_transaction(TAG)?;
         admin::check_right(TAG, &self.identity)?;
-        let tenant = admin::begin_create(name, owner, &self.shared, &self.identity).await?;
-        let import = match self.shared.engine.import(tenant.partition).await {
+        let tenant = admin::begin_create(name, owner, &self.context.administration, &self.identity).await?;
+        let import = match self.context.engine.import(tenant.partition).await {
             Ok(import) => import,
             Err(error) => {
-                admin::undo(&tenant, &self.shared).await;
+                admin::undo(&tenant, &self.context.administration).await;
                 return Err(error);
             }
         };
@@ -107,26 +98,26 @@ impl Importing {
                 event.detail("sqlstate", error.state()).detail("problem", error.message())
             }
         };
-        session.shared.journal().record(event.by(session.identity.actor()));
+        session.context.journal.record(event.by(session.identity.actor()));
         finished
     }
 
     async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
-        let mut temporary = session.link.engine.beside(self.tenant.partition);
-        std::mem::swap(&mut session.link.engine, &mut temporary);
+        let mut temporary = session.link.partition.beside(self.tenant.partition);
+        std::mem::swap(&mut session.link.partition, &mut temporary);
         let checked = quick_check(session).await;
-        std::mem::swap(&mut session.link.engine, &mut temporary);
+        std::mem::swap(&mut session.link.partition, &mut temporary);
         temporary.close().await;
         checked?;
-        admin::finish_create(&self.tenant, &session.shared).await?;
+        admin::finish_create(&self.tenant, &session.context.administration).await?;
         Ok(pages.into())
     }
 
     /// Aborts the import and rolls back the creation of the tenant.
     pub(super) async fn give_up(&mut self, session: &Session) {
         self.import = None;
-        admin::undo(&self.tenant, &session.shared).await;
+        admin::undo(&self.tenant, &session.context.administration).await;
     }
 }
 

@@ -8,18 +8,19 @@
 //! Like all results ([`Buffer`]), the lines are buffered until the query has ended, and spill to a
 //! temporary file if they are large.
 
+use fulmar_dialect::copy::select;
+use fulmar_dialect::token::{Table, is_blank};
 use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
+use fulmar_pgwire::copy::Format;
+use fulmar_pgwire::copy::write::Writer;
+use fulmar_pgwire::protocol::backend;
+use fulmar_pgwire::types::Type;
 
+use super::outcome::{Fault, Ran};
 use super::rows::{Buffer, Output, encoded_bytes};
+use super::state::Session;
 use super::statements::{Plan, columns};
-use super::{Fault, Ran, Session};
 use crate::Result;
-use crate::copy::Format;
-use crate::copy::write::Writer;
-use crate::dialect::copy::select;
-use crate::dialect::token::Table;
-use crate::protocol::backend;
-use crate::types::Type;
 
 impl Session {
     /// The query that selects all rows of a table.
@@ -45,7 +46,7 @@ impl Session {
     ) -> Result<Ran, Fault> {
         let (plan, rest) = self.plan(query).await?;
         let Plan::Engine(statement) = &plan else { return Err(not_a_query().into()) };
-        if statement.columns.is_empty() || !super::simple::is_blank(rest) {
+        if statement.columns.is_empty() || !is_blank(rest) {
             return Err(not_a_query().into());
         }
         if !statement.parameters.is_empty() {
@@ -55,10 +56,8 @@ impl Session {
         let columns = columns(&plan);
         let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
         format.check_columns(&names)?;
-        let lines = Buffer::new(
-            output,
-            self.statements.spills(&self.shared.config.temporary_directory, &self.temporary),
-        );
+        let lines =
+            Buffer::new(output, self.statements.spills(&self.context.temporary_directory, &self.temporary));
         let mut lines = Lines { lines, writer: Writer::new(format, &columns), rows: 0, begun: false };
         match self.link.execute(statement, &[], Scope::Implicit, &mut lines).await {
             Ok(_) => {

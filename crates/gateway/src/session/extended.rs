@@ -2,23 +2,25 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{
-    CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate, statement_too_long,
-};
+use fulmar_dialect::Front;
+use fulmar_dialect::infer::Inference;
+use fulmar_dialect::system::Catalog;
+use fulmar_dialect::token::{LONG_BYTES, Lexer, is_blank, measure};
+use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, sqlstate, statement_too_long};
+use fulmar_pgwire::protocol::frontend::{self, Bind, Message, Oids, Target};
+use fulmar_pgwire::protocol::{Format, Formats, backend};
+use fulmar_pgwire::types::{Column, Type, decode};
+use fulmar_service::PartitionService;
 
 use super::held::{MAX_WAIT, Share};
+use super::outcome::{Fault, Ran};
 use super::portals::{Answer, Portal, Progress};
 use super::rows::{Layout, Output};
+use super::slow::shown;
+use super::state::Session;
 use super::statements::{self, Plan, Prepared};
-use super::{Fault, Ran, Session};
 use crate::Result;
-use crate::dialect::token::{LONG_BYTES, Lexer, measure};
-use crate::dialect::{self, Front};
-use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
-use crate::protocol::{Format, Formats, backend};
 use crate::system::Viewer;
-use crate::types::infer::Inference;
-use crate::types::{Column, Type, decode};
 
 /// Memory per token while a statement is prepared. The gateway and the engine each keep a list of
 /// tokens, one after the other.
@@ -55,7 +57,7 @@ impl Session {
     pub(super) fn extended_failed(&mut self, error: &Error) {
         self.report(error);
         self.skipping = true;
-        self.link.engine.fail();
+        self.link.partition.fail();
     }
 
     /// Handles Sync: ends the implicit transaction, and skipping after an error.
@@ -73,7 +75,7 @@ impl Session {
     async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), Fault> {
         self.statements.check_free(name)?;
         let (plan, rest) = self.plan(decode::utf8(sql)?).await?;
-        if !super::simple::is_blank(rest) {
+        if !is_blank(rest) {
             let message = "cannot insert multiple commands into a prepared statement";
             return Err(Error::new(sqlstate::SYNTAX_ERROR, message).into());
         }
@@ -138,10 +140,10 @@ impl Session {
     }
 
     /// A snapshot of the session's state for system tables.
-    pub(super) fn viewer(&mut self) -> Arc<Viewer> {
+    pub(super) fn viewer(&mut self) -> Arc<Catalog<Viewer>> {
         self.note_snapshot();
-        let (shared, settings) = (self.shared.clone(), self.settings.clone());
-        Arc::new(Viewer::new(shared, self.identity.clone(), self.link.handle.pid, settings))
+        let (sources, settings) = (self.context.sources.clone(), self.settings.clone());
+        Arc::new(Catalog::new(Viewer::new(sources, self.identity.clone(), self.link.handle.pid, settings)))
     }
 
     /// Plans the first statement of `sql`. Also returns the text that follows it.
@@ -156,12 +158,13 @@ impl Session {
     /// are allocated. Only the first statement is measured; the statements after it are not
     /// scanned.
     async fn plan_of_long<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
-        let limit_bytes = self.shared.engine.max_statement_bytes();
+        let limit_bytes = self.context.engine.max_statement_bytes();
         let extent = measure(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
         let text = &sql[extent.start..extent.end];
         let mut work = Share::default();
         if text.len() >= LONG_BYTES {
-            let token_bytes = if dialect::translates(text) { TRANSLATED_TOKEN_BYTES } else { TOKEN_BYTES };
+            let token_bytes =
+                if fulmar_dialect::translates(text) { TRANSLATED_TOKEN_BYTES } else { TOKEN_BYTES };
             let memory = self.statements.memory().clone();
             work.cover_or_wait(&memory, (extent.tokens * token_bytes) as u64, MAX_WAIT).await?;
             self.link.give_way().await?;
@@ -171,12 +174,12 @@ impl Session {
     }
 
     async fn plan_only<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
-        let context = dialect::Context {
+        let context = fulmar_dialect::Context {
             database: &self.identity.tenant.name,
             user: &self.identity.user,
             pid: self.link.handle.pid,
         };
-        let front = dialect::front(sql, &context)?;
+        let front = fulmar_dialect::front(sql, &context)?;
         if sql.len() >= LONG_BYTES {
             self.link.give_way().await?;
         }
@@ -192,7 +195,7 @@ impl Session {
             Front::Translated(translated, rest) => {
                 if translated.system {
                     let viewer = self.viewer();
-                    self.link.engine.set_system(viewer);
+                    self.link.partition.session_mut().set_system(viewer);
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
                 let known = Known { system, parameters, ..Known::default() };
@@ -203,7 +206,7 @@ impl Session {
             Front::Command(command, rest) => {
                 self.link.check_not_failed()?;
                 let text = sql.get(..sql.len().saturating_sub(rest.len())).unwrap_or_default();
-                let shown = super::slow::shown(text).into();
+                let shown = shown(text).into();
                 Ok((Plan::Command { command: Arc::from(command), shown }, rest))
             }
         }
@@ -211,7 +214,7 @@ impl Session {
 
     fn bind(&mut self, bind: &Bind<'_>) -> Result<()> {
         let prepared = self.statements.statement(bind.statement)?.clone();
-        let (given, wanted) = (bind.values.len(), prepared.parameters.len());
+        let (given, wanted) = (bind.values.count(), prepared.parameters.len());
         if given != wanted {
             let message = format!(
                 "bind message supplies {given} parameters, but prepared statement \"{}\" requires {wanted}",
@@ -389,9 +392,4 @@ fn bind_values(portal: &mut Portal, bind: &Bind<'_>, prepared: &Prepared) -> Res
         portal.values.push(value);
     }
     Ok(())
-}
-
-/// Returns true if a statement is only white space and comments.
-pub(super) fn is_empty(statement: &Statement) -> bool {
-    statement.kind == StatementKind::Empty
 }

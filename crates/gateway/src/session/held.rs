@@ -23,13 +23,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
+use fulmar_pgwire::protocol::MESSAGE_BYTES;
 
-use super::rows::ANSWER_BYTES;
 use crate::Result;
 use crate::memory::{Budget, Class, Shortage};
 
 /// Maximum memory of one session, independent of the tenant's limit.
-const MEMORY_BYTES: u64 = 4 * super::MESSAGE_BYTES as u64;
+const MEMORY_BYTES: u64 = 4 * MESSAGE_BYTES as u64;
+/// Maximum size of the temporary files of a session's results.
+pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
 /// Memory that a session can use without a charge.
 pub(crate) const FREE_BYTES: u64 = 16 << 10;
 /// The charge of an account is a multiple of this.

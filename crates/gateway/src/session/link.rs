@@ -1,4 +1,4 @@
-//! Links the client's connection to the engine session: runs a statement while watching the
+//! Links the client's connection to the session's partition: runs a statement while watching the
 //! connection for a disconnect, and the clock for `statement_timeout`.
 //!
 //! A future of the engine is always polled to completion, because it owns a SQLite coroutine that
@@ -28,20 +28,22 @@ use fulmar_engine::{
     CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, Verified,
     sqlstate,
 };
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::Interrupts;
+use fulmar_pgwire::wire::{Closed, Wire};
+use fulmar_service::{LocalPartition, PartitionService, Refusal};
 use tokio::time::{Sleep, sleep};
 
 use super::rows::Collector;
-use crate::protocol::backend::{self, Severity};
 use crate::registry::Handle;
-use crate::wire::{Closed, Wire};
 use crate::{Result, fair};
 
 /// Resolves when a client that sent only part of a message must be disconnected.
 pub(crate) type Stall = Pin<Box<dyn Future<Output = ()>>>;
 
-/// The client's connection and the engine's session.
+/// The client's connection and the session's partition.
 pub(crate) struct Link {
-    pub(crate) engine: fulmar_engine::Session,
+    pub(crate) partition: LocalPartition,
     pub(crate) wire: Wire,
     pub(crate) handle: Arc<Handle>,
     /// `statement_timeout`; `None` if there is none.
@@ -58,17 +60,16 @@ impl Link {
     /// Prepares the first statement of `sql`. Also returns the text that follows it.
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         self.check_client()?;
-        let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.prepare(sql)), wire, handle, *timeout).await
+        let Link { partition, wire, handle, timeout, .. } = self;
+        drive(pin!(partition.prepare(sql, Known::default())), wire, handle, *timeout).await.map_err(refused)
     }
 
     /// Prepares a statement with properties that are not part of its text.
     pub(crate) async fn prepare_as(&mut self, sql: &str, known: Known<'_>) -> Result<Arc<Statement>> {
         self.check_client()?;
-        let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.prepare_as(sql, known)), wire, handle, *timeout)
-            .await
-            .map(|(statement, _)| statement)
+        let Link { partition, wire, handle, timeout, .. } = self;
+        let prepared = drive(pin!(partition.prepare(sql, known)), wire, handle, *timeout).await;
+        prepared.map(|(statement, _)| statement).map_err(refused)
     }
 
     /// Runs a statement to completion.
@@ -81,10 +82,10 @@ impl Link {
     ) -> Result<Completion> {
         self.check_client()?;
         self.implicit |= scope == Scope::Implicit;
-        let Link { engine, wire, handle, timeout, .. } = self;
+        let Link { partition, wire, handle, timeout, .. } = self;
         let mut noted = false;
         let outcome = {
-            let mut run = pin!(engine.execute(statement, values, scope, sink));
+            let mut run = pin!(partition.execute(statement, values, scope, sink));
             let watched = poll_fn(|cx| {
                 let polled = run.as_mut().poll(cx);
                 if polled.is_pending() && !std::mem::replace(&mut noted, true) {
@@ -95,7 +96,7 @@ impl Link {
             drive(pin!(watched), wire, handle, *timeout).await
         };
         self.noted |= noted;
-        outcome
+        outcome.map_err(refused)
     }
 
     /// Yields to other sessions of the worker if the time slice is over. Called before each
@@ -104,8 +105,8 @@ impl Link {
         if !fair::slice_is_over() {
             return Ok(());
         }
-        let Link { engine, wire, handle, .. } = self;
-        drive(pin!(engine.give_way()), wire, handle, None).await?;
+        let Link { partition, wire, handle, .. } = self;
+        drive(pin!(partition.session_mut().give_way()), wire, handle, None).await?;
         match handle.is_killed() {
             // The session may have been killed between two statements, when no statement could be
             // cancelled.
@@ -135,14 +136,14 @@ impl Link {
 
     /// Opens the version that the next transaction reads, if that is not the newest one.
     pub(crate) async fn look_back(&mut self) -> Result<()> {
-        let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.look_back()), wire, handle, *timeout).await
+        let Link { partition, wire, handle, timeout, .. } = self;
+        drive(pin!(partition.session_mut().look_back()), wire, handle, *timeout).await
     }
 
     /// Verifies the checksums of all stored data.
     pub(crate) async fn verify(&mut self) -> Result<Verified> {
-        let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.verify()), wire, handle, *timeout).await
+        let Link { partition, wire, handle, timeout, .. } = self;
+        drive(pin!(partition.session_mut().verify()), wire, handle, *timeout).await
     }
 
     /// Ends the implicit transaction if one is open: commits it, or rolls it back if it has failed.
@@ -151,8 +152,8 @@ impl Link {
         if !std::mem::take(&mut self.implicit) {
             return Ok(());
         }
-        let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
+        let Link { partition, wire, handle, timeout, .. } = self;
+        drive(pin!(partition.commit_implicit()), wire, handle, *timeout).await.map_err(refused)
     }
 
     /// Waits for bytes from the client until `stall` resolves, and in a transaction for at most
@@ -163,11 +164,11 @@ impl Link {
         if std::mem::replace(&mut self.noted, status != TransactionStatus::Idle) || self.noted {
             self.handle.activity.wait(status);
         }
-        let Link { engine, wire, handle, idle_timeout, .. } = self;
+        let Link { partition, wire, handle, idle_timeout, .. } = self;
         let read = wire.read(handle);
         let limit = idle_timeout.filter(|_| idle);
         if limit.is_none() && stall.is_none() {
-            return wait_for_client(pin!(read), engine).await;
+            return wait_for_client(pin!(read), partition.session_mut()).await;
         }
         // Boxed, so that the futures of sessions without a timer stay small.
         let mut read = Box::pin(async move {
@@ -178,13 +179,13 @@ impl Link {
                 () = resolve_or_pend(stall) => Err(Closed::Stalled),
             }
         });
-        wait_for_client(read.as_mut(), engine).await
+        wait_for_client(read.as_mut(), partition.session_mut()).await
     }
 
     /// Sends `bytes`. Waits until the client has accepted them.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<(), Closed> {
-        let Link { engine, wire, handle, .. } = self;
-        wait_for_client(pin!(wire.send(bytes, handle)), engine).await
+        let Link { partition, wire, handle, .. } = self;
+        wait_for_client(pin!(wire.send(bytes, handle)), partition.session_mut()).await
     }
 
     /// Returns true if no transaction is open and no received bytes are unprocessed.
@@ -194,7 +195,7 @@ impl Link {
 
     /// The status of the client's explicit transaction.
     pub(crate) fn status(&self) -> TransactionStatus {
-        self.engine.status()
+        self.partition.status()
     }
 
     /// Fails if the client was disconnected because its cancelled statement was overdue. The
@@ -216,6 +217,11 @@ impl Link {
             "current transaction is aborted, commands ignored until end of transaction block",
         ))
     }
+}
+
+/// The client's error for a refused request.
+fn refused(refusal: impl Into<Refusal>) -> Error {
+    refusal.into().into_error()
 }
 
 /// Awaits the future. Never resolves if there is none.

@@ -14,15 +14,15 @@
 //! back because a transaction rolls back, the next statement that reads the database opens the
 //! version.
 
+use fulmar_dialect::admin::parse_moment;
 use fulmar_engine::{Error, Value, sqlstate};
+use fulmar_pgwire::protocol::backend;
+use fulmar_pgwire::types::datetime::moment;
 
-use super::Session;
 use super::rows::Output;
-use super::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
+use super::state::Session;
 use crate::Result;
-use crate::dialect::admin::parse_moment;
-use crate::protocol::backend;
-use crate::system::moment;
+use crate::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
 
 impl Session {
     /// Switches the session to the version as of another time (`None` or empty: the newest
@@ -30,18 +30,18 @@ impl Session {
     pub(super) async fn look_back(&mut self, value: Option<&str>, output: &mut Output) -> Result<()> {
         let text = value.map(str::trim).filter(|text| !text.is_empty());
         let at_unix_ms = text.map(parse_moment).transpose()?;
-        let before = self.link.engine.as_of();
+        let before = self.link.partition.session().as_of();
         if at_unix_ms == before {
             return Ok(());
         }
-        if self.link.engine.has_seen_something() {
+        if self.link.partition.session().has_seen_something() {
             let message = "fulmar.as_of must be set before any query in the transaction";
             return Err(Error::new(sqlstate::ACTIVE_TRANSACTION, message)
                 .hint("Run SET LOCAL fulmar.as_of directly after BEGIN."));
         }
-        self.link.engine.set_as_of(at_unix_ms);
+        self.link.partition.session_mut().set_as_of(at_unix_ms);
         if let Err(error) = self.link.look_back().await {
-            self.link.engine.set_as_of(before);
+            self.link.partition.session_mut().set_as_of(before);
             return Err(error);
         }
         if let Some(time) = self.snapshot_time() {
@@ -59,7 +59,7 @@ impl Session {
     /// Stores the time and the age of the session's snapshot in the parameters that show them.
     pub(super) fn note_snapshot(&mut self) {
         let time = self.snapshot_time().unwrap_or_default();
-        let age = format!("{}ms", self.link.engine.snapshot_age().as_millis());
+        let age = format!("{}ms", self.link.partition.session().snapshot_age().as_millis());
         for (name, value) in [(SNAPSHOT_TIME, time), (SNAPSHOT_AGE, age)] {
             if self.settings.get(name).is_ok_and(|current| current != value) {
                 self.settings.set_fixed(name, &value);
@@ -68,7 +68,7 @@ impl Session {
     }
 
     fn snapshot_time(&self) -> Option<String> {
-        match moment(self.link.engine.snapshot_time()?) {
+        match moment(self.link.partition.session().snapshot_time()?) {
             Value::Text(text) => Some(text + "+00"),
             _ => None,
         }

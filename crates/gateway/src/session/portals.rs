@@ -7,13 +7,12 @@
 use std::sync::Arc;
 
 use fulmar_engine::{CommandTag, Value};
+use fulmar_pgwire::protocol::{Formats, frontend};
 
-use super::OUTPUT_BYTES;
 use super::held::{Account, Share};
-use super::rows::{Output, Spill};
+use super::rows::{OUTPUT_BYTES, Output, Spill};
 use super::statements::{Prepared, TEXT};
 use crate::Result;
-use crate::protocol::{Formats, frontend};
 
 /// Capacity of the value list that a portal retains for reuse.
 const RETAINED_VALUES: usize = 64;
@@ -126,7 +125,7 @@ impl Answer {
         Answer { loaded, taken: 0, spill: spill.map(|spill| (spill, 0)), tail, share, tag }
     }
 
-    /// Moves at most `limit` rows to `out`, and fewer if `out` reaches [`super::OUTPUT_BYTES`].
+    /// Moves at most `limit` rows to `out`, and fewer if `out` reaches [`OUTPUT_BYTES`].
     /// Returns the number of rows, and true if those were the last.
     pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
         let mut rows = 0;

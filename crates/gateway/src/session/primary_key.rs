@@ -1,4 +1,4 @@
-//! `ALTER TABLE t ADD PRIMARY KEY (...)`; see [`crate::dialect::primary_key`].
+//! `ALTER TABLE t ADD PRIMARY KEY (...)`; see [`fulmar_dialect::primary_key`].
 //!
 //! If the key is one column whose value equals the rowid in every row, the table's schema text is
 //! changed to declare the column as the rowid. Otherwise a unique index is created.
@@ -8,13 +8,13 @@
 //! - Changing the schema text rewrites no rows. Records that still store the column's value remain
 //!   valid, because SQLite reads the column from the rowid.
 
+use fulmar_dialect::primary_key::{PrimaryKey, has_primary_key, numbered_by};
+use fulmar_dialect::token::quote_name;
 use fulmar_engine::{Error, Known, Scope, Value};
 
-use super::Session;
 use super::rows::Collector;
+use super::state::Session;
 use crate::Result;
-use crate::dialect::primary_key::{PrimaryKey, has_primary_key, numbered_by};
-use crate::dialect::token::quote_name;
 
 /// Reads a table's schema text. Returns nothing if a temporary table of the same name hides it.
 const SCHEMA_TEXT: &str = "SELECT sql FROM main.sqlite_schema \

@@ -16,13 +16,14 @@
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::Access;
 
-use super::{End, Session};
+use super::outcome::End;
+use super::state::Session;
 use crate::Result;
 
 impl Session {
     /// Applies changed access rights. Fails if the session must end.
     pub(super) fn follow_rights(&mut self) -> Result<(), End> {
-        let generation = self.shared.catalog.rights_generation();
+        let generation = self.context.catalog.rights_generation();
         if generation == self.rights_seen {
             return Ok(());
         }
@@ -31,7 +32,7 @@ impl Session {
             && access != self.identity.access
         {
             self.identity.access = access;
-            self.link.engine.set_may_write(access == Access::ReadWrite);
+            self.link.partition.session_mut().set_may_write(access == Access::ReadWrite);
             self.settings.set_bounds(&self.identity.limits, access);
             self.apply_settings();
         }
@@ -42,7 +43,7 @@ impl Session {
     /// session must end.
     fn current_access(&self) -> Result<Option<Access>> {
         let Some(account) = &self.identity.account else { return Ok(None) };
-        let (name, catalog) = (&account.name, &self.shared.catalog);
+        let (name, catalog) = (&account.name, &self.context.catalog);
         let Some(user) = catalog.user(name) else {
             let message = format!("terminating connection because user \"{name}\" was dropped");
             return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message));
@@ -69,7 +70,7 @@ impl Session {
     /// Keeps the session authenticated after it has changed its own user's password.
     pub(super) fn renew_account(&mut self) {
         if let Some(account) = &mut self.identity.account
-            && let Some(user) = self.shared.catalog.user(&account.name)
+            && let Some(user) = self.context.catalog.user(&account.name)
         {
             *account = user;
         }

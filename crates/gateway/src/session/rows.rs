@@ -20,17 +20,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, TemporaryCharge, TemporarySpace, ValueRef, sqlstate};
+use fulmar_pgwire::protocol::{Format, Formats, backend};
+use fulmar_pgwire::types::{Column, Type, encode};
 use smallvec::SmallVec;
 
 use super::held::{Account, Share};
 use crate::Result;
-use crate::protocol::{Format, Formats, backend};
-use crate::types::{Column, Type, encode};
 
 /// Maximum size of a result in memory. Larger results spill.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
-/// Maximum size of the temporary files of a session's results.
-pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
+/// The responses of a pipeline are sent before its end once they exceed this size.
+pub(crate) const OUTPUT_BYTES: usize = 64 * 1024;
 /// Size of one read from a temporary file.
 const READ_BYTES: usize = 64 * 1024;
 /// An output up to this size needs no charge.

@@ -6,23 +6,17 @@
 //! - The last statement's CommandComplete is written after the implicit transaction has committed,
 //!   so that a failed commit is reported as the failure of the statement.
 
-use fulmar_engine::{Error, Scope};
+use fulmar_dialect::token::is_blank;
+use fulmar_engine::{Error, Scope, StatementKind};
+use fulmar_pgwire::protocol::backend;
+use fulmar_pgwire::types::decode;
+use fulmar_service::PartitionService;
 
+use super::copy_in::Rest;
+use super::outcome::{Fault, Ran};
 use super::rows::Layout;
+use super::state::Session;
 use super::statements::{Plan, TEXT, columns};
-use super::{Fault, Ran, Session};
-use crate::dialect::token::Lexer;
-use crate::protocol::backend;
-use crate::types::decode;
-
-/// The text that follows a COPY in a Query message.
-#[derive(Debug, Default)]
-pub(super) struct Rest(pub(super) String);
-
-/// Returns true if a text contains no statement.
-pub(super) fn is_blank(text: &str) -> bool {
-    text.trim_ascii_start().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
-}
 
 impl Session {
     /// Handles a Query message.
@@ -59,7 +53,7 @@ impl Session {
     fn text_failed(&mut self, error: &Error) {
         self.report(error);
         self.copy = None;
-        self.link.engine.fail();
+        self.link.partition.fail();
         self.end_of_transaction(false);
     }
 
@@ -85,7 +79,7 @@ impl Session {
 
     /// Runs one statement. Returns false if it is a COPY whose data the client sends next.
     async fn run_one(&mut self, plan: &Plan, last: bool) -> Result<bool, Fault> {
-        if matches!(plan, Plan::Engine(statement) if super::extended::is_empty(statement)) {
+        if matches!(plan, Plan::Engine(statement) if statement.kind == StatementKind::Empty) {
             return Ok(true);
         }
         let scope = if last && !self.link.implicit { Scope::Auto } else { Scope::Implicit };
@@ -109,18 +103,5 @@ impl Session {
         backend::command_complete(&mut self.output, tag);
         self.flush_if_large().await?;
         Ok(true)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn is_blank_ignores_comments_and_semicolons() {
-        for text in ["", " \n", ";", " ; -- comment\n /* x */ ;"] {
-            assert!(is_blank(text), "{text}");
-        }
-        assert!(!is_blank("; SELECT 1"));
     }
 }

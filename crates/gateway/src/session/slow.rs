@@ -7,11 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use fulmar_dialect::token::{Kind, Lexer};
 use parking_lot::Mutex;
-
-use super::statements::Plan;
-use super::{End, Fault, Ran, Session};
-use crate::dialect::token::{Kind, Lexer};
 
 /// Maximum number of log lines per second.
 const MAX_LINES: u32 = 10;
@@ -40,13 +37,13 @@ impl SlowLog {
         SlowLog { threshold, window: Mutex::new(window) }
     }
 
-    fn is_slow(&self, time: Duration) -> bool {
+    pub(super) fn is_slow(&self, time: Duration) -> bool {
         self.threshold.is_some_and(|limit| time > limit)
     }
 
     /// Returns the number of lines omitted since the last one, or `None` if the rate limit is
     /// reached.
-    fn admit(&self, now: Instant) -> Option<u64> {
+    pub(super) fn admit(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         if now.saturating_duration_since(window.begun) >= Duration::from_secs(1) {
             (window.begun, window.lines) = (now, 0);
@@ -57,29 +54,6 @@ impl SlowLog {
         }
         window.lines += 1;
         Some(std::mem::take(&mut window.left_out))
-    }
-}
-
-impl Session {
-    /// Logs a completed statement if it was slow.
-    pub(super) fn log_if_slow(&self, plan: &Plan, time: Duration, rows: u64, ran: &Result<Ran, Fault>) {
-        let log = &self.shared.slow;
-        if !log.is_slow(time) {
-            return;
-        }
-        let Some(left_out) = log.admit(Instant::now()) else { return };
-        let sqlstate = match ran {
-            Err(Fault::Statement(error) | Fault::End(End::Fatal(error))) => Some(error.state()),
-            _ => None,
-        };
-        let statement = match plan {
-            Plan::Engine(statement) => &shown(&statement.sql),
-            Plan::Command { shown, .. } => &**shown,
-        };
-        let (tenant, user) = (self.identity.tenant.name.as_str(), self.identity.user.as_str());
-        let milliseconds = time.as_millis() as u64;
-        // Recorded as strings, not with `%`: the log's writer then escapes line breaks.
-        tracing::warn!(tenant, user, milliseconds, rows, sqlstate, statement, left_out, "slow statement");
     }
 }
 

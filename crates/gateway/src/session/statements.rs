@@ -13,7 +13,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fulmar_dialect::Command;
+use fulmar_dialect::admin::Admin;
+use fulmar_dialect::copy::Copy;
 use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, TemporarySpace, sqlstate};
+use fulmar_pgwire::protocol::frontend::Oids;
+use fulmar_pgwire::protocol::{Format, Formats, backend};
+use fulmar_pgwire::types::{self, Column, Type};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -21,13 +27,7 @@ use super::held::{Account, Share};
 use super::portals::Portal;
 use super::rows::Spills;
 use crate::Result;
-use crate::dialect::Command;
-use crate::dialect::admin::Admin;
-use crate::dialect::copy::Copy;
-use crate::protocol::frontend::Oids;
-use crate::protocol::{Format, Formats, backend};
 use crate::tenants::Use;
-use crate::types::{self, Column, Type};
 
 /// The default formats if the client specifies none.
 pub(crate) const TEXT: Formats = Formats::All(Format::Text);

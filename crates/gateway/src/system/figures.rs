@@ -6,67 +6,82 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{PartitionStatistics, Value};
+use fulmar_dialect::row;
+use fulmar_dialect::system::{Rows, table};
+use fulmar_engine::{Database, PartitionStatistics, Value};
 use fulmar_meta::Tenant;
 use fulmar_pages::PartitionId;
 
-use super::cells::row;
-use super::cluster::tenants;
-use super::{Asked, Filled, Rows, Viewer, table};
+use super::viewer::{Filled, Viewer};
 use crate::Result;
-use crate::metrics::{BUCKETS, bucket_bound_us};
+use crate::histogram::{BUCKETS, bucket_bound_us};
 use crate::tenants::TenantCounts;
 
-/// A table with these columns, followed by the columns of [`Figures::cells`].
-macro_rules! statistics_table {
-    ($name:literal, $($column:expr),+) => {
-        table(
-            $name,
-            &[
-                $($column,)+
-                ("statements", "INT8"),
-                ("reads", "INT8"),
-                ("writes", "INT8"),
-                ("rows", "INT8"),
-                ("errors", "INT8"),
-                ("busy_ms", "FLOAT8"),
-                ("time_ms", "FLOAT8"),
-                ("recent_ms", "FLOAT8"),
-                ("p50_ms", "FLOAT8"),
-                ("p99_ms", "FLOAT8"),
-                ("commits", "INT8"),
-                ("conflicts", "INT8"),
-                ("replays", "INT8"),
-                ("turns", "INT8"),
-                ("log_bytes", "INT8"),
-                ("pages_written", "INT8"),
-                ("memory_bytes", "INT8"),
-                ("size_bytes", "INT8"),
-                ("page_hits", "INT8"),
-                ("page_misses", "INT8"),
-                ("pages_read_ahead", "INT8"),
-                ("pages_warmed", "INT8"),
-                ("pages_evicted", "INT8"),
-            ],
-        )
-    };
+/// The name and the declared type of a column.
+type Column = (&'static str, &'static str);
+
+/// The value of a column.
+type Cell = fn(&Figures) -> Value;
+
+/// The statistics of a partition: the column, its type, and its value.
+const FIGURES: [(&str, &str, Cell); 23] = [
+    ("statements", "INT8", |of| integer(of.gateway.statements)),
+    ("reads", "INT8", |of| integer(of.gateway.reads)),
+    ("writes", "INT8", |of| integer(of.gateway.writes)),
+    ("rows", "INT8", |of| integer(of.gateway.rows)),
+    ("errors", "INT8", |of| integer(of.gateway.errors)),
+    ("busy_ms", "FLOAT8", |of| milliseconds(of.gateway.busy_us)),
+    ("time_ms", "FLOAT8", |of| milliseconds(of.gateway.time_us)),
+    ("recent_ms", "FLOAT8", |of| milliseconds(of.gateway.smoothed_us)),
+    ("p50_ms", "FLOAT8", |of| milliseconds(of.gateway.quantile_us(50))),
+    ("p99_ms", "FLOAT8", |of| milliseconds(of.gateway.quantile_us(99))),
+    ("commits", "INT8", |of| integer(of.engine.commits)),
+    ("conflicts", "INT8", |of| integer(of.engine.conflicts)),
+    ("replays", "INT8", |of| integer(of.engine.replays)),
+    ("turns", "INT8", |of| integer(of.engine.turns)),
+    ("log_bytes", "INT8", |of| integer(of.engine.log_bytes)),
+    ("pages_written", "INT8", |of| integer(of.engine.log_pages)),
+    ("memory_bytes", "INT8", |of| of.engine.memory_bytes.map_or(Value::Null, integer)),
+    ("size_bytes", "INT8", |of| of.engine.size_bytes.map_or(Value::Null, integer)),
+    ("page_hits", "INT8", |of| integer(of.engine.page_hits)),
+    ("page_misses", "INT8", |of| integer(of.engine.page_misses)),
+    ("pages_read_ahead", "INT8", |of| integer(of.engine.pages_read_ahead)),
+    ("pages_warmed", "INT8", |of| integer(of.engine.pages_warmed)),
+    ("pages_evicted", "INT8", |of| integer(of.engine.pages_evicted)),
+];
+
+/// The columns of a table of statistics: its key, followed by [`FIGURES`].
+const fn columns<const KEY: usize, const ALL: usize>(key: [Column; KEY]) -> [Column; ALL] {
+    let mut columns = [("", ""); ALL];
+    let mut index = 0;
+    while index < ALL {
+        columns[index] = match index < KEY {
+            true => key[index],
+            false => (FIGURES[index - KEY].0, FIGURES[index - KEY].1),
+        };
+        index += 1;
+    }
+    columns
 }
 
+const TENANT: [Column; 2 + FIGURES.len()] = columns([("tenant", "NAME"), ("sessions", "INT8")]);
+const PARTITION: [Column; 2 + FIGURES.len()] = columns([("partition", "INT8"), ("tenant", "NAME")]);
+
 pub(super) const TABLES: &[Filled] = &[
-    (statistics_table!("fulmar.tenant_stats", ("tenant", "NAME"), ("sessions", "INT8")), |asked| {
+    (table("fulmar.tenant_stats", &TENANT), |viewer, _| {
         let row = |tenant: &Arc<Tenant>| {
-            let sessions = asked.viewer.shared.registry.count(tenant.partition) as i64;
+            let sessions = viewer.sources.registry.count(tenant.partition) as i64;
             let key = row![tenant.name.as_str(), sessions];
-            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            [key, Figures::of(viewer, tenant.partition).cells()].concat()
         };
-        Ok(tenants(asked.viewer).iter().map(row).collect())
+        Ok(viewer.tenants().iter().map(row).collect())
     }),
-    (statistics_table!("fulmar.partition_stats", ("partition", "INT8"), ("tenant", "NAME")), |asked| {
+    (table("fulmar.partition_stats", &PARTITION), |viewer, _| {
         let row = |tenant: &Arc<Tenant>| {
             let key = row![tenant.partition.0 as i64, tenant.name.as_str()];
-            [key, Figures::of(asked.viewer, tenant.partition).cells()].concat()
+            [key, Figures::of(viewer, tenant.partition).cells()].concat()
         };
-        Ok(tenants(asked.viewer).iter().map(row).collect())
+        Ok(viewer.tenants().iter().map(row).collect())
     }),
     (
         table(
@@ -85,47 +100,22 @@ pub(super) struct Figures {
 
 impl Figures {
     pub(super) fn of(viewer: &Viewer, partition: PartitionId) -> Figures {
-        let shared = &viewer.shared;
+        let sources = &viewer.sources;
         Figures {
-            gateway: shared.tenants.counts(partition).unwrap_or_default(),
-            engine: shared.engine.partition_statistics(partition).unwrap_or_default(),
+            gateway: sources.tenants.counts(partition).unwrap_or_default(),
+            engine: sources.engine.partition_statistics(partition).unwrap_or_default(),
         }
     }
 
     fn cells(&self) -> Vec<Value> {
-        let Figures { gateway, engine } = self;
-        row![
-            gateway.statements as i64,
-            gateway.reads as i64,
-            gateway.writes as i64,
-            gateway.rows as i64,
-            gateway.errors as i64,
-            milliseconds(gateway.busy_us),
-            milliseconds(gateway.time_us),
-            milliseconds(gateway.smoothed_us),
-            milliseconds(gateway.quantile_us(50)),
-            milliseconds(gateway.quantile_us(99)),
-            engine.commits as i64,
-            engine.conflicts as i64,
-            engine.replays as i64,
-            engine.turns as i64,
-            engine.log_bytes as i64,
-            engine.log_pages as i64,
-            engine.memory_bytes.map(|bytes| bytes as i64),
-            engine.size_bytes.map(|bytes| bytes as i64),
-            engine.page_hits as i64,
-            engine.page_misses as i64,
-            engine.pages_read_ahead as i64,
-            engine.pages_warmed as i64,
-            engine.pages_evicted as i64,
-        ]
+        FIGURES.iter().map(|(.., value)| value(self)).collect()
     }
 }
 
 /// The number of statements per latency bucket. Empty buckets are omitted.
-fn histogram(asked: Asked<'_>) -> Result<Rows> {
+fn histogram(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let rows = |tenant: &Arc<Tenant>| {
-        let counts = asked.viewer.shared.tenants.counts(tenant.partition).unwrap_or_default();
+        let counts = viewer.sources.tenants.counts(tenant.partition).unwrap_or_default();
         let buckets = counts.buckets.into_iter().enumerate().filter(|(_, statements)| *statements > 0);
         let row = |(bucket, statements)| {
             let up_to = (bucket < BUCKETS).then(|| milliseconds(bucket_bound_us(bucket)));
@@ -133,7 +123,11 @@ fn histogram(asked: Asked<'_>) -> Result<Rows> {
         };
         buckets.map(row).collect::<Rows>()
     };
-    Ok(tenants(asked.viewer).iter().flat_map(rows).collect())
+    Ok(viewer.tenants().iter().flat_map(rows).collect())
+}
+
+fn integer(count: u64) -> Value {
+    Value::Integer(count as i64)
 }
 
 pub(super) fn milliseconds(time_us: u64) -> Value {

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use fulmar_dialect::row;
+use fulmar_dialect::system::{Rows, table};
+use fulmar_engine::Database;
 use fulmar_meta::{Tenant, Token};
+use fulmar_pgwire::types::datetime::moment;
 
-use super::cells::row;
-use super::cluster::tenants;
-use super::statistics::moment;
-use super::{Asked, Filled, Rows, Viewer, table};
+use super::viewer::{Filled, Viewer};
 use crate::Result;
 use crate::events::Event;
 
@@ -43,18 +44,18 @@ pub(super) const TABLES: &[Filled] = &[
 
 /// The tenants that the viewer owns.
 fn owned(viewer: &Viewer) -> Vec<Arc<Tenant>> {
-    let mut tenants = tenants(viewer);
+    let mut tenants = viewer.tenants();
     tenants.retain(|tenant| tenant.owner == viewer.identity.user);
     tenants
 }
 
-fn events(asked: Asked<'_>) -> Result<Rows> {
-    let identity = &asked.viewer.identity;
-    let events = asked.viewer.shared.journal().events();
+fn events(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
+    let identity = &viewer.identity;
+    let events = viewer.sources.journal.events();
     if identity.superuser {
         return Ok(events.iter().map(|event| shown(event)).collect());
     }
-    let owned = owned(asked.viewer);
+    let owned = owned(viewer);
     let own = events.iter().filter(|event| owned.iter().any(|tenant| event.concerns(tenant.partition)));
     Ok(own.map(|event| shown(&event.for_owner(&identity.user))).collect())
 }
@@ -75,14 +76,13 @@ fn shown(event: &Event) -> Vec<fulmar_engine::Value> {
     ]
 }
 
-fn tokens(asked: Asked<'_>) -> Result<Rows> {
-    let viewer = asked.viewer;
+fn tokens(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let (superuser, visible) = match viewer.identity.superuser {
-        true => (true, tenants(viewer)),
+        true => (true, viewer.tenants()),
         false => (false, owned(viewer)),
     };
     let tenant = |token: &Token| visible.iter().find(|tenant| Some(tenant.partition) == token.partition);
-    let tokens = viewer.shared.catalog.tokens().into_iter();
+    let tokens = viewer.sources.catalog.tokens().into_iter();
     let shown = tokens.filter(|token| superuser || tenant(token).is_some()).map(|token| {
         row![
             token.name.as_str(),

@@ -28,6 +28,19 @@ async fn admin(node: &Node) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn index_lists_the_pages_without_a_token() {
+    let node = Node::start(|_| {}).await;
+    let index = node.get("/", "").await;
+    assert!(index.starts_with("HTTP/1.1 200") && index.contains("content-type: text/plain"), "{index}");
+    for page in ["/healthz", "/metrics"] {
+        assert!(index.contains(&format!("\n{page} ")), "{index}");
+        assert!(!node.get(page, "").await.starts_with("HTTP/1.1 404"), "{page}");
+    }
+    assert!(node.get("/nothing", "").await.starts_with("HTTP/1.1 404"));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn metrics_require_a_token_and_show_its_scope() {
     let node = Node::start(|_| {}).await;
     let admin = admin(&node).await;

@@ -139,8 +139,8 @@ async fn many_short_statements_do_not_block_other_sessions() {
 }
 
 /// On one worker, one tenant runs eight endless statements and another tenant runs one. Each tenant
-/// check_sqlstate half of the CPU time, whatever its number of statements, and a tenant with few requests is
-/// served. With three times the weight, a tenant check_sqlstate three times as much. A change of the weight
+/// gets half of the CPU time, whatever its number of statements, and a tenant with few requests is
+/// served. With three times the weight, a tenant gets three times as much. A change of the weight
 /// takes effect immediately.
 #[tokio::test(flavor = "multi_thread")]
 async fn cpu_time_is_shared_fairly_between_tenants() {

@@ -1,0 +1,100 @@
+//! What administrative statements change, and steps that several statements share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_engine::{Engine, Error, sqlstate};
+use fulmar_meta::{Catalog, MetaError, SYSTEM_TENANT, Tenant, What};
+
+use crate::Result;
+use crate::events::{Event, Journal};
+use crate::identity::Identity;
+use crate::registry::Registry;
+use crate::tenants::Tenants;
+
+/// How long to wait for the sessions of a dropped or restored tenant to end.
+const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The components that administrative statements change.
+pub(crate) struct Context {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) journal: Arc<Journal>,
+}
+
+impl Context {
+    /// Records an event that the session caused.
+    pub(super) fn record(&self, event: Event, identity: &Identity) {
+        self.journal.record(event.by(identity.actor()));
+    }
+
+    /// The tenant with this name.
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Tenant>> {
+        let missing = || answer(&MetaError::Missing { what: What::Tenant, name: name.to_owned() });
+        self.catalog.tenant(name).ok_or_else(missing)
+    }
+
+    /// Like [`Context::find`], but fails for the system tenant. `problem` continues the error
+    /// message after the database's name.
+    pub(super) fn find_ordinary(&self, name: &str, problem: &str, hint: &str) -> Result<Arc<Tenant>> {
+        let tenant = self.find(name)?;
+        if tenant.name != SYSTEM_TENANT {
+            return Ok(tenant);
+        }
+        let message = format!("system database \"{name}\" {problem}");
+        Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint(hint))
+    }
+
+    /// Terminates the sessions of a tenant. Returns false if they do not end within
+    /// [`SESSION_END_TIMEOUT`].
+    pub(super) async fn end_sessions(&self, tenant: &Tenant) -> bool {
+        self.registry.kill(tenant.partition);
+        let gone = self.registry.wait_empty(Some(tenant.partition));
+        tokio::time::timeout(SESSION_END_TIMEOUT, gone).await.is_ok()
+    }
+
+    /// Fails if the tenant has sessions. `hint` is the error's hint.
+    pub(super) fn check_unused(&self, tenant: &Tenant, hint: &str) -> Result<()> {
+        let sessions = self.registry.count(tenant.partition);
+        if sessions == 0 {
+            return Ok(());
+        }
+        let message = format!("database \"{}\" is being accessed by other users", tenant.name);
+        Err(Error::new(sqlstate::OBJECT_IN_USE, message)
+            .detail(format!("There are {sessions} other sessions using the database."))
+            .hint(hint))
+    }
+}
+
+/// Converts a metadata error to PostgreSQL's error.
+pub(crate) fn answer(error: &MetaError) -> Error {
+    const UNDEFINED_OBJECT: &str = "42704";
+    const INVALID_NAME: &str = "42602";
+    let message = error.to_string();
+    let (state, message) = match error {
+        MetaError::Exists { what: What::Tenant, name } => {
+            (sqlstate::DUPLICATE_DATABASE, format!("database \"{name}\" already exists"))
+        }
+        MetaError::Exists { what: What::User, name } => {
+            (sqlstate::DUPLICATE_OBJECT, format!("role \"{name}\" already exists"))
+        }
+        MetaError::Exists { what: What::Token, .. } => (sqlstate::DUPLICATE_OBJECT, message),
+        MetaError::Missing { what: What::Token, .. } => (UNDEFINED_OBJECT, message),
+        MetaError::Missing { what: What::Tenant, name } => {
+            (sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"))
+        }
+        MetaError::Missing { what: What::User, name } => {
+            (UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
+        }
+        MetaError::UnknownLimit { .. } => (UNDEFINED_OBJECT, message),
+        MetaError::InvalidLimit { .. } => (sqlstate::INVALID_PARAMETER_VALUE, message),
+        MetaError::InvalidName { .. } => (INVALID_NAME, message),
+        MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
+        MetaError::ReadOnly => (sqlstate::READ_ONLY_TRANSACTION, message),
+        MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
+        MetaError::Damaged { .. } | MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
+    };
+    Error::new(state, message).hint(error.remedy())
+}

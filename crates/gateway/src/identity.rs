@@ -1,0 +1,31 @@
+//! The identity of a session.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use fulmar_meta::{Access, LiveLimits, Tenant, User};
+
+use crate::events::Actor;
+
+/// The identity of a session: its user, client address and tenant.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) user: String,
+    /// `None` if the operating system does not report the peer address.
+    pub(crate) address: Option<IpAddr>,
+    /// The user's catalog record at authentication. `None` if authentication is disabled.
+    pub(crate) account: Option<Arc<User>>,
+    pub(crate) superuser: bool,
+    /// The user's access to the tenant.
+    pub(crate) access: Access,
+    pub(crate) tenant: Arc<Tenant>,
+    /// The tenant's current limits.
+    pub(crate) limits: Arc<LiveLimits>,
+}
+
+impl Identity {
+    /// The actor to record in events that the session causes.
+    pub(crate) fn actor(&self) -> Actor<'_> {
+        Actor { user: Some(&self.user), address: self.address }
+    }
+}

@@ -1,0 +1,167 @@
+//! Runs statements, and sends responses.
+
+use std::time::{Duration, Instant};
+
+use fulmar_engine::{CommandTag, Completion, Error, RowSink, Scope, TransactionStatus, Value};
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::Closed;
+
+use super::outcome::{End, Fault, Ran};
+use super::rows::{Layout, OUTPUT_BYTES, Output, RowWriter, Spill};
+use super::slow::shown;
+use super::state::Session;
+use super::statements::Plan;
+use crate::Result;
+
+impl Session {
+    /// Writes an error response, and counts the error.
+    pub(super) fn report(&mut self, error: &Error) {
+        self.metrics.failed();
+        self.stats.failed();
+        backend::error(&mut self.output, error, Severity::Error);
+    }
+
+    /// Sends the collected responses.
+    pub(super) async fn flush(&mut self) -> Result<(), Closed> {
+        self.metrics.sent(self.output.len());
+        self.link.send(&self.output).await?;
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Sends the collected responses if they exceed [`OUTPUT_BYTES`] or their memory cannot be
+    /// charged.
+    pub(super) async fn flush_if_large(&mut self) -> Result<(), Closed> {
+        let is_large = self.output.len() > OUTPUT_BYTES || !self.output.grow(0, self.statements.memory());
+        if is_large { self.flush().await } else { Ok(()) }
+    }
+
+    /// Sends the spilled part of a result, and the output before it.
+    pub(super) async fn send_spilled(&mut self, spill: Option<(usize, Spill)>) -> Result<(), Closed> {
+        let Some((mark, spill)) = spill else { return Ok(()) };
+        self.link.send(&self.output[..mark]).await?;
+        self.output.drain(..mark);
+        let (mut piece, mut sent) = (Vec::new(), 0);
+        while spill.read_at(sent, &mut piece).map_err(|_| Closed::Server)? > 0 {
+            self.link.send(&piece).await?;
+            sent += piece.len() as u64;
+            piece.clear();
+        }
+        Ok(())
+    }
+
+    /// Sends changed parameters and ReadyForQuery.
+    pub(super) async fn ready(&mut self) -> Result<(), Fault> {
+        for name in self.settings.take_reports() {
+            let value = self.settings.get(name).unwrap_or_default();
+            backend::parameter_status(&mut self.output, name, value);
+            if name == "application_name" {
+                self.link.handle.activity.name(value);
+            }
+        }
+        let status = self.link.status();
+        if status == TransactionStatus::Idle {
+            self.statements.close_portals();
+        }
+        backend::ready(&mut self.output, status);
+        Ok(self.flush().await?)
+    }
+
+    /// Runs a plan and writes its rows to `output`.
+    pub(super) async fn run_plan(
+        &mut self,
+        plan: &Plan,
+        values: &[Value],
+        scope: Scope,
+        layout: Layout<'_>,
+        output: &mut Output,
+    ) -> Result<Ran, Fault> {
+        let started = Instant::now();
+        let ran = match plan {
+            Plan::Engine(statement) => {
+                let viewer = statement.uses_system().then(|| self.viewer());
+                if let Some(viewer) = &viewer {
+                    self.link.partition.session_mut().set_system(viewer.clone());
+                }
+                let spills = self.statements.spills(&self.context.temporary_directory, &self.temporary);
+                let mut writer = RowWriter::new(output, layout, spills);
+                let outcome = self.link.execute(statement, values, scope, &mut writer).await;
+                match outcome {
+                    Ok(completion) => {
+                        let (rows, spill) = writer.finish();
+                        if let Some(viewer) = viewer {
+                            let changes = std::mem::take(&mut *viewer.viewer().changes.lock());
+                            if !changes.is_empty() {
+                                Box::pin(self.configure(changes, output)).await?;
+                            }
+                        }
+                        self.completed(&completion, output);
+                        Ok(Ran::Done { tag: completion.tag, rows, spill })
+                    }
+                    Err(error) => {
+                        writer.reset();
+                        self.end_of_transaction(false);
+                        Err(error.into())
+                    }
+                }
+            }
+            // Boxed because it is rare. Unboxed, it would enlarge the future of every session.
+            Plan::Command { command, .. } => Box::pin(self.command(command, layout, output)).await,
+        };
+        let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
+        self.metrics.ran(time, rows);
+        self.stats.ran(plan.uses(), time, rows);
+        self.log_if_slow(plan, time, rows, &ran);
+        ran
+    }
+
+    /// Applies the changes of `set_config` calls.
+    pub(super) async fn configure(
+        &mut self,
+        changes: Vec<(String, String, bool)>,
+        output: &mut Output,
+    ) -> Result<()> {
+        for (name, value, local) in changes {
+            self.set(&name, Some(&value), local, output).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends the notices of a completed statement, and ends the transaction's settings if it has
+    /// ended.
+    pub(super) fn completed(&mut self, completion: &Completion, output: &mut Output) {
+        for (state, message) in &completion.notices {
+            backend::notice(output, state, message);
+        }
+        self.end_of_transaction(completion.tag == CommandTag::Plain("COMMIT"));
+    }
+
+    /// If the transaction has ended, commits or rolls back its changes of parameters.
+    pub(super) fn end_of_transaction(&mut self, committed: bool) {
+        if self.settings.is_changed() && self.link.status() == TransactionStatus::Idle {
+            self.settings.end_transaction(committed);
+            self.apply_settings();
+        }
+    }
+
+    /// Logs a completed statement if it was slow.
+    pub(super) fn log_if_slow(&self, plan: &Plan, time: Duration, rows: u64, ran: &Result<Ran, Fault>) {
+        let log = &self.context.slow;
+        if !log.is_slow(time) {
+            return;
+        }
+        let Some(left_out) = log.admit(Instant::now()) else { return };
+        let sqlstate = match ran {
+            Err(Fault::Statement(error) | Fault::End(End::Fatal(error))) => Some(error.state()),
+            _ => None,
+        };
+        let statement = match plan {
+            Plan::Engine(statement) => &shown(&statement.sql),
+            Plan::Command { shown, .. } => &**shown,
+        };
+        let (tenant, user) = (self.identity.tenant.name.as_str(), self.identity.user.as_str());
+        let milliseconds = time.as_millis() as u64;
+        // Recorded as strings, not with `%`: the log's writer then escapes line breaks.
+        tracing::warn!(tenant, user, milliseconds, rows, sqlstate, statement, left_out, "slow statement");
+    }
+}

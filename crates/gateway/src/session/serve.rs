@@ -1,0 +1,190 @@
+//! The loop of a session: receives messages, dispatches them, and ends or migrates the session.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::ready;
+use std::time::Instant;
+
+use fulmar_engine::{Error, sqlstate};
+use fulmar_pgwire::protocol::MESSAGE_BYTES;
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::protocol::frontend::{self, Malformed, Message};
+use fulmar_pgwire::wire::{give_buffer, take_buffer};
+use fulmar_service::PartitionService;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::OwnedPermit;
+
+use super::handoff::{Arrival, Leave, Post};
+use super::outcome::{End, Fault};
+use super::receive;
+use super::state::Session;
+use crate::fair::Gate;
+use crate::metrics::WorkerMetrics;
+
+impl Session {
+    /// Ends the session: notifies the client and releases all resources.
+    pub(crate) async fn end(mut self, end: End) {
+        // An incomplete message is dropped. Its memory is released before the error is sent, so
+        // that other sessions do not wait for this client to receive the error.
+        self.link.wire.input = Vec::new();
+        self.received.release();
+        if let Some(mut copy) = self.copy.take() {
+            copy.give_up(&self).await;
+        }
+        self.send_shutdown_notice(end).await;
+        self.link.partition.close().await;
+        self.context.advisory.unlock_all(self.link.handle.pid);
+        self.link.wire.shutdown().await;
+    }
+
+    /// Detaches the socket for the migration to another worker. `None` if it cannot be detached.
+    pub(crate) fn depart(&mut self) -> Option<std::net::TcpStream> {
+        self.link.wire.detach()
+    }
+
+    /// Attaches the socket after the migration to a worker.
+    pub(crate) fn arrive(&mut self, stream: Option<TcpStream>, metrics: Arc<WorkerMetrics>) {
+        self.link.wire.attach(stream);
+        self.metrics = metrics;
+    }
+
+    /// Serves the client until the session ends or migrates.
+    pub(crate) async fn serve(&mut self, post: &Post) -> Leave {
+        let stats = self.stats.clone();
+        let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
+        loop {
+            // Not boxed although its state is large: boxing made no measurable difference with 500
+            // tenants.
+            let handled = {
+                let mut work = pin!(self.handle_input());
+                poll_fn(|cx| {
+                    let began = Instant::now();
+                    post.crew.look(post.number, began);
+                    ready!(gate.poll_pass(cx, began));
+                    let polled = work.as_mut().poll(cx);
+                    let time = began.elapsed();
+                    gate.worked(time);
+                    // Updated after each poll, so that statistics include running statements.
+                    stats.worked(time);
+                    polled
+                })
+                .await
+            };
+            match handled {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(end) => return Leave::Ends(end),
+            }
+            if let Some(slot) = self.migration_slot(post) {
+                return Leave::Moves(slot);
+            }
+            let stall = self.stall();
+            match self.link.read(stall).await {
+                Ok(count) => self.metrics.received(count),
+                Err(closed) => return Leave::Ends(closed.into()),
+            }
+        }
+    }
+
+    /// A queue slot at another worker, if the session should migrate there and is idle.
+    fn migration_slot(&self, post: &Post) -> Option<OwnedPermit<Arrival>> {
+        let slot = post.elsewhere(self.link.handle.pid)?;
+        (self.link.is_at_rest() && self.copy.is_none()).then_some(slot)
+    }
+
+    /// Sends a FATAL error with the reason why the session ends, unless the client ended it.
+    async fn send_shutdown_notice(&mut self, end: End) {
+        let error = match end {
+            End::Client => return,
+            End::Server => {
+                Error::new(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command")
+            }
+            End::Malformed(Malformed(message)) => Error::new(sqlstate::PROTOCOL_VIOLATION, message),
+            End::Fatal(error) => error,
+        };
+        backend::error(&mut self.output, &error, Severity::Fatal);
+        let _ = self.link.send(&self.output).await; // the client may have disconnected already
+    }
+
+    /// Handles all complete messages that have been received. Returns true if more bytes arrived
+    /// meanwhile.
+    async fn handle_input(&mut self) -> Result<bool, End> {
+        if self.output.capacity() == 0 {
+            self.output = take_buffer().into();
+        }
+        let mut input = std::mem::take(&mut self.link.wire.input);
+        let mut used = 0;
+        let mut outcome = loop {
+            if self.rejected.is_some() {
+                let outcome = Box::pin(self.discard(&input, &mut used)).await;
+                if outcome.is_err() || used == input.len() {
+                    break outcome;
+                }
+            }
+            match frontend::frame(&input[used..], MESSAGE_BYTES) {
+                Ok(None) => break Ok(()),
+                Err(malformed) => break Err(End::Malformed(malformed)),
+                Ok(Some(frame)) => {
+                    used += frame.size;
+                    let outcome = match frontend::message(&frame) {
+                        Ok(message) => self.handle(message, &input[used..]).await,
+                        Err(malformed) => Err(End::Malformed(malformed)),
+                    };
+                    if outcome.is_err() {
+                        break outcome;
+                    }
+                }
+            }
+        };
+        input.drain(..used); // the rest is an incomplete message
+        if used > 0 && self.received.bytes() > 0 {
+            self.received.release();
+            receive::shrink(&mut input);
+        }
+        if outcome.is_ok() && !input.is_empty() {
+            outcome = Box::pin(self.admit(&mut input)).await;
+        }
+        // Bytes that arrived while statements ran follow the incomplete message.
+        let ahead = std::mem::replace(&mut self.link.wire.input, input);
+        let more = !ahead.is_empty();
+        self.link.wire.input.extend_from_slice(&ahead);
+        give_buffer(ahead);
+        if self.output.is_empty() {
+            give_buffer(std::mem::take(&mut self.output).into_parts().0);
+        }
+        outcome.map(|()| more)
+    }
+
+    async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
+        self.follow_rights()?;
+        self.follow_limits();
+        let fault = match message {
+            Message::Terminate => return Err(End::Client),
+            Message::CopyData(bytes) => Box::pin(self.copy_data(bytes)).await,
+            Message::CopyDone => Box::pin(self.copy_done()).await,
+            Message::CopyFail { reason } => self.copy_failed(reason).await,
+            Message::Flush | Message::Sync if self.copy.is_some() => Ok(()),
+            _ if self.copy.is_some() => self.copy_interrupted().await,
+            Message::Sync => self.sync().await,
+            Message::Flush => self.flush().await.map_err(Fault::from),
+            _ if self.skipping => Ok(()),
+            Message::Query { sql } => Box::pin(self.query(sql)).await,
+            extended => match self.extended(extended, next).await {
+                Err(Fault::Statement(error)) => {
+                    self.extended_failed(&error);
+                    Ok(())
+                }
+                other => other,
+            },
+        };
+        match fault {
+            Ok(()) => Ok(()),
+            Err(Fault::End(end)) => Err(end),
+            Err(Fault::Statement(error)) => {
+                self.report(&error);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The session that queries system tables, and the state that they show.
+
+use std::sync::Arc;
+
+use fulmar_dialect::system::{FIRST_USER_OID, OWNER, Rows};
+use fulmar_engine::{Database, Engine, SystemTable};
+use fulmar_meta::{Catalog, Tenant, User};
+use parking_lot::Mutex;
+
+use crate::Result;
+use crate::advisory::AdvisoryLocks;
+use crate::events::Journal;
+use crate::identity::Identity;
+use crate::registry::Registry;
+use crate::settings::Settings;
+use crate::tenants::Tenants;
+
+/// The components whose state system tables show, and on which system functions act.
+pub(crate) struct Sources {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) advisory: Arc<AdvisoryLocks>,
+    pub(crate) journal: Arc<Journal>,
+    /// The start time, in milliseconds since 1970.
+    pub(crate) started_ms: u64,
+}
+
+/// A table, and the function that produces its rows.
+pub(super) type Filled = (SystemTable, fn(&Viewer, &Database<'_>) -> Result<Rows>);
+
+/// The session that queries the catalog: a snapshot of its state.
+pub(crate) struct Viewer {
+    pub(super) sources: Arc<Sources>,
+    pub(super) identity: Identity,
+    pub(super) pid: i32,
+    pub(super) settings: Settings,
+    /// The changes that `set_config` requested: name, value, and whether the change is local to the
+    /// transaction.
+    pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
+}
+
+impl Viewer {
+    /// Creates a viewer of a session's current state.
+    pub(crate) fn new(sources: Arc<Sources>, identity: Identity, pid: i32, settings: Settings) -> Viewer {
+        Viewer { sources, identity, pid, settings, changes: Mutex::default() }
+    }
+
+    /// The tenants that the viewer may connect to. The names of other tenants are confidential.
+    pub(super) fn tenants(&self) -> Vec<Arc<Tenant>> {
+        let catalog = &self.sources.catalog;
+        let user = catalog.user(&self.identity.user);
+        let mut tenants = catalog.tenants();
+        tenants.retain(|tenant| {
+            self.identity.superuser || user.as_ref().is_some_and(|user| catalog.may_connect(user, tenant))
+        });
+        tenants
+    }
+
+    /// The users that the viewer may see, with their OIDs. A superuser sees all users. Other users
+    /// see themselves and the owners of the tenants that they may connect to. The owner of the
+    /// viewer's tenant has the OID [`OWNER`], because it owns the tenant's tables.
+    pub(super) fn users(&self) -> Vec<(i64, Arc<User>)> {
+        let identity = &self.identity;
+        let owners: Vec<String> = match identity.superuser {
+            true => Vec::new(),
+            false => self.tenants().iter().map(|tenant| tenant.owner.clone()).collect(),
+        };
+        let numbered = (FIRST_USER_OID..).zip(self.sources.catalog.users());
+        numbered
+            .filter(|(_, user)| {
+                identity.superuser || user.name == identity.user || owners.contains(&user.name)
+            })
+            .map(|(oid, user)| if user.name == identity.tenant.owner { (OWNER, user) } else { (oid, user) })
+            .collect()
+    }
+}

@@ -1,0 +1,123 @@
+//! Converts one-dimensional arrays between PostgreSQL's binary format and its text format
+//! ([`fulmar_engine::array`]).
+//!
+//! ```text
+//! binary: dimensions u32 (0 or 1), has NULLs u32, element type u32; length u32, first index u32;
+//!         then for each element its length i32 (-1: NULL) and its bytes
+//! ```
+
+use bytes::{Buf, BufMut};
+use fulmar_engine::array::{Element, read, write};
+use fulmar_engine::{Value, ValueRef};
+
+use super::{Type, decode, encode};
+use crate::protocol::Format;
+
+/// The text of an array in binary format. `None` if the bytes are not a one-dimensional array of
+/// that element type.
+pub fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
+    let next = |bytes: &mut &[u8]| bytes.try_get_u32().ok();
+    let dimensions = next(&mut bytes)?;
+    let (_has_null, oid) = (next(&mut bytes)?, next(&mut bytes)?);
+    if oid != element.oid() || dimensions > 1 {
+        return None;
+    }
+    let count = if dimensions == 0 { 0 } else { next(&mut bytes)? };
+    if dimensions == 1 {
+        next(&mut bytes)?;
+    }
+    let mut elements: Vec<Element> = Vec::new();
+    for _ in 0..count {
+        let length = bytes.try_get_i32().ok()?;
+        if length == -1 {
+            elements.push(None);
+            continue;
+        }
+        let (value, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+        bytes = rest;
+        elements.push(Some(text(&decode::value(value, element, Format::Binary).ok()?, element)?));
+    }
+    bytes.is_empty().then(|| write(elements.iter().map(Option::as_deref), element.is_text()))
+}
+
+/// Writes the binary format of an array in text format. Returns `None` if an element is not of that
+/// type.
+pub fn put_binary(out: &mut Vec<u8>, array: &str, element: Type) -> Option<()> {
+    let elements = read(array);
+    out.put_u32(u32::from(!elements.is_empty()));
+    out.put_u32(u32::from(elements.contains(&None)));
+    out.put_u32(element.oid());
+    if elements.is_empty() {
+        return Some(());
+    }
+    out.put_u32(elements.len().try_into().ok()?);
+    out.put_u32(1);
+    for value in elements {
+        let Some(text) = value else {
+            out.put_i32(-1);
+            continue;
+        };
+        let value = decode::value(text.as_bytes(), element, Format::Text).ok()?;
+        encode::put_value(out, value.as_ref(), element, Format::Binary).ok()?;
+    }
+    Some(())
+}
+
+/// The text of an element.
+fn text(value: &Value, kind: Type) -> Option<String> {
+    let mut out = Vec::new();
+    encode::put_text(&mut out, value.as_ref(), kind);
+    debug_assert!(value.as_ref() != ValueRef::Null);
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn binary_format_round_trips() {
+        for (array, element) in [
+            ("{1,NULL,-3}", Type::Int4),
+            ("{}", Type::Int8),
+            (r#"{"a","b c"}"#, Type::Text),
+            ("{t,f}", Type::Bool),
+            (r#"{"2026-11-20"}"#, Type::Date),
+        ] {
+            let mut bytes = Vec::new();
+            put_binary(&mut bytes, array, element).unwrap();
+            assert_eq!(from_binary(&bytes, element).as_deref(), Some(array));
+            assert_eq!(from_binary(&bytes, Type::Uuid), None);
+        }
+        assert_eq!(put_binary(&mut Vec::new(), "{x}", Type::Int4), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_rejected_or_read_back(
+            header in proptest::collection::vec(0..3u8, 12..24),
+            bytes in proptest::collection::vec(prop_oneof![0..6u8, any::<u8>()], 0..40),
+        ) {
+            let bytes = [header, bytes].concat();
+            if let Some(array) = from_binary(&bytes, Type::Int4) {
+                let mut written = Vec::new();
+                prop_assert_eq!(put_binary(&mut written, &array, Type::Int4), Some(()));
+                prop_assert_eq!(from_binary(&written, Type::Int4), Some(array));
+            }
+        }
+
+        #[test]
+        fn any_text_is_rejected_or_reads_back(text in "[{},\"\\\\a ]{0,20}") {
+            let mut written = Vec::new();
+            if put_binary(&mut written, &text, Type::Text).is_some() {
+                let array = from_binary(&written, Type::Text);
+                prop_assert!(array.is_some());
+                let mut again = Vec::new();
+                prop_assert_eq!(put_binary(&mut again, &array.unwrap(), Type::Text), Some(()));
+                prop_assert_eq!(again, written);
+            }
+        }
+    }
+}
