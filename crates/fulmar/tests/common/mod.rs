@@ -121,6 +121,11 @@ impl Node {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        Self::ready(process, &line)
+    }
+
+    /// A node that has printed its ready line.
+    pub fn ready(process: Child, line: &str) -> Self {
         // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR; try: COMMAND
         let words: Vec<&str> = line.trim_end().splitn(8, ' ').collect();
         assert_eq!((words[0], words[1], words[2], words[4]), ("fulmar", "ready:", "sql", "http"), "{line}");

@@ -76,11 +76,7 @@ impl Rig {
             assert_eq!(process.wait().unwrap().code(), Some(1));
             return Err(self.stderr());
         }
-        let address = |name: &str| {
-            let (_, rest) = line.split_once(&format!("{name} ")).unwrap();
-            rest.split([',', '\n']).next().unwrap().to_owned()
-        };
-        Ok(Node { sql: address("sql"), http: address("http"), process })
+        Ok(Node::ready(process, &line))
     }
 
     /// Returns the stderr output of the last node.
