@@ -26,7 +26,9 @@ fn sources() -> Vec<(PathBuf, String)> {
         }
     }
     let mut found = Vec::new();
-    for name in ["pages", "store", "engine", "meta", "cluster", "gateway", "fulmar"] {
+    for name in
+        ["pages", "store", "sqlite", "mvcc", "maintenance", "engine", "meta", "cluster", "gateway", "fulmar"]
+    {
         walk(&workspace().join("crates").join(name).join("src"), &mut found);
     }
     found
