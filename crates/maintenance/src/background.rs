@@ -1,4 +1,4 @@
-//! Background tasks: run a function periodically, or earlier when woken, until the engine stops or
+//! Background tasks: run a function periodically, or earlier when woken, until its owner stops or
 //! is dropped.
 
 use std::sync::Arc;

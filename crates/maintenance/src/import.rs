@@ -9,7 +9,7 @@
 //! `PRAGMA quick_check` before the partition becomes visible.
 //!
 //! When the import begins, and again just before its manifest is stored, two conditions are checked
-//! ([`Engine::put_first_manifest`]): the partition's id is new, and the store is still this
+//! ([`Maintenance::put_first_manifest`]): the partition's id is new, and the store is still this
 //! process's. The client may have taken hours in between.
 //!
 //! Page 1 is held back until the end. Its header is then corrected: the number of pages, and no

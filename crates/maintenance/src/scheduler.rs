@@ -45,9 +45,9 @@ pub(crate) enum Job {
     Compact(Arc<Partition>),
 }
 
-impl Scheduler {
-    /// Creates a scheduler without work.
-    pub fn new() -> Self {
+impl Default for Scheduler {
+    /// A scheduler without work.
+    fn default() -> Self {
         Scheduler {
             task: Background::new(Arc::default()),
             collections: Mutex::default(),
@@ -55,7 +55,9 @@ impl Scheduler {
             compactions: Mutex::default(),
         }
     }
+}
 
+impl Scheduler {
     /// Called after a partition was flushed: it may have too many segments now.
     pub(crate) fn flushed(&self, partition: &Arc<Partition>) {
         if self.queue(partition) {
@@ -130,7 +132,7 @@ mod tests {
     async fn due_collection_runs_before_queued_compactions() {
         let (_directory, node) = start(Arc::new(Backend::memory()), Arc::new(SystemTime::default())).await;
         let partition = node.partitions.partition(PartitionId(7)).await.unwrap();
-        let scheduler = Scheduler::new();
+        let scheduler = Scheduler::default();
         let enqueue = || {
             let mut queue = scheduler.compactions.lock();
             queue.waiting.insert(partition.id);

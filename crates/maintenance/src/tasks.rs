@@ -35,7 +35,7 @@ async fn round(maintenance: Arc<Maintenance>) {
 }
 
 impl Maintenance {
-    /// Runs all queued compactions. For tests and tools; the engine does so by itself.
+    /// Runs all queued compactions. For tests and tools; the background task does so by itself.
     pub async fn compact_all(&self) -> Result<()> {
         let mut working = self.scheduler.working.lock().await;
         while let Some(partition) = self.scheduler.next() {
@@ -44,7 +44,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Runs a garbage collection. For tests and tools; the engine does so by itself.
+    /// Runs a garbage collection. For tests and tools; the background task does so by itself.
     pub async fn collect(&self) -> Result<()> {
         let mut working = self.scheduler.working.lock().await;
         self.delete_unneeded(&mut working.marks).await

@@ -13,7 +13,7 @@ use fulmar_store::{CommitLog, LogOptions, PageStore, StdFiles, Store};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use crate::{HotLists, Maintenance, Parts, Scheduler, Settings};
+use crate::{HotLists, Maintenance, Parts, Settings};
 
 /// Opens partitions that commit to the local log.
 struct LocalOpener;
@@ -56,7 +56,7 @@ pub(crate) async fn start(
     time: Arc<dyn TimeSource>,
 ) -> (tempfile::TempDir, Arc<Maintenance>) {
     let directory = tempfile::tempdir().unwrap();
-    let files = Arc::new(StdFiles::open(&directory.path().join("log")).unwrap());
+    let files = Arc::new(StdFiles::open(directory.path().join("log")).unwrap());
     let log = CommitLog::open(LogOptions::default(), files, &mut |_, _| Ok(())).unwrap();
     let clock = Clock::new(time);
     let store = PageStore::open(store);
@@ -83,8 +83,7 @@ pub(crate) async fn start(
         exported: Default::default(),
     });
     let partitions = Arc::new(Partitions::new(node, Arc::new(LocalOpener), Found::default()));
-    let parts =
-        Parts { scheduler: Arc::new(Scheduler::new()), hot: Arc::new(HotLists::new(store)), pins: None };
+    let parts = Parts { scheduler: Arc::default(), hot: Arc::new(HotLists::new(store)), pins: None };
     let settings = Settings {
         manifest_interval: Duration::from_secs(60),
         idle_after: Duration::from_secs(20),

@@ -88,7 +88,7 @@ impl Clock {
 
     /// Logs when hybrid timestamps get far ahead of the system clock, and when the clock has caught
     /// up. The times of restore points made in between do not say when their versions were current
-    /// ([`crate::history`]).
+    /// (`history` in `fulmar_maintenance`).
     fn report_lead(&self, lead_ms: u64) {
         let is_ahead = lead_ms > MOST_LEAD_MS;
         if self.is_ahead.load(Ordering::Relaxed) == is_ahead

@@ -162,7 +162,7 @@ impl MemoryBudget {
     }
 
     /// Notified when memory was released. Waiters must register before they check.
-    pub fn freed(&self) -> &Notify {
+    pub(crate) fn freed(&self) -> &Notify {
         &self.freed
     }
 

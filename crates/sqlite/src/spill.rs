@@ -122,12 +122,12 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// Wraps the engine's reason for rejecting a write in an I/O error.
+/// Wraps the reason for rejecting a write in an I/O error.
 pub fn refused(error: Error) -> io::Error {
     io::Error::other(error)
 }
 
-/// Extracts the engine's error from an I/O error, if it contains one.
+/// Extracts the error for the client from an I/O error, if it contains one.
 pub fn refusal(cause: &io::Error) -> Option<&Error> {
     cause.get_ref().and_then(|inner| inner.downcast_ref())
 }
@@ -188,7 +188,7 @@ fn give_buffer(mut buffer: Vec<u8>) {
 
 /// The contents of one file.
 #[derive(Debug)]
-pub struct SpillBuffer {
+pub(crate) struct SpillBuffer {
     files: TemporaryFiles,
     memory: Vec<u8>,
     file: Option<TemporaryFile>,
@@ -197,12 +197,12 @@ pub struct SpillBuffer {
 
 impl SpillBuffer {
     /// Creates an empty buffer.
-    pub fn new(files: TemporaryFiles) -> Self {
+    pub(crate) fn new(files: TemporaryFiles) -> Self {
         SpillBuffer { files, memory: Vec::new(), file: None, length: 0 }
     }
 
     /// The length of the contents.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.length
     }
 
@@ -212,7 +212,7 @@ impl SpillBuffer {
     }
 
     /// Memory used by `length` bytes; 0 if the buffer is in a file.
-    pub fn memory_bytes(&self, length: u64) -> u64 {
+    pub(crate) fn memory_bytes(&self, length: u64) -> u64 {
         match self.file {
             Some(_) => 0,
             None if length == 0 => 0,
@@ -266,7 +266,7 @@ impl SpillBuffer {
     }
 
     /// Fills `bytes` from `offset`. Returns the number of bytes available; the rest is zeros.
-    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
         let available = self.length.saturating_sub(offset).min(bytes.len() as u64) as usize;
         let (present, beyond) = bytes.split_at_mut(available);
         match &self.file {
@@ -294,7 +294,7 @@ impl SpillBuffer {
     }
 
     /// Shortens the contents.
-    pub fn truncate(&mut self, length: u64) -> io::Result<()> {
+    pub(crate) fn truncate(&mut self, length: u64) -> io::Result<()> {
         if length >= self.length {
             return Ok(());
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use fulmar_maintenance::{HotLists, Maintenance, Parts, Scheduler, Settings};
+use fulmar_maintenance::{HotLists, Maintenance, Parts, Settings};
 use fulmar_mvcc::{
     Buffers, Cache, Clock, Disk, Found, MemoryBudget, Naming, Node, NodeStats, Partitions, PrimaryEra,
     Replay, Tenure, log_error, poll_disk, space_of, spawn_disk_poll, spawn_sweeper, store_error,
@@ -123,7 +123,7 @@ impl Engine {
             let seed = node.clock.unix_ms() ^ std::process::id() as u64;
             let beside = config.beside.map(|owner| Beside::new(owner, &node));
             let parts = Parts {
-                scheduler: Arc::new(Scheduler::new()),
+                scheduler: Arc::default(),
                 hot: Arc::new(HotLists::new(node.store.clone())),
                 pins: beside.as_ref().map(|beside| beside.pins.clone()),
             };

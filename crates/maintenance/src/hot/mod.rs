@@ -57,6 +57,9 @@ const MIN_PAGES: usize = 32;
 /// Maximum delay of a node's shutdown for storing lists.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Prewarming uses 1/8 of the store's useful concurrent reads; statements have the rest.
+const READS_DIVISOR: usize = 8;
+
 /// The hot page lists of a node's partitions.
 pub struct HotLists {
     store: Arc<PageStore>,
@@ -78,7 +81,7 @@ impl HotLists {
     /// Creates the lists of a node.
     pub fn new(store: Arc<PageStore>) -> Self {
         HotLists {
-            reads: Arc::new(Semaphore::new(warm::reads_of_a_node(&store))),
+            reads: Arc::new(Semaphore::new(store.reads_at_once().div_ceil(READS_DIVISOR))),
             puts: Arc::new(Semaphore::new(MAX_CONCURRENT_PUTS)),
             waiting: Arc::new(Semaphore::new(MAX_PENDING_PUTS)),
             store,

@@ -30,16 +30,8 @@ use super::HotLists;
 /// Maximum number of concurrent reads per partition.
 const MAX_CONCURRENT_READS: usize = 2;
 
-/// Prewarming uses 1/8 of the store's useful concurrent reads; statements have the rest.
-const READS_DIVISOR: usize = 8;
-
 /// Number of listed pages that are looked up together. Adjacent ones are read together.
 const WINDOW_PAGES: usize = 256;
-
-/// Maximum number of concurrent reads of a node.
-pub(super) fn reads_of_a_node(store: &PageStore) -> usize {
-    store.reads_at_once().div_ceil(READS_DIVISOR)
-}
 
 /// Why a task ends early.
 enum Ended {

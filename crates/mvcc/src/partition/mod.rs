@@ -197,7 +197,7 @@ impl Partition {
     }
 
     /// Releases a pin.
-    pub fn unpin(&self, snapshot: Snapshot) {
+    pub(crate) fn unpin(&self, snapshot: Snapshot) {
         self.snapshots.lock().unpin(snapshot.number);
     }
 

@@ -15,7 +15,8 @@ use std::ptr;
 use libsqlite3_sys as ffi;
 
 use super::Connection;
-use super::statements::{Handle, Run, Step};
+use super::cache::Handle;
+use super::statements::{Run, Step};
 use crate::statement::RowSink;
 use crate::{Error, Result, sqlstate};
 

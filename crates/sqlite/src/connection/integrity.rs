@@ -23,8 +23,9 @@
 
 use libsqlite3_sys as ffi;
 
-use super::statements::Handle;
-use super::{Connection, Run, Step};
+use super::Connection;
+use super::cache::Handle;
+use super::statements::{Run, Step};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Result, heap};

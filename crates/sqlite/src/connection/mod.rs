@@ -1,8 +1,8 @@
 //! SQLite connections. A connection belongs to one database, and one session at a time uses it.
-//! Prepared statements belong to connections; each caches the most recently used ones
-//! ([`statements`]).
+//! Prepared statements belong to connections; each caches the most recently used ones ([`cache`]).
 
 mod authorize;
+mod cache;
 mod declaration;
 mod errors;
 mod functions;
@@ -35,7 +35,7 @@ pub struct Connection {
     db: *mut ffi::sqlite3,
     /// The state shared with callbacks.
     pub link: Box<Link>,
-    statements: statements::Cache,
+    statements: cache::Cache,
     /// The session has left state in this connection that other sessions must not see (temporary
     /// tables, settings).
     pub tainted: bool,
@@ -91,7 +91,7 @@ impl Connection {
         Connection {
             db: ptr::null_mut(),
             link: Link::new(pages, main_file::open::<P>, settings),
-            statements: statements::Cache::default(),
+            statements: cache::Cache::default(),
             tainted: false,
             limits: [0; TENANT_LIMITS],
         }

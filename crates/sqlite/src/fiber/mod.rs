@@ -43,16 +43,13 @@ use std::time::Duration;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use offload::{Job, Resumable};
+use offload::{Job, Resumable, Resume, on_offload_thread};
 use stack::FiberStack;
 
 use crate::slice::SliceTimer;
 
 /// Stacks that each thread caches for reuse. An idle one holds 8 KiB of memory, at most 64 KiB.
 const POOLED_STACKS: usize = 64;
-
-/// The context of the poll that resumed the fiber; null when the fiber is abandoned.
-type Resume = *mut Context<'static>;
 
 /// Why a fiber is suspended.
 #[derive(Clone, Copy)]
@@ -223,17 +220,6 @@ fn poll_on_this_thread<F: Future>(future: Pin<&mut F>, context: &mut Context<'_>
 thread_local! {
     static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
     static STACKS: RefCell<Vec<FiberStack>> = const { RefCell::new(Vec::new()) };
-    static OFFLOAD_THREAD: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns true if this thread belongs to the offload pool.
-#[inline(never)]
-fn on_offload_thread() -> bool {
-    OFFLOAD_THREAD.get()
-}
-
-fn set_offload_thread() {
-    OFFLOAD_THREAD.set(true);
 }
 
 /// The environment pointer of the fiber that runs on this thread; null outside fibers.

@@ -34,6 +34,7 @@
 //! awaits the fiber.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
@@ -44,7 +45,18 @@ use futures::task::AtomicWaker;
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
-use super::Resume;
+/// The context of the poll that resumed the fiber; null when the fiber is abandoned.
+pub(super) type Resume = *mut Context<'static>;
+
+thread_local! {
+    static OFFLOAD_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns true if this thread belongs to the offload pool.
+#[inline(never)]
+pub(super) fn on_offload_thread() -> bool {
+    OFFLOAD_THREAD.get()
+}
 
 /// A statement that handles a larger text, parameter or allocation leaves its worker. Quadratic
 /// functions take a few milliseconds on smaller input.
@@ -381,7 +393,7 @@ fn lower_priority(thread: libc::pid_t, niceness: i32) {
 /// The main loop of a pool thread. It ends after it has been idle for [`IDLE_TIMEOUT`], or after
 /// its job was stuck.
 fn serve() {
-    super::set_offload_thread();
+    OFFLOAD_THREAD.set(true);
     // SAFETY: a plain call.
     let thread = unsafe { libc::gettid() };
     lower_priority(thread, NICENESS);

@@ -96,7 +96,7 @@ impl FiberStack {
     }
 
     /// The address range of the guard page.
-    pub fn guard(&self) -> (usize, usize) {
+    pub(crate) fn guard(&self) -> (usize, usize) {
         let start = self.base - self.bytes;
         (start, start + GUARD_BYTES)
     }

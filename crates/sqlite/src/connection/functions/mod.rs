@@ -5,19 +5,18 @@
 //! - functions that PostgreSQL clients call;
 //! - replacements of SQLite functions that can take too long ([`texts`]).
 
+mod callback;
 mod texts;
 
 use std::ffi::{CStr, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys as ffi;
 
+use self::callback::{Function, answer, fail};
 use crate::lease::Lease;
 use crate::link::Link;
 use crate::pages::{Refusal, TransactionOutcome};
 use crate::{Error, Result, sqlstate};
-
-type Function = unsafe extern "C" fn(*mut ffi::sqlite3_context, c_int, *mut *mut ffi::sqlite3_value);
 
 /// Name, number of arguments, implementation.
 const FUNCTIONS: [(&CStr, c_int, Function); 12] = [
@@ -65,27 +64,6 @@ pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Runs the body of a function with its link. Converts a panic into an SQL error.
-///
-/// # Safety
-/// `context` belongs to a running function registered by [`register`].
-unsafe fn answer(context: *mut ffi::sqlite3_context, body: impl FnOnce(&Link)) {
-    // SAFETY: the user data is the link.
-    let link = unsafe { &*ffi::sqlite3_user_data(context).cast::<Link>() };
-    if catch_unwind(AssertUnwindSafe(|| body(link))).is_err() {
-        // SAFETY: a running function's context.
-        unsafe { ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERNAL) };
-    }
-}
-
-/// # Safety
-/// As [`answer`].
-unsafe fn fail(context: *mut ffi::sqlite3_context, link: &Link, error: Error) {
-    link.fail(error);
-    // SAFETY: a running function's context.
-    unsafe { ffi::sqlite3_result_error_code(context, ffi::SQLITE_ERROR) };
 }
 
 unsafe extern "C" fn random(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {

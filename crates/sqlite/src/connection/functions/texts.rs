@@ -20,7 +20,7 @@ use hashbrown::HashSet;
 use libsqlite3_sys as ffi;
 use memchr::memmem;
 
-use super::{Function, answer, fail};
+use super::callback::{Function, answer, fail};
 use crate::{Error, sqlstate};
 
 /// Name, number of arguments, implementation. The results depend on the arguments only, so that
