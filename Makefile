@@ -58,7 +58,7 @@ sqllogictest:
 fuzz:
 	@scripts/need cc:build-essential
 	[ "$(TARGET)" = sql ] || RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test \
-	    --no-fail-fast --package fulmar-pages --package fulmar-store --package fulmar-engine --package fulmar-pgwire \
+	    --no-fail-fast --package fulmar-pages --package fulmar-store --package fulmar-sqlite --package fulmar-pgwire \
 	    --package fulmar-dialect --package fulmar-gateway --package fulmar-transport \
 	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
 	FUZZ_MINUTES=$(MINUTES) cargo test --package fulmar --test attacks -- --nocapture fuzz_$(TARGET)

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use fulmar_mvcc::Replay;
 use fulmar_pages::PartitionId;
 use fulmar_store::CommitLog;
 use hashbrown::HashMap;
-
-use crate::Engine;
-use crate::partition::Replay;
 
 /// What recovery has read from a log.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,31 +75,5 @@ impl LogHealth {
     /// Whether the log accepts records.
     pub fn accepts(&self) -> bool {
         self.works && !self.full
-    }
-}
-
-impl Engine {
-    /// Reports the conditions that keep the node from accepting work.
-    pub fn health(&self) -> Health {
-        let node = self.node();
-        Health {
-            disk_level: node.disk.level(),
-            log: LogHealth::of(&node.log),
-            shared_log: node.shared_log.get().map_or(LogHealth::WELL, |log| LogHealth::of(log)),
-        }
-    }
-
-    /// Whether the node accepts commits, for health checks. True if:
-    /// - the local log works and is not full;
-    /// - the disk is not full;
-    /// - no other process has taken over the store;
-    /// - on a replica, the primary's log can be read.
-    ///
-    /// The shared log does not count: without it the node still serves all databases that do not
-    /// commit to it.
-    pub fn accepts_commits(&self) -> bool {
-        let can_read = self.beside.as_ref().is_none_or(|beside| beside.is_well());
-        let owns_store = self.node().tenure.as_ref().is_none_or(|tenure| !tenure.is_over());
-        can_read && owns_store && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }
 }

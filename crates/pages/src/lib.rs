@@ -109,6 +109,22 @@ pub struct Version {
     pub number: u64,
 }
 
+/// The lineage and epoch of a partition's versions, as recorded in the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Era {
+    /// Changes with every restore.
+    pub lineage: u64,
+    /// Increases with every restore and every change of owner.
+    pub epoch: u32,
+}
+
+impl Era {
+    /// The era of a new partition.
+    pub fn first(id: PartitionId) -> Self {
+        Era { lineage: id.0, epoch: 1 }
+    }
+}
+
 /// Where a tenant's commits are made durable before they are acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Durability {

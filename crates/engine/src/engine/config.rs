@@ -5,26 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_pages::PartitionId;
+use fulmar_maintenance::RetentionSource;
+use fulmar_mvcc::{SnapshotBounds, SpaceSource, SystemTime, TimeSource};
+use fulmar_pages::{Era, PartitionId};
+use fulmar_sqlite::{DEFAULT_STACK_BYTES, DEFAULT_TIME_SLICE};
 use fulmar_store::{LogFiles, LogOptions, SharedLogOptions, Store};
 use hashbrown::HashMap;
 
 use crate::beside::Owner;
-use crate::branch::Era;
-use crate::clock::{SystemTime, TimeSource};
-use crate::disk::SpaceSource;
-use crate::fiber::stack::DEFAULT_STACK_BYTES;
-use crate::history::{self, RetentionSource};
-use crate::partition::SnapshotBounds;
-use crate::slice::DEFAULT_TIME_SLICE;
 
 /// Default maximum length of one statement's SQL text in bytes.
 pub const DEFAULT_STATEMENT_BYTES: usize = 1 << 20;
 /// Smallest configurable maximum.
 pub const MIN_STATEMENT_BYTES: usize = 64 << 10;
-/// Largest configurable maximum: SQLite's own limit, which must allow reading the schema at any
-/// setting.
-pub const MAX_STATEMENT_BYTES: usize = 16 << 20;
 
 /// Engine configuration. [`Config::new`] has the defaults for a node on its own machine; the other
 /// fields are mostly for tests.
@@ -37,7 +30,7 @@ pub struct Config {
     /// at least half.
     pub whole_process: bool,
     /// Maximum length of one statement's SQL text in bytes, within [`MIN_STATEMENT_BYTES`] and
-    /// [`MAX_STATEMENT_BYTES`].
+    /// [`MAX_STATEMENT_BYTES`](fulmar_sqlite::MAX_STATEMENT_BYTES).
     pub max_statement_bytes: usize,
     /// The partitions that exist in the catalog. Log records of other partitions are skipped. None:
     /// all exist.
@@ -140,7 +133,7 @@ impl Config {
             live: None,
             known: None,
             eras: HashMap::new(),
-            retention: history::a_day(),
+            retention: fulmar_maintenance::a_day(),
             log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },
             shared_log: SharedLogOptions {
                 backlog_bytes: backlog_bytes(memory_bytes),

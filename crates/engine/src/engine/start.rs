@@ -5,9 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use fulmar_maintenance::{HotLists, Maintenance, Parts, Settings};
+use fulmar_mvcc::{
+    Buffers, Cache, Clock, Disk, Found, MemoryBudget, Naming, Node, NodeStats, Partitions, PrimaryEra,
+    Replay, Tenure, log_error, poll_disk, space_of, spawn_disk_poll, spawn_sweeper, store_error,
+};
 use fulmar_pages::PartitionId;
+use fulmar_sqlite::{
+    Error, Heap, MAX_STATEMENT_BYTES, NodeSpace, Result, SpillArea, UNKNOWN_PARTITION, set_stack_bytes,
+    sqlstate,
+};
 use fulmar_store::{
-    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, SingleFlight, StdFiles,
+    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, StdFiles,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -15,26 +24,13 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
-use super::{CatalogPartitions, Config, Engine, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
+use super::{CatalogPartitions, Config, Engine, MIN_STATEMENT_BYTES};
 use crate::beside::{self, Beside};
-use crate::cache::{self, Cache};
-use crate::clock::Clock;
-use crate::disk::{self, Disk};
-use crate::flush;
+use crate::connection::ConnectionSettings;
 use crate::health::Recovery;
-use crate::heap::Heap;
-use crate::hot::HotLists;
-use crate::maintenance::{self, Maintenance};
-use crate::memory::MemoryBudget;
-use crate::node::{Buffers, Naming, Node, NodeStats};
-use crate::partition::{Replay, log_error, store_error};
-use crate::past::Past;
-use crate::places::{Places, UNKNOWN, refuse_unknown};
+use crate::opener::NodeOpener;
+use crate::places::{Places, refuse_unknown};
 use crate::procedure::Machines;
-use crate::spill::SpillArea;
-use crate::temporary::NodeSpace;
-use crate::tenure::Tenure;
-use crate::{Error, Result, sqlstate};
 
 /// Maximum size of a transaction's journal, and of its changed pages, in memory. Beyond it they
 /// move to a file.
@@ -49,7 +45,7 @@ impl Engine {
     /// program.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
         async move {
-            crate::fiber::stack::set_stack_bytes(config.statement_stack_bytes);
+            set_stack_bytes(config.statement_stack_bytes);
             let temporary = config.data.join("tmp");
             create_directory(&temporary)?;
             let is_alone = config.alone || config.store.is_none();
@@ -110,63 +106,67 @@ impl Engine {
                 temporary: NodeSpace::new(),
                 memory: MemoryBudget::new(config.memory_bytes),
                 whole_process: config.whole_process,
-                max_statement_bytes: config
-                    .max_statement_bytes
-                    .clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
-                machines: Arc::new(Machines::new(&heap)),
                 heap,
                 disk: Disk::new(
-                    config.space.unwrap_or_else(|| disk::space_of(config.data)),
+                    config.space.unwrap_or_else(|| space_of(config.data)),
                     config.disk_reserve_bytes,
                 ),
                 clock,
-                time_slice: config.time_slice,
                 buffers: Buffers::default(),
                 stats: NodeStats::default(),
                 naming: Naming::default(),
                 past: RwLock::default(),
                 tenure,
+                is_replica: config.beside.is_some(),
                 exported: Mutex::default(),
             });
             let seed = node.clock.unix_ms() ^ std::process::id() as u64;
-            let engine = Arc::new(Engine {
-                node: node.clone(),
-                partitions: Mutex::default(),
-                past: Past::default(),
-                opening: SingleFlight::default(),
-                counted: Mutex::default(),
-                replays: Mutex::new(replays),
-                places,
-                beside: config.beside.map(|owner| Beside::new(owner, &node)),
-                recovery,
-                eras: Mutex::new(config.eras),
-                undecided: Mutex::default(),
+            let beside = config.beside.map(|owner| Beside::new(owner, &node));
+            let parts = Parts {
+                scheduler: Arc::default(),
+                hot: Arc::new(HotLists::new(node.store.clone())),
+                pins: beside.as_ref().map(|beside| beside.pins.clone()),
+            };
+            let found = Found {
+                replays,
+                eras: config.eras,
+                primary: beside.clone().map(|beside| -> PrimaryEra {
+                    Arc::new(move |id| beside.standing(id).map(|standing| standing.era))
+                }),
+            };
+            let opener = Arc::new(NodeOpener { places, beside, parts: parts.clone() });
+            let partitions = Arc::new(Partitions::new(node.clone(), opener.clone(), found));
+            let settings = Settings {
+                manifest_interval: config.manifest_interval,
+                idle_after: config.idle_after,
+                snapshots: config.snapshots,
                 retention: config.retention,
-                foreign: Mutex::default(),
-                dropped: Mutex::default(),
+            };
+            let engine = Arc::new(Engine {
+                maintenance: Arc::new(Maintenance::new(partitions.clone(), parts, settings)),
+                partitions,
+                opener,
+                machines: Machines::new(&node.heap),
+                connections: ConnectionSettings {
+                    time_slice: config.time_slice,
+                    max_statement_bytes: config
+                        .max_statement_bytes
+                        .clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
+                },
+                recovery,
                 tickets: AtomicU64::new(1),
                 seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
-                flusher: flush::Flusher::new(
-                    config.manifest_interval,
-                    config.idle_after,
-                    config.snapshots,
-                    node.memory.limit_bytes(),
-                    node.memory.flush_due(),
-                ),
-                maintenance: Maintenance::new(),
-                hot: HotLists::new(node.store.clone()),
             });
             for log in node.logs() {
-                engine.register_callbacks(log);
+                engine.maintenance.register_callbacks(log);
             }
-            disk::look(&engine.node);
-            disk::spawn(&engine);
-            cache::spawn(&engine.node);
+            poll_disk(&node);
+            spawn_disk_poll(&node);
+            spawn_sweeper(&node);
             if engine.reads_beside() {
-                engine.flusher.task.spawn(&engine, beside::round);
+                engine.maintenance.flush_task().spawn(&engine, beside::round);
             } else {
-                engine.flusher.task.spawn(&engine, flush::round);
-                engine.maintenance.task.spawn(&engine, maintenance::round);
+                engine.maintenance.spawn();
             }
             Ok(engine)
         }
@@ -247,7 +247,7 @@ async fn refuse_unknown_in(store: &PageStore, known: Option<&CatalogPartitions>)
         None => Ok(()),
         Some(id) => Err(Error::new(
             sqlstate::DATA_CORRUPTED,
-            format!("the store contains data of partition {id}, {UNKNOWN}"),
+            format!("the store contains data of partition {id}, {UNKNOWN_PARTITION}"),
         )),
     }
 }

@@ -124,32 +124,32 @@ impl Engine {
     /// Returns the node's statistics.
     pub fn statistics(&self) -> EngineStatistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let log = self.node.log.statistics();
+        let log = self.node().log.statistics();
         let mut statistics = EngineStatistics {
-            record_bytes: load(&self.node.stats.record_bytes),
-            records: load(&self.node.stats.records),
-            record_pages: load(&self.node.stats.record_pages),
+            record_bytes: load(&self.node().stats.record_bytes),
+            records: load(&self.node().stats.records),
+            record_pages: load(&self.node().stats.record_pages),
             log_bytes: load(&log.bytes),
             log_syncs: load(&log.syncs),
-            log_size_bytes: self.node.log.size_bytes(),
+            log_size_bytes: self.node().log.size_bytes(),
             log_sync_us: load(&log.sync_nanos) / 1000,
             log_failures: load(&log.failures),
-            memory_bytes: self.node.memory.used_bytes(),
-            memory_unwritten_bytes: self.node.memory.unwritten_bytes(),
-            memory_limit_bytes: self.node.memory.limit_bytes(),
-            disk_available_bytes: self.node.disk.available_bytes(),
-            disk_reserve_bytes: self.node.disk.reserve_bytes(),
-            disk_level: self.node.disk.level(),
-            disk_cache: self.node.store.disk_cache().map(DiskCache::statistics),
-            flushes: self.flusher.flushes(),
-            temporary_files: self.node.spill.files(),
-            temporary_bytes: self.node.temporary.used_bytes(),
-            temporary_limit_bytes: self.node.temporary.limit_bytes(),
-            statement_bytes: self.node.heap.used_bytes(),
-            statement_limit_bytes: self.node.heap.limit_bytes(),
+            memory_bytes: self.node().memory.used_bytes(),
+            memory_unwritten_bytes: self.node().memory.unwritten_bytes(),
+            memory_limit_bytes: self.node().memory.limit_bytes(),
+            disk_available_bytes: self.node().disk.available_bytes(),
+            disk_reserve_bytes: self.node().disk.reserve_bytes(),
+            disk_level: self.node().disk.level(),
+            disk_cache: self.node().store.disk_cache().map(DiskCache::statistics),
+            flushes: self.maintenance().flushes(),
+            temporary_files: self.node().spill.files(),
+            temporary_bytes: self.node().temporary.used_bytes(),
+            temporary_limit_bytes: self.node().temporary.limit_bytes(),
+            statement_bytes: self.node().heap.used_bytes(),
+            statement_limit_bytes: self.node().heap.limit_bytes(),
             ..EngineStatistics::default()
         };
-        if let Some(log) = self.node.shared_log.get() {
+        if let Some(log) = self.node().shared_log.get() {
             let counted = log.statistics();
             statistics.shared_log_bytes = load(&counted.bytes);
             statistics.shared_log_puts = load(&counted.syncs);
@@ -159,10 +159,10 @@ impl Engine {
             statistics.shared_log_failures = load(&counted.failures);
             statistics.shared_log_refuses = u64::from(!LogHealth::of(log).accepts());
         }
-        let open = self.open_partitions();
+        let open = self.partitions().open_partitions();
         statistics.open_partitions = open.len() as u64;
-        statistics.page_hits = open.iter().map(|partition| partition.residence.hits()).sum();
-        for stats in self.counted.lock().values() {
+        statistics.page_hits = open.iter().map(|partition| partition.page_hits()).sum();
+        self.partitions().count_all(|stats| {
             statistics.commits += load(&stats.commits);
             statistics.conflicts += load(&stats.conflicts);
             statistics.replays += load(&stats.replays);
@@ -171,22 +171,22 @@ impl Engine {
             statistics.pages_read_ahead += load(&stats.pages_read_ahead);
             statistics.pages_warmed += load(&stats.pages_warmed);
             statistics.pages_evicted += load(&stats.pages_evicted);
-        }
+        });
         statistics
     }
 
     /// Returns the store's statistics, by operation.
     pub fn store_statistics(&self) -> Vec<OperationStatistics> {
-        self.node.store.statistics()
+        self.node().store.statistics()
     }
 
     /// Returns a partition's statistics since the node started; None if it has not been used.
     pub fn partition_statistics(&self, id: PartitionId) -> Option<PartitionStatistics> {
-        let stats = self.counted.lock().get(&id)?.clone();
+        let stats = self.partitions().counted_if_used(id)?;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let open = self.partitions.lock().get(&id).and_then(|slot| slot.get().cloned());
+        let open = self.partitions().open_one(id);
         let turns = open.as_ref().map_or(0, |partition| partition.turns.taken());
-        let hits = open.as_ref().map_or(0, |partition| partition.residence.hits());
+        let hits = open.as_ref().map_or(0, |partition| partition.page_hits());
         Some(PartitionStatistics {
             commits: load(&stats.commits),
             conflicts: load(&stats.conflicts),

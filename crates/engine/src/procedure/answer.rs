@@ -4,14 +4,11 @@
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use fulmar_sqlite::{Error, Row, RowSink, Value, ValueRef, checkpoint_here, sqlstate};
 use mlua::{Lua, ffi};
 
 use super::functions::Trusted;
-use super::values::{Room, from_stack};
-use super::vm::ended;
-use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
-use crate::{Error, Value, sqlstate};
+use super::values::{Room, ended, from_stack};
 
 /// Sends the rows, and returns their number.
 pub(super) fn send_rows(
@@ -105,7 +102,7 @@ unsafe fn send_row(
     returns: &[(String, String)],
     sink: &mut dyn RowSink,
 ) -> mlua::Result<()> {
-    if crate::vfs::checkpoint_here() {
+    if checkpoint_here() {
         return Err(ended());
     }
     let mut room = Room::new(memory_bytes);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use fulmar_sqlite::{
+    ColumnInfo, Error, ParameterInfo, Result, Row, RowSink, Run, Step, Value, ValueRef, sqlstate,
+};
 
-use crate::connection::{Connection, Run, Step};
-use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
-use crate::{ColumnInfo, Error, ParameterInfo, Result, Value, sqlstate};
+use super::loaded::{Loaded, chunk};
+use crate::connection::Connection;
 
 /// The table of a tenant's procedures: an ordinary table that its owner can read and copy.
 pub const TABLE: &str = "fulmar_procedures";
@@ -73,16 +73,6 @@ impl Definition {
     }
 }
 
-/// The Lua chunk: parameters become locals on the line where the source begins, so that line
-/// numbers are preserved.
-fn chunk<'a>(parameters: impl Iterator<Item = &'a str>, source: &str) -> String {
-    let mut chunk = String::from("local db");
-    parameters.for_each(|name| chunk.extend([", ", name]));
-    chunk.push_str(" = ...; ");
-    chunk.push_str(source);
-    chunk
-}
-
 fn is_lua_name(name: &str) -> bool {
     const RESERVED: [&str; 23] = [
         "and", "break", "continue", "db", "do", "else", "elseif", "end", "false", "for", "function", "if",
@@ -99,111 +89,36 @@ fn lines(columns: &[(String, String)]) -> String {
     columns.iter().map(|(name, declared)| format!("{name} {declared}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Parses lines into names and declared types.
-fn columns(lines: &str) -> Vec<(String, String)> {
-    let split = |line: &str| {
-        let (name, declared) = line.split_once(' ').unwrap_or((line, ""));
-        (name.to_owned(), declared.to_owned())
-    };
-    lines.lines().map(split).collect()
+/// Reads the definition of a name. Fails if the transaction cannot continue. If there is no
+/// such definition the name in lower case is tried: old definitions were stored under
+/// lower-case names, quoted or not, including non-ASCII letters.
+pub(super) fn find(
+    connection: &mut Connection,
+    name: &str,
+) -> std::result::Result<Option<Arc<Loaded>>, Step> {
+    let found = find_exactly(connection, name)?;
+    let lower = name.to_lowercase();
+    if found.is_some() || lower == name {
+        return Ok(found);
+    }
+    find_exactly(connection, &lower)
 }
 
-/// A definition that was read in a transaction.
-pub(super) struct Loaded {
-    /// The stored texts: parameters, returns, source.
-    texts: [Box<[u8]>; 3],
-    /// Names and declared types.
-    parameters: Vec<(String, String)>,
-    returns: Vec<(String, String)>,
-    /// The Lua chunk.
-    pub(super) chunk: String,
-}
-
-impl Loaded {
-    /// Reads the definition of a name. Fails if the transaction cannot continue. If there is no
-    /// such definition the name in lower case is tried: old definitions were stored under
-    /// lower-case names, quoted or not, including non-ASCII letters.
-    pub(super) fn find(
-        connection: &mut Connection,
-        name: &str,
-    ) -> std::result::Result<Option<Arc<Loaded>>, Step> {
-        let found = Loaded::find_exactly(connection, name)?;
-        let lower = name.to_lowercase();
-        if found.is_some() || lower == name {
-            return Ok(found);
-        }
-        Loaded::find_exactly(connection, &lower)
+fn find_exactly(connection: &mut Connection, name: &str) -> std::result::Result<Option<Arc<Loaded>>, Step> {
+    let known = connection.procedures.get(name);
+    let mut found = Found { name, known, loaded: None };
+    let parameters = [Value::Text(name.to_owned())];
+    let run = Run { id: FIND.0, sql: FIND.1, columns: None, parameters: &parameters };
+    match connection.run_here(&run, &mut found) {
+        Step::Done(_) => {}
+        // No procedure has been created yet.
+        Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => return Ok(None),
+        other => return Err(other),
     }
-
-    fn find_exactly(
-        connection: &mut Connection,
-        name: &str,
-    ) -> std::result::Result<Option<Arc<Loaded>>, Step> {
-        let known = connection.procedures.0.get(name).cloned();
-        let mut found = Found { name, known, loaded: None };
-        let parameters = [Value::Text(name.to_owned())];
-        let run = Run { id: FIND.0, sql: FIND.1, columns: None, parameters: &parameters };
-        match connection.run_here(&run, &mut found) {
-            Step::Done(_) => {}
-            // No procedure has been created yet.
-            Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => return Ok(None),
-            other => return Err(other),
-        }
-        if let (None, Some(loaded)) = (&found.known, &found.loaded) {
-            connection.procedures.keep(name, loaded);
-        }
-        Ok(found.loaded)
+    if let (None, Some(loaded)) = (&found.known, &found.loaded) {
+        connection.procedures.keep(name, loaded);
     }
-
-    fn new(texts: [&[u8]; 3]) -> Loaded {
-        let [parameters, returns, source] = texts.map(String::from_utf8_lossy);
-        let parameters = columns(&parameters);
-        Loaded {
-            texts: texts.map(Box::from),
-            returns: columns(&returns),
-            chunk: chunk(parameters.iter().map(|(name, _)| name.as_str()), &source),
-            parameters,
-        }
-    }
-
-    /// Memory used by the definition.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        let texts = self.texts.iter().map(|text| text.len()).sum::<usize>();
-        // Each name and type is a separate allocation.
-        const COLUMN_BYTES: usize = size_of::<(String, String)>() + 64;
-        let columns = (self.parameters.len() + self.returns.len()) * COLUMN_BYTES;
-        (2 * texts + self.chunk.len() + columns) as u64
-    }
-
-    /// Number of parameters.
-    pub(super) fn parameter_count(&self) -> usize {
-        self.parameters.len()
-    }
-
-    /// The result columns, with their declared types.
-    pub(super) fn returns(&self) -> &[(String, String)] {
-        &self.returns
-    }
-}
-
-/// A connection's cache of definitions. The texts are read for each call, in its transaction; the
-/// cache saves parsing unchanged texts.
-#[derive(Default)]
-pub(crate) struct Known(HashMap<Box<str>, Arc<Loaded>>);
-
-impl Known {
-    const MAX_DEFINITIONS: usize = 16;
-    /// Larger definitions are parsed for each call.
-    const MAX_DEFINITION_BYTES: u64 = 64 << 10;
-
-    fn keep(&mut self, name: &str, loaded: &Arc<Loaded>) {
-        if self.0.len() >= Known::MAX_DEFINITIONS {
-            self.0.clear();
-        }
-        if loaded.memory_bytes() <= Known::MAX_DEFINITION_BYTES {
-            self.0.insert(name.into(), loaded.clone());
-        }
-    }
+    Ok(found.loaded)
 }
 
 struct Found<'a> {
@@ -227,7 +142,7 @@ impl RowSink for Found<'_> {
                 format!("procedure \"{}\" has more than {MAX_COLUMNS} parameters or columns", self.name);
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
         }
-        self.known.take_if(|known| known.texts.each_ref().map(|text| &**text) != texts);
+        self.known.take_if(|known| !known.is_of(texts));
         self.loaded = Some(self.known.clone().unwrap_or_else(|| Arc::new(Loaded::new(texts))));
         Ok(())
     }
@@ -243,13 +158,13 @@ pub(crate) fn describe_here(
     connection: &mut Connection,
     name: &str,
 ) -> Result<(Vec<ParameterInfo>, Vec<ColumnInfo>)> {
-    match Loaded::find(connection, name) {
+    match find(connection, name) {
         Ok(Some(loaded)) => {
             let typed = |declared: &String| (!declared.is_empty()).then(|| declared.clone());
-            let parameters = loaded.parameters.iter();
+            let parameters = loaded.parameters().iter();
             let parameters =
                 parameters.map(|(_, declared)| ParameterInfo { declared_type: typed(declared) }).collect();
-            let returns = loaded.returns.iter();
+            let returns = loaded.returns().iter();
             let returns = returns
                 .map(|(name, declared)| ColumnInfo { name: name.clone(), declared_type: typed(declared) })
                 .collect();

@@ -20,14 +20,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
+use fulmar_sqlite::{Error, Lease, Result, Value, sqlstate};
 use mlua::{Function, Lua, Table, ffi};
 
 use super::host::Host;
 use super::limits::Limits;
-use super::values::{Room, from_stack, text_at};
-use super::vm::ended;
-use crate::heap::Lease;
-use crate::{Error, Result, Value, sqlstate};
+use super::values::{Room, ended, from_stack, text_at};
 
 /// Indexes of the upvalues: the lent host, and the closure that raises errors.
 const LENT: c_int = 1;

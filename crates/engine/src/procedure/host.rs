@@ -4,14 +4,12 @@
 //! which the procedure may catch. Whatever ends the whole transaction is recorded here as well
 //! ([`Host::end`]), and cannot be undone by catching the error.
 
+use fulmar_sqlite::sql::{classify, tokens};
+use fulmar_sqlite::{Error, Nowhere, Result, RowSink, Run, StatementKind, Step, Suspender, Value, sqlstate};
 use mlua::Lua;
 
 use super::rows::Rows;
-use crate::connection::{Connection, Run, Step};
-use crate::fiber::Suspender;
-use crate::sql::{classify, tokens};
-use crate::statement::{Nowhere, RowSink};
-use crate::{Error, Result, StatementKind, Value, sqlstate};
+use crate::connection::Connection;
 
 /// Maximum length of a statement's text.
 const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -19,6 +17,8 @@ const MAX_TEXT_BYTES: usize = 1 << 20;
 /// The database, as seen by a running procedure.
 pub(super) struct Host<'c> {
     connection: &'c mut Connection,
+    /// Memory limit of a call.
+    memory_bytes: usize,
     /// How the transaction has ended, if it cannot continue.
     end: Option<Step>,
     /// The rows of the last query.
@@ -26,8 +26,8 @@ pub(super) struct Host<'c> {
 }
 
 impl<'c> Host<'c> {
-    pub(super) fn new(connection: &'c mut Connection) -> Self {
-        Host { connection, end: None, rows: Rows::default() }
+    pub(super) fn new(connection: &'c mut Connection, memory_bytes: usize) -> Self {
+        Host { connection, memory_bytes, end: None, rows: Rows::default() }
     }
 
     /// The connection's suspender, valid as long as the connection.
@@ -37,7 +37,7 @@ impl<'c> Host<'c> {
 
     /// Memory limit of a call.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.connection.link.partition.node.machines.memory_bytes()
+        self.memory_bytes
     }
 
     /// Runs a statement, and stores its rows in [`Host::rows`].
@@ -82,7 +82,7 @@ impl<'c> Host<'c> {
         }
         // Many short statements can take as long as one long one.
         if self.connection.link.checkpoint() {
-            let conflict = self.connection.link.transaction.borrow().conflict.is_some();
+            let conflict = self.connection.pages.transaction().borrow().conflict.is_some();
             let cancelled = self.connection.link.cancel.borrow().error();
             return Err(self.finish(if conflict { Step::Conflict } else { Step::Failed(cancelled) }));
         }
@@ -123,7 +123,7 @@ impl<'c> Host<'c> {
         match outcome {
             Ok(rows) => Step::Done(rows),
             Err(_) if self.is_cancelled() => Step::Failed(self.connection.link.cancel.borrow().error()),
-            Err(_) if self.connection.link.transaction.borrow().conflict.is_some() => Step::Conflict,
+            Err(_) if self.connection.pages.transaction().borrow().conflict.is_some() => Step::Conflict,
             Err(error) => Step::Failed(error),
         }
     }

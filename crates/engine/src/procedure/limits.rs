@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use mlua::Lua;
 
-use crate::{Error, Result, heap, sqlstate};
+use fulmar_sqlite::{Error, Result, checkpoint_here, lease, sqlstate};
 
 /// Maximum memory of a call in bytes. On a small node the limit is a share of the tenant's.
 pub(super) const MAX_MEMORY_BYTES: usize = 64 << 20;
@@ -76,7 +76,7 @@ impl Limits {
         self.steps.set(taken);
         if self.watched.get() || taken.is_multiple_of(STEPS_PER_CHECKPOINT) {
             self.charge(lua);
-            self.ended.set(self.ended.get() || crate::vfs::checkpoint_here());
+            self.ended.set(self.ended.get() || checkpoint_here());
         }
         taken > MAX_STEPS || self.ended.get()
     }
@@ -103,7 +103,7 @@ impl Limits {
             );
         }
         if self.crowded.get() {
-            return Err(heap::exhausted());
+            return Err(fulmar_sqlite::exhausted());
         }
         if self.ended.get() {
             return Err(Error::new(sqlstate::QUERY_CANCELED, "procedure was terminated"));
@@ -114,7 +114,7 @@ impl Limits {
     /// Charges the machine's memory to the calling connection. Returns false if that exceeds a
     /// limit.
     fn hold(&self, bytes: usize) -> bool {
-        let fits = heap::change(self.held.get() as u64, bytes as u64);
+        let fits = lease::change(self.held.get() as u64, bytes as u64);
         if fits {
             self.held.set(bytes);
         }

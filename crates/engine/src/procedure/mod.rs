@@ -22,6 +22,7 @@
 //! | [`functions`] | `db.query`, `db.exec`, `db.abort`: the Lua side |
 //! | [`host`] | the same: the database side |
 //! | [`limits`] | limits of a call |
+//! | [`loaded`] | definitions as read in a transaction, and their cache |
 //! | [`rows`] | query rows as Lua tables |
 //! | [`values`] | conversion between SQL and Lua values |
 //! | [`vm`] | Lua machines: sandbox, reuse |
@@ -38,53 +39,47 @@ mod definition;
 mod functions;
 mod host;
 mod limits;
+mod loaded;
 mod rows;
 mod values;
 mod vm;
 
+pub(crate) use definition::describe_here;
 pub use definition::{CREATE_TABLE, Definition, TABLE};
-pub(crate) use definition::{Known, describe_here};
+pub(crate) use loaded::Known;
 pub(crate) use vm::{Machines, check};
 
 use std::sync::Arc;
 
-use definition::Loaded;
 use host::Host;
+use loaded::Loaded;
 use values::Room;
 
-use crate::connection::{BEGIN, COMMIT, Connection, ROLLBACK, Run, Step};
-use crate::heap::Lease;
-use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
-use crate::{Error, Result, Value, sqlstate};
+use fulmar_sqlite::sql::Call;
+use fulmar_sqlite::{
+    BEGIN, COMMIT, Error, Lease, ROLLBACK, Result, Row, RowSink, Run, Step, Value, ValueRef, sqlstate,
+};
 
-/// A parsed CALL.
-#[derive(Debug)]
-pub(crate) struct Call {
-    pub name: String,
-    /// Identifies the query of the arguments in the connections' statement caches.
-    pub arguments_id: u64,
-    /// `SELECT` and the text of the arguments; None if there are none.
-    pub arguments: Option<String>,
-}
+use crate::connection::Connection;
 
 /// Runs a CALL, on the fiber. Outside of a transaction it runs in one of its own, which is
 /// committed or rolled back as a whole.
 pub(crate) fn call_here(
     connection: &mut Connection,
+    machines: &Machines,
     call: &Call,
     parameters: &[Value],
     columns: usize,
     sink: &mut dyn RowSink,
 ) -> Step {
     if !connection.is_autocommit() {
-        return run(connection, call, parameters, columns, sink);
+        return run(connection, machines, call, parameters, columns, sink);
     }
     match connection.control_here(BEGIN.0, BEGIN.1) {
         Step::Done(_) => {}
         other => return other,
     }
-    let mut end = run(connection, call, parameters, columns, sink);
+    let mut end = run(connection, machines, call, parameters, columns, sink);
     if let Step::Done(rows) = end {
         end = match connection.control_here(COMMIT.0, COMMIT.1) {
             Step::Done(_) => Step::Done(rows),
@@ -99,20 +94,21 @@ pub(crate) fn call_here(
 
 fn run(
     connection: &mut Connection,
+    machines: &Machines,
     call: &Call,
     parameters: &[Value],
     columns: usize,
     sink: &mut dyn RowSink,
 ) -> Step {
-    match prepare(connection, call, parameters) {
+    match prepare(connection, machines.memory_bytes(), call, parameters) {
         Ok(Ok((loaded, arguments))) => {
             if loaded.returns().len() != columns {
                 return Step::Failed(
-                    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, crate::STALE_PLAN)
+                    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, fulmar_sqlite::STALE_PLAN)
                         .hint("The procedure was replaced after the CALL was prepared. Prepare it again."),
                 );
             }
-            execute(connection, call, &loaded, arguments, sink)
+            execute(connection, machines, call, &loaded, arguments, sink)
         }
         Ok(Err(step)) => step,
         Err(error) => Step::Failed(error),
@@ -124,15 +120,15 @@ type Ready = (Arc<Loaded>, Vec<Value>);
 
 fn prepare(
     connection: &mut Connection,
+    memory_bytes: usize,
     call: &Call,
     parameters: &[Value],
 ) -> Result<std::result::Result<Ready, Step>> {
-    let loaded = match Loaded::find(connection, &call.name) {
+    let loaded = match definition::find(connection, &call.name) {
         Ok(Some(loaded)) => loaded,
         Ok(None) => return Err(definition::unknown(&call.name)),
         Err(step) => return Ok(Err(step)),
     };
-    let memory_bytes = connection.link.partition.node.machines.memory_bytes();
     let mut arguments = OneRow { row: None, memory_bytes };
     if let Some(sql) = &call.arguments {
         let run = Run { id: call.arguments_id, sql, columns: None, parameters };
@@ -148,18 +144,18 @@ fn prepare(
 
 fn execute(
     connection: &mut Connection,
+    machines: &Machines,
     call: &Call,
     loaded: &Loaded,
     arguments: Vec<Value>,
     sink: &mut dyn RowSink,
 ) -> Step {
-    let machines = connection.link.partition.node.machines.clone();
     let _held = match Lease::new(loaded.memory_bytes() + arguments.iter().map(value_bytes).sum::<u64>()) {
         Ok(lease) => lease,
         Err(error) => return Step::Failed(error),
     };
     let outcome = machines.take().map(|mut machine| {
-        let mut host = Host::new(connection);
+        let mut host = Host::new(connection, machines.memory_bytes());
         let outcome = machine.run(&call.name, loaded, &arguments, &mut host, sink);
         let outcome = host.settle(outcome);
         machines.give(machine);

@@ -5,13 +5,10 @@
 
 use std::ffi::c_int;
 
+use fulmar_sqlite::{Lease, Result, Row, RowSink, ValueRef};
 use mlua::ffi;
 
 use super::values::{memory_exceeded, number_of};
-use crate::Result;
-use crate::heap::Lease;
-use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
 
 /// Memory of a field in a Lua table, including its value's header.
 const FIELD_BYTES: usize = 64;

@@ -12,8 +12,7 @@ use std::ffi::{CStr, c_int};
 
 use mlua::{Lua, ffi};
 
-use crate::value::ValueRef;
-use crate::{Error, Result, Value, sqlstate};
+use fulmar_sqlite::{Error, Result, Value, ValueRef, sqlstate};
 
 /// Every integer up to this is exactly representable as a double.
 const MAX_EXACT_INTEGER: i64 = 1 << 53;
@@ -137,4 +136,10 @@ pub(super) unsafe fn text_at<'s>(
         Error::new(sqlstate::INVALID_TEXT, format!("{} is not valid UTF-8", what()))
             .hint("Pass binary data as a buffer: buffer.fromstring(...).")
     })
+}
+
+/// The Lua error that ends a call because of a limit, a cancel or a conflict. The client receives
+/// the actual reason.
+pub(super) fn ended() -> mlua::Error {
+    mlua::Error::runtime("procedure was terminated")
 }

@@ -10,20 +10,17 @@
 use std::rc::Rc;
 
 use corosensei::on_stack;
+use fulmar_sqlite::{Error, FiberStack, Heap, Result, RowSink, Value, sqlstate};
 use hashbrown::HashMap;
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, VmState};
 use parking_lot::Mutex;
 
 use super::answer::send_rows;
-use super::definition::Loaded;
 use super::functions::{Lent, Trusted, database};
 use super::host::Host;
 use super::limits::{Limits, MAX_IDLE_MACHINE_BYTES, MAX_MEMORY_BYTES};
-use super::values::to_lua;
-use crate::fiber::stack::FiberStack;
-use crate::heap::Heap;
-use crate::statement::RowSink;
-use crate::{Error, Result, Value, sqlstate};
+use super::loaded::Loaded;
+use super::values::{ended, to_lua};
 
 /// Maximum number of idle machines.
 const MAX_IDLE: usize = 16;
@@ -238,12 +235,6 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
     let limits = limits.clone();
     lua.set_interrupt(move |lua| if limits.step(lua) { Err(ended()) } else { Ok(VmState::Continue) });
     Ok(lua)
-}
-
-/// The Lua error that ends a call because of a limit, a cancel or a conflict. The client receives
-/// the actual reason.
-pub(super) fn ended() -> mlua::Error {
-    mlua::Error::runtime("procedure was terminated")
 }
 
 fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fulmar_mvcc::{Partition, Turn, serialization_failure, snapshot_too_old};
+use fulmar_sqlite::sql::RowName;
+use fulmar_sqlite::{Completion, Result, RowSink, Statement, Value};
+
+use super::errors::discarded;
 use super::journal::{End, run_statement};
-use super::{MAX_ATTEMPTS, Remembered, Session, serialization_failure};
+use super::state::Remembered;
+use super::{MAX_ATTEMPTS, Session};
 use crate::connection::Connection;
-use crate::partition::{Partition, RowName, Turn};
-use crate::{Completion, Result, RowSink, Statement, Value};
 
 /// A row lock of an autocommitted statement, released on drop.
 struct RowLock {
@@ -35,14 +39,15 @@ impl Session {
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
         // A procedure runs several statements, so its reads are tracked page by page.
-        connection.link.transaction.borrow_mut().lone = statement.plan.call.is_none();
+        connection.pages.transaction().borrow_mut().lone = statement.plan.call.is_none();
         let end = if statement.read_only {
             {
-                let mut transaction = connection.link.transaction.borrow_mut();
+                let mut transaction = connection.pages.transaction().borrow_mut();
                 transaction.track_reads = false;
                 transaction.current = false;
             }
-            match connection.run(|c| run_statement(c, statement, parameters, sink)) {
+            let machines = self.engine.machines();
+            match connection.run(|c| run_statement(c, machines, statement, parameters, sink)) {
                 Ok(running) => Ok(running.await),
                 Err(error) => Err(error),
             }
@@ -58,10 +63,10 @@ impl Session {
             }
         };
         let (seen, id, committed) = {
-            let transaction = connection.link.transaction.borrow();
+            let transaction = connection.pages.transaction().borrow();
             (transaction.seen, transaction.id, transaction.committed)
         };
-        let partition = connection.link.partition.clone();
+        let partition = connection.partition().clone();
         self.give_back(connection);
         if id != 0 && committed.is_none() {
             partition.decide(id, matches!(end, End::Done(_))).await?;
@@ -69,13 +74,13 @@ impl Session {
         if let Some(version) = committed.map(|c| c.snapshot).or(seen) {
             self.wait_durable(version.lsn).await?;
             if partition.is_doomed(&version) {
-                return Err(super::discarded(&partition.log));
+                return Err(discarded(&partition.log));
             }
         }
         match end {
             End::Done(completion) => Ok(completion),
             End::Failed(error) => Err(error),
-            End::Conflict if statement.read_only => Err(super::snapshot_too_old()),
+            End::Conflict if statement.read_only => Err(snapshot_too_old()),
             End::Conflict => {
                 self.turn_first = true;
                 Err(serialization_failure("The partition changed at every attempt."))
@@ -92,7 +97,7 @@ impl Session {
         parameters: &[Value],
         sink: &mut dyn RowSink,
     ) -> Result<End> {
-        let partition = connection.link.partition.clone();
+        let partition = connection.partition().clone();
         let _row = self.wait_for_row(&partition, statement, parameters).await?;
         let mut turn: Option<Turn> = None;
         if statement.plan.vacuum || self.turn_first || partition.turns.contended() {
@@ -111,11 +116,12 @@ impl Session {
                 connection.restore(&begun, last_insert_rowid, changes, total_changes);
             }
             {
-                let mut transaction = connection.link.transaction.borrow_mut();
+                let mut transaction = connection.pages.transaction().borrow_mut();
                 transaction.conflict = None;
                 transaction.turn = turn.as_ref().map_or(0, Turn::ticket);
             }
-            let end = connection.run(|c| run_statement(c, statement, parameters, sink))?.await;
+            let machines = self.engine.machines();
+            let end = connection.run(|c| run_statement(c, machines, statement, parameters, sink))?.await;
             let conflicted = matches!(end, End::Conflict);
             match turn {
                 None => partition.turns.note(conflicted),

@@ -1,10 +1,10 @@
 //! Prepares a CALL: resolves the procedure, its parameters and its result columns.
 
+use fulmar_sqlite::sql::{Call, Token};
+use fulmar_sqlite::{Error, ParameterInfo, Result, Statement, sqlstate};
+
 use super::Session;
-use super::prepare::with_connection;
-use crate::procedure::{Call, describe_here};
-use crate::sql::Token;
-use crate::{Error, ParameterInfo, Result, Statement, sqlstate};
+use crate::procedure::describe_here;
 
 /// Describes `CALL name(arguments)`. The arguments are prepared as a query of their own.
 pub(super) async fn describe(
@@ -29,15 +29,16 @@ pub(super) async fn describe(
     let arguments_id = session.engine.ticket();
     let described = {
         let (name, arguments) = (name.clone(), arguments.clone());
-        with_connection(session, |connection| {
-            let (parameters, columns) = describe_here(connection, &name)?;
-            let count = match &arguments {
-                Some(arguments) => connection.describe_here(arguments_id, arguments)?.parameters,
-                None => 0,
-            };
-            Ok((parameters, columns, count))
-        })
-        .await
+        session
+            .with_connection(|connection| {
+                let (parameters, columns) = describe_here(connection, &name)?;
+                let count = match &arguments {
+                    Some(arguments) => connection.describe_here(arguments_id, arguments)?.parameters,
+                    None => 0,
+                };
+                Ok((parameters, columns, count))
+            })
+            .await
     };
     let (parameters, columns, count) = described?;
     statement.parameters = vec![ParameterInfo::default(); count];

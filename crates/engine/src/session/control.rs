@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::open::Open;
-use super::{MAX_ATTEMPTS, READ_ONLY_USER_HINT, Session, serialization_failure};
-use crate::connection::Step;
-use crate::connection::{COMMIT, ROLLBACK};
-use crate::partition::{Partition, RowName};
-use crate::sql::Begin;
-use crate::{CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind, sqlstate};
+use fulmar_mvcc::{Partition, serialization_failure};
+use fulmar_sqlite::sql::{Begin, RowName};
+use fulmar_sqlite::{
+    COMMIT, CommandTag, Completion, Error, ROLLBACK, Result, RowSink, Scope, Statement, StatementKind, Step,
+    sqlstate,
+};
+
+use super::errors::{discarded, failed_transaction};
+use super::state::Open;
+use super::{MAX_ATTEMPTS, READ_ONLY_USER_HINT, Session};
 
 /// Outcome of a COMMIT in SQLite.
 enum Outcome {
@@ -31,7 +34,7 @@ impl Session {
                 open.make_explicit();
                 Vec::new()
             }
-            Some(open) if open.has_failed() => return Err(super::open::failed_transaction()),
+            Some(open) if open.has_failed() => return Err(failed_transaction()),
             Some(_) => {
                 vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())]
             }
@@ -66,7 +69,7 @@ impl Session {
     }
 
     async fn commit_open(&mut self, open: &mut Open) -> Result<Outcome> {
-        let Some(partition) = open.connection.as_ref().map(|c| c.link.partition.clone()) else {
+        let Some(partition) = open.connection.as_ref().map(|c| c.partition().clone()) else {
             return Ok(Outcome::Committed);
         };
         if open.lost {
@@ -85,7 +88,7 @@ impl Session {
             if open.retired.take().is_some() {
                 self.replay_in(open).await?;
             }
-            if open.connection.as_ref().is_some_and(|connection| connection.link.is_stale()) {
+            if open.connection.as_ref().is_some_and(|connection| connection.pages.is_stale()) {
                 // A commit that is certain to conflict is replayed immediately.
                 partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
                 partition.turns.note(true);
@@ -97,7 +100,7 @@ impl Session {
         for attempt in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {
-                let mut transaction = connection.link.transaction.borrow_mut();
+                let mut transaction = connection.pages.transaction().borrow_mut();
                 transaction.conflict = None;
                 transaction.id = connection.link.variables.borrow().transaction_id;
                 if let Some(turn) = &mut open.turn {
@@ -153,7 +156,7 @@ impl Session {
         if let Some(connection) = &mut open.connection
             && !connection.is_autocommit()
         {
-            connection.link.transaction.borrow_mut().conflict = None;
+            connection.pages.transaction().borrow_mut().conflict = None;
             connection.run(|c| c.control_here(ROLLBACK.0, ROLLBACK.1))?.await;
         }
         self.conclude(open, false).await
@@ -163,13 +166,13 @@ impl Session {
     /// its answer is durable.
     async fn conclude(&mut self, mut open: Open, committed: bool) -> Result<()> {
         let Some(connection) = open.connection.take() else { return Ok(()) };
-        let partition = connection.link.partition.clone();
+        let partition = connection.partition().clone();
         let (seen, version) = {
-            let transaction = connection.link.transaction.borrow();
+            let transaction = connection.pages.transaction().borrow();
             (transaction.seen, transaction.committed.filter(|_| committed).map(|c| c.snapshot))
         };
         let id = connection.link.variables.borrow().transaction_id;
-        connection.link.held.give(open.charged_bytes(), partition.heap());
+        connection.link.release(open.charged_bytes());
         self.give_back(connection);
         // Releases the turn and row locks before waiting for the disk.
         drop(open);
@@ -179,7 +182,7 @@ impl Session {
         if let Some(version) = version.or(seen) {
             self.wait_durable(version.lsn).await?;
             if partition.is_doomed(&version) {
-                return Err(super::discarded(&partition.log));
+                return Err(discarded(&partition.log));
             }
         }
         Ok(())

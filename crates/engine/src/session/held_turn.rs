@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-use crate::partition::Turn;
+use fulmar_mvcc::Turn;
 
 /// Maximum silence of any client.
 const MAX_SILENCE: Duration = Duration::from_millis(10);

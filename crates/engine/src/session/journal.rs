@@ -10,13 +10,14 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
+use fulmar_sqlite::{
+    BEGIN, CommandTag, Completion, Error, ROLLBACK, Result, Row, RowSink, Run, Statement, StatementKind,
+    Step, Value, ValueRef,
+};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::connection::{BEGIN, Connection, ROLLBACK, Run, Step};
-use crate::procedure::call_here;
-use crate::statement::{CommandTag, Row, RowSink, StatementKind};
-use crate::value::ValueRef;
-use crate::{Completion, Error, Result, Statement, Value};
+use crate::connection::Connection;
+use crate::procedure::{Machines, call_here};
 
 /// Maximum size of a transaction's journal. Beyond it, or if its connection reaches its memory
 /// limit, the transaction acquires the turn and keeps it.
@@ -189,6 +190,7 @@ impl RowSink for HashingSink<'_> {
 /// Runs one statement on the fiber, and determines its tag.
 pub(super) fn run_statement(
     connection: &mut Connection,
+    machines: &Machines,
     statement: &Statement,
     parameters: &[Value],
     sink: &mut dyn RowSink,
@@ -197,7 +199,7 @@ pub(super) fn run_statement(
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
     connection.link.begin_statement();
     connection.link.trusted.set(statement.plan.vacuum || statement.plan.declares);
-    connection.link.system.borrow_mut().active = false;
+    connection.link.hide_system();
     if statement.plan.system
         && let Err(error) = connection.enter_system_here()
     {
@@ -212,7 +214,7 @@ pub(super) fn run_statement(
     // A read-only integrity check can be rolled back. The name alone does not decide: a column may
     // have it too.
     let step = match &statement.plan.call {
-        Some(call) => call_here(connection, call, parameters, statement.columns.len(), sink),
+        Some(call) => call_here(connection, machines, call, parameters, statement.columns.len(), sink),
         None if statement.plan.checks_integrity && statement.read_only => {
             connection.check_integrity_here(&run, sink)
         }
@@ -222,7 +224,7 @@ pub(super) fn run_statement(
     };
     connection.link.trusted.set(false);
     connection.tainted |= statement.plan.temporary;
-    if connection.tainted && connection.link.transaction.borrow().beyond_limits {
+    if connection.tainted && connection.link.is_beyond_limits() {
         connection.recover_temporary_here();
     }
     match step {
@@ -262,11 +264,15 @@ pub(super) enum Replayed {
 }
 
 /// Rolls back, and runs the journal again on a fresh snapshot. Runs on the fiber.
-pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<Replayed> {
+pub(super) fn replay(
+    connection: &mut Connection,
+    machines: &Machines,
+    entries: &[Entry],
+) -> Result<Replayed> {
     if !connection.is_autocommit() {
         connection.control_here(ROLLBACK.0, ROLLBACK.1);
     }
-    connection.link.transaction.borrow_mut().conflict = None;
+    connection.pages.transaction().borrow_mut().conflict = None;
     if let Step::Failed(error) = connection.control_here(BEGIN.0, BEGIN.1) {
         return Err(error);
     }
@@ -277,7 +283,7 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
             return if cancel.is_set() { Err(cancel.error()) } else { Ok(Replayed::Conflict) };
         }
         let mut sink = HashingSink::new(None);
-        let end = run_statement(connection, &entry.statement, &entry.parameters, &mut sink);
+        let end = run_statement(connection, machines, &entry.statement, &entry.parameters, &mut sink);
         if let End::Conflict = end {
             return Ok(Replayed::Conflict);
         }
@@ -300,8 +306,8 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sql::Plan;
-    use crate::sqlstate;
+    use fulmar_sqlite::sql::Plan;
+    use fulmar_sqlite::sqlstate;
 
     fn statement(sql: &str) -> Arc<Statement> {
         Arc::new(Statement {

@@ -19,18 +19,11 @@
 
 use std::sync::Arc;
 
-use super::Session;
-use super::open::Open;
-use super::serialization_failure;
-use crate::connection::Step;
-use crate::partition::{Partition, Snapshot};
-use crate::{Error, Result};
+use fulmar_mvcc::{Partition, Snapshot};
+use fulmar_sqlite::{Result, Step};
 
-/// A transaction that has released its snapshot.
-pub(super) struct Retired {
-    /// Whether it had written. If not, there is nothing to commit.
-    pub(super) wrote: bool,
-}
+use super::Session;
+use super::state::{Open, Retired};
 
 impl Open {
     /// Rolls back in SQLite, while the pages that its cursors reference still exist, and thereby
@@ -41,7 +34,7 @@ impl Open {
             return Ok(());
         }
         let wrote = connection.has_changes();
-        let (id, sql) = crate::connection::ROLLBACK;
+        let (id, sql) = fulmar_sqlite::ROLLBACK;
         let step = connection.run(|c| c.control_here(id, sql))?.await;
         match connection.is_autocommit() {
             true => self.retired = Some(Retired { wrote }),
@@ -56,8 +49,8 @@ impl Open {
     /// The snapshot that the transaction holds between statements.
     fn held_snapshot(&self) -> Option<(Arc<Partition>, Snapshot)> {
         let connection = self.connection.as_ref()?;
-        let snapshot = connection.link.transaction.borrow().snapshot?;
-        Some((connection.link.partition.clone(), snapshot))
+        let snapshot = connection.pages.transaction().borrow().snapshot?;
+        Some((connection.partition().clone(), snapshot))
     }
 
     /// Waits until the snapshot expires. Never returns if the transaction holds none.
@@ -118,11 +111,4 @@ impl Session {
         self.open = Some(open);
         result
     }
-}
-
-/// The error of a statement whose snapshot retained too much memory.
-pub(crate) fn snapshot_too_old() -> Error {
-    serialization_failure(
-        "The snapshot was too old: the page versions replaced since then use too much memory.",
-    )
 }

@@ -1,5 +1,5 @@
 //! Time travel: transactions that read the partition as of a time (`fulmar.as_of`,
-//! [`crate::past`]), and transactions on replicas.
+//! `past` in `fulmar_maintenance`), and transactions on replicas.
 //!
 //! The session keeps the historical version from the first transaction that reads it until
 //! `fulmar.as_of` changes, so all its transactions read the same version. An open transaction keeps
@@ -11,18 +11,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Session;
-use crate::Result;
-use crate::beside::Beside;
-use crate::partition::Partition;
-use crate::past::PastVersion;
+use fulmar_mvcc::Partition;
+use fulmar_sqlite::Result;
 
-/// The historical version that a session reads.
-pub(super) struct HistoricalView {
-    at_unix_ms: u64,
-    /// Set once the version is open.
-    version: Option<PastVersion>,
-}
+use super::Session;
+use super::state::HistoricalView;
+use crate::beside::Beside;
 
 impl Session {
     /// Sets the time as of which the session reads its partition (milliseconds since 1970), from
@@ -102,7 +96,7 @@ impl Session {
         }
         let (engine, id) = (self.engine.clone(), self.id);
         // Boxed: opening has kilobytes of state, which would enlarge every session's future.
-        let opening = Box::pin(async move { engine.partition_at(id, at_unix_ms).await });
+        let opening = Box::pin(async move { engine.maintenance().partition_at(id, at_unix_ms).await });
         let version = self.cancellable(opening).await??;
         let partition = version.partition.clone();
         self.past = Some(HistoricalView { at_unix_ms, version: Some(version) });

@@ -10,6 +10,8 @@
 //! | [`journal`] | the journal of an open transaction, and its replay |
 //! | [`let_go`] | expiry of old snapshots |
 //! | [`look_back`] | transactions on historical versions, and on replicas |
+//! | [`verify`] | verification of stored data |
+//! | [`state`], [`errors`] | the state of an open transaction; errors of transactions |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
@@ -23,31 +25,34 @@
 mod auto;
 mod call;
 mod control;
+mod errors;
 mod held_turn;
 mod journal;
 mod let_go;
 mod look_back;
 mod open;
 mod prepare;
-
-pub(crate) use let_go::snapshot_too_old;
-pub use prepare::statement_too_long;
+mod state;
+mod verify;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use fulmar_mvcc::{Partition, past_is_read_only};
 use fulmar_pages::PartitionId;
-use fulmar_store::{CommitLog, LogError, Lsn};
-
-use crate::cancel::CancelFlag;
-use crate::connection::Connection;
-use crate::partition::{Partition, log_error, past_is_read_only};
-use crate::variables::Variables;
-use crate::{
-    Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
-    StatementKind, System, TemporarySpace, TransactionLimits, TransactionStatus, Value, sqlstate,
+use fulmar_sqlite::{
+    CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
+    System, TransactionLimits, TransactionStatus, Value, Variables, sqlstate,
 };
+use fulmar_store::Lsn;
+
+use self::errors::lost;
+use self::state::{HistoricalView, Open, Remembered};
+use crate::connection::Connection;
+use crate::engine::Engine;
+use crate::idle::Idle;
+use crate::temporary::TemporarySpace;
 
 /// Maximum number of attempts of one transaction. Each attempt after the first is made in a turn,
 /// so reaching the limit means that the partition's versions are discarded repeatedly.
@@ -56,14 +61,6 @@ const MAX_ATTEMPTS: u32 = 20;
 /// Hint for users without write access.
 const READ_ONLY_USER_HINT: &str =
     "The user has read-only access to this database. GRANT CONNECT ON DATABASE allows it to write.";
-
-/// Session state that SQL functions read, kept between transactions.
-#[derive(Clone, Copy, Debug, Default)]
-struct Remembered {
-    last_insert_rowid: i64,
-    changes: i64,
-    total_changes: i64,
-}
 
 /// One client's session on one partition. Its futures should be run to completion (cancel with a
 /// [`Canceller`]). Dropping one early rolls its transaction back. If its statement is in a call
@@ -76,7 +73,7 @@ pub struct Session {
     /// The tenant's name, for reports.
     tenant: Arc<str>,
     partition: Option<Arc<Partition>>,
-    open: Option<open::Open>,
+    open: Option<Open>,
     /// A connection with the session's temporary tables, which the session must keep.
     own: Option<Box<Connection>>,
     /// The provider of system tables, set when a statement first uses them.
@@ -85,7 +82,7 @@ pub struct Session {
     running: Arc<AtomicBool>,
     default_read_only: bool,
     /// The historical version that transactions read, if `fulmar.as_of` is set.
-    past: Option<look_back::HistoricalView>,
+    past: Option<HistoricalView>,
     /// On a replica, the maximum age of a transaction's snapshot; None for any age.
     staleness: Option<Duration>,
     /// On a replica, the last transaction's snapshot contains every commit acknowledged before this
@@ -99,6 +96,13 @@ pub struct Session {
     remembered: Remembered,
     /// A statement has begun and not ended.
     unsettled: bool,
+}
+
+impl Engine {
+    /// Creates a session on a partition, which is opened when the first statement needs it.
+    pub fn session(self: &Arc<Self>, partition: PartitionId) -> Session {
+        Session::new(self.clone(), partition)
+    }
 }
 
 impl Session {
@@ -125,39 +129,12 @@ impl Session {
         }
     }
 
-    /// Prepares the first statement of `sql`, without running it. Returns it and the rest of the
-    /// text (empty if there is none). In a failed transaction only transaction control is accepted
-    /// (25P02).
-    pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
-        let _running = self.start();
-        let prepared = prepare::prepare(self, sql, Known::default()).await;
-        if prepared.is_err() {
-            self.fail();
-        }
-        prepared
-    }
-
     /// Sets the provider of system tables and functions.
     pub fn set_system(&mut self, system: Arc<dyn System>) {
         if let Some(connection) = self.open.as_ref().and_then(|open| open.connection.as_ref()) {
-            connection.link.system.borrow_mut().system = Some(system.clone());
+            connection.link.set_system(Some(system.clone()));
         }
         self.system = Some(system);
-    }
-
-    /// Like [`Session::prepare`], with additional information about the text. The same text must
-    /// always come with the same information.
-    pub async fn prepare_as<'a>(
-        &mut self,
-        sql: &'a str,
-        known: Known<'_>,
-    ) -> Result<(Arc<Statement>, &'a str)> {
-        let _running = self.start();
-        let prepared = prepare::prepare(self, sql, known).await;
-        if prepared.is_err() {
-            self.fail();
-        }
-        prepared
     }
 
     /// Marks the open transaction as failed, after an error outside of the engine (a malformed
@@ -203,7 +180,7 @@ impl Session {
                 self.savepoint_outside(statement, scope, sink).await
             }
             _ if scope == Scope::Implicit => {
-                self.open = Some(open::Open::implicit(&self.engine, self.begins_read_only()));
+                self.open = Some(Open::implicit(&self.engine, self.begins_read_only()));
                 self.run_open(statement, parameters, sink).await
             }
             _ => self.run_auto(statement, parameters, sink).await,
@@ -232,7 +209,7 @@ impl Session {
 
     /// Returns a handle to cancel this session's statements.
     pub fn canceller(&self) -> Canceller {
-        Canceller { flag: self.flag.clone(), running: self.running.clone() }
+        Canceller::new(self.flag.clone(), self.running.clone())
     }
 
     /// Creates a session on another partition that shares this session's canceller.
@@ -326,28 +303,30 @@ impl Session {
         }
     }
 
+    /// The flag that cancels its statements.
+    #[cfg(test)]
+    pub(crate) fn flag(&self) -> &CancelFlag {
+        &self.flag
+    }
+
     /// Runs all statements of a text, and discards their rows.
     #[cfg(test)]
     pub(crate) async fn run(&mut self, mut sql: &str) {
         while !sql.is_empty() {
             let (statement, rest) = self.prepare(sql).await.unwrap();
-            self.execute(&statement, &[], Scope::Auto, &mut crate::statement::Nowhere).await.unwrap();
+            self.execute(&statement, &[], Scope::Auto, &mut fulmar_sqlite::Nowhere).await.unwrap();
             sql = rest;
         }
     }
 
-    pub(crate) fn start(&self) -> Running {
+    fn start(&self) -> Running {
         self.flag.clear();
         self.running.store(true, Ordering::Release);
         Running(self.running.clone())
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
     /// Fails if the session is cancelled. For long operations outside of SQLite.
-    pub(crate) fn check_cancelled(&self) -> Result<()> {
+    fn check_cancelled(&self) -> Result<()> {
         if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
@@ -367,7 +346,7 @@ impl Session {
         if let Some(at_unix_ms) = self.as_of() {
             return self.partition_at(at_unix_ms).await;
         }
-        if let Some(beside) = &self.engine.beside {
+        if let Some(beside) = self.engine.beside() {
             let beside = beside.clone();
             return self.partition_beside(beside).await;
         }
@@ -375,7 +354,7 @@ impl Session {
             return Ok(partition.clone());
         }
         let (engine, id) = (self.engine.clone(), self.id);
-        let partition = self.cancellable(async move { engine.partition(id).await }).await??;
+        let partition = self.cancellable(async move { engine.partitions().partition(id).await }).await??;
         self.partition = Some(partition.clone());
         Ok(partition)
     }
@@ -386,10 +365,13 @@ impl Session {
         // Not a connection from before a restore. Temporary tables are available with the newest
         // version only.
         let own = if partition.is_past() { None } else { self.own.take() };
-        let own = own.filter(|own| !own.link.partition.is_closed());
-        let mut connection = match own.or_else(|| partition.pool.take()) {
+        let own = own.filter(|own| !own.partition().is_closed());
+        let mut connection = match own.or_else(|| partition.attachment::<Idle>().take()) {
             Some(connection) => connection,
-            None => Box::pin(Connection::open(partition)).await?,
+            None => {
+                let settings = self.engine.connection_settings();
+                Box::pin(Connection::open(partition, settings)).await?
+            }
         };
         if *connection.link.tenant.borrow() != self.tenant {
             *connection.link.tenant.borrow_mut() = self.tenant.clone();
@@ -404,21 +386,28 @@ impl Session {
             ..variables
         };
         *link.cancel.borrow_mut() = self.flag.clone();
-        link.bump_schema.set(false);
-        link.system.borrow_mut().system = self.system.clone();
-        let mut transaction = link.transaction.borrow_mut();
-        transaction.id = 0;
-        transaction.turn = 0;
-        transaction.seen = None;
-        transaction.committed = None;
-        transaction.conflict = None;
-        transaction.failure = None;
-        transaction.track_reads = true;
-        transaction.lone = false;
-        transaction.current = true;
-        drop(transaction);
+        link.reset();
+        link.set_system(self.system.clone());
+        connection.pages.transaction().borrow_mut().reset();
         connection.set_limits(self.limits);
         Ok(connection)
+    }
+
+    /// Runs `body` on the transaction's connection, or on a temporarily checked-out one.
+    async fn with_connection<T>(&mut self, body: impl FnOnce(&mut Connection) -> Result<T>) -> Result<T> {
+        if let Some(connection) = self.open.as_mut().and_then(|open| open.connection.as_mut()) {
+            return connection.run(body)?.await;
+        }
+        let variables = self.variables();
+        let mut connection = self.checkout(variables).await?;
+        {
+            let mut transaction = connection.pages.transaction().borrow_mut();
+            transaction.track_reads = false;
+            transaction.lone = true;
+        }
+        let answer = connection.run(body)?.await;
+        self.give_back(connection);
+        answer
     }
 
     /// Returns a connection after its transaction.
@@ -433,15 +422,15 @@ impl Session {
             return;
         }
         connection.trim();
-        let partition = connection.link.partition.clone();
+        let partition = connection.partition().clone();
         if connection.tainted && !partition.is_past() {
             self.own = Some(connection);
         } else {
-            partition.pool.give(connection);
+            partition.attachment::<Idle>().give(connection);
             // No session takes connections from a closed partition, and pool and partition
             // reference each other.
             if partition.is_closed() {
-                partition.pool.clear();
+                partition.close_idle();
             }
         }
     }
@@ -496,39 +485,8 @@ impl Session {
     }
 }
 
-/// The error of an answer whose version was discarded, or whose durability is unknown.
-fn lost(error: LogError, log: &CommitLog) -> Error {
-    match (error, log.fenced()) {
-        (LogError::Discarded { .. }, _) => discarded(log),
-        (_, Some(fenced)) => {
-            log_error(fenced).detail("It is unknown whether the writes of this transaction were preserved.")
-        }
-        (other, None) => {
-            Error::new(sqlstate::IO_ERROR, format!("could not confirm that the result is durable: {other}"))
-                .hint("Query the outcome with pg_xact_status when the node is available again.")
-        }
-    }
-}
-
-/// The error of an answer whose version was discarded.
-fn discarded(log: &CommitLog) -> Error {
-    let error = match log.works() {
-        Err(fenced @ LogError::Fenced { .. }) => log_error(fenced),
-        _ => Error::new(sqlstate::IO_ERROR, "could not write the commit log")
-            .hint("Retry the transaction, and check the disk of the data directory."),
-    };
-    error.detail("The data that this transaction read or wrote was discarded; nothing of it remains.")
-}
-
-/// The error of a transaction that cannot be replayed with the same answers.
-fn serialization_failure(detail: &str) -> Error {
-    Error::new(sqlstate::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
-        .detail(detail)
-        .hint("Retry the transaction. The next attempt acquires the write turn first.")
-}
-
 /// Marks the session as running until it is dropped.
-pub(crate) struct Running(Arc<AtomicBool>);
+struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
     fn drop(&mut self) {

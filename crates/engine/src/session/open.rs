@@ -13,170 +13,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fulmar_mvcc::{Partition, serialization_failure, snapshot_too_old};
+use fulmar_sqlite::sql::RowName;
+use fulmar_sqlite::{Completion, Error, Result, RowSink, Statement, StatementKind, Step, Value, sqlstate};
 use futures::future::{Either, select};
-use hashbrown::HashSet;
 
+use super::errors::{discarded, failed_transaction, no_transaction};
 use super::held_turn::HeldTurn;
-use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
-use super::let_go::{Retired, snapshot_too_old};
-use super::{MAX_ATTEMPTS, Remembered, Session, serialization_failure};
-use crate::connection::{Connection, Step};
-use crate::partition::{Partition, RowName};
-use crate::variables::Variables;
-use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
+use super::journal::{End, HashingSink, Replayed, replay, run_statement};
+use super::state::Open;
+use super::{MAX_ATTEMPTS, Session};
 
 /// Maximum size of a read set that is checked before every statement.
 const MAX_ADVANCE_READS: usize = 2000;
-
-/// Maximum number of rows updated by key that a transaction records; an unrecorded one may cost a
-/// 40001. Also the maximum number of rows that it locks individually; beyond that it acquires the
-/// turn.
-const MAX_ROWS: usize = 10_000;
-
-/// An open transaction.
-pub(super) struct Open {
-    implicit: bool,
-    pub(super) failed: bool,
-    pub(super) read_only: bool,
-    /// BEGIN IMMEDIATE: acquire the turn before the snapshot.
-    pub(super) immediate: bool,
-    /// Acquired with the first statement.
-    pub(super) connection: Option<Box<Connection>>,
-    pub(super) journal: Journal,
-    pub(super) turn: Option<HeldTurn>,
-    /// SQLite has rolled the transaction back by itself; it must be rebuilt before it continues.
-    pub(super) lost: bool,
-    /// Set after the transaction was rolled back to release its snapshot; it is rebuilt on a fresh
-    /// one before it continues.
-    pub(super) retired: Option<Retired>,
-    /// The variables at the beginning, from which a replay starts.
-    pub(super) variables: Variables,
-    /// The session's state before the transaction.
-    pub(super) before: Remembered,
-    pub(super) rows: Rows,
-}
-
-/// The rows that a transaction has named.
-pub(super) struct Rows {
-    partition: Option<Arc<Partition>>,
-    owner: u64,
-    /// Rows updated by key.
-    pub(super) updated: HashSet<RowName>,
-    /// Rows locked or queued for.
-    locked: Vec<RowName>,
-    /// Memory charged to the connection for both.
-    charged_bytes: u64,
-}
-
-/// Memory of a row that is updated by key or locked: its entry here and, for a lock, the
-/// partition's entry.
-const ROW_BYTES: u64 = 128;
-
-impl Rows {
-    pub(super) fn is_held_by_other(&self, row: RowName) -> bool {
-        self.partition.as_ref().is_some_and(|partition| partition.rows.held_by_other(row, self.owner))
-    }
-}
-
-impl Drop for Rows {
-    fn drop(&mut self) {
-        if let Some(partition) = &self.partition {
-            for row in self.locked.drain(..) {
-                partition.rows.release(row, self.owner);
-            }
-        }
-    }
-}
-
-impl Open {
-    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool) -> Self {
-        Open {
-            implicit: false,
-            failed: false,
-            read_only,
-            immediate,
-            connection: None,
-            journal: Journal::default(),
-            turn: None,
-            lost: false,
-            retired: None,
-            variables: Variables::default(),
-            before: Remembered::default(),
-            rows: Rows {
-                partition: None,
-                owner: engine.ticket(),
-                updated: HashSet::new(),
-                locked: Vec::new(),
-                charged_bytes: 0,
-            },
-        }
-    }
-
-    pub(super) fn implicit(engine: &Engine, read_only: bool) -> Self {
-        Open { implicit: true, ..Open::new(engine, read_only, false) }
-    }
-
-    /// Makes the transaction read-only from its next statement on.
-    pub(super) fn forbid_writes(&mut self) {
-        self.read_only = true;
-        self.variables.may_write = false;
-        if let Some(connection) = &self.connection {
-            connection.link.variables.borrow_mut().may_write = false;
-        }
-    }
-
-    pub(super) fn is_implicit(&self) -> bool {
-        self.implicit
-    }
-
-    /// BEGIN after other statements of the same query: the statements so far become part of the
-    /// client's transaction.
-    pub(super) fn make_explicit(&mut self) {
-        self.implicit = false;
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.failed
-    }
-
-    /// Charges the memory of one more row to the connection. Returns false if a limit is reached.
-    fn admit_row(&mut self) -> bool {
-        let rows = &mut self.rows;
-        let below_limit = rows.updated.len() < MAX_ROWS && rows.locked.len() < MAX_ROWS;
-        let Some(connection) = self.connection.as_ref().filter(|_| below_limit) else { return false };
-        let admitted = connection.link.held.take(ROW_BYTES, connection.link.partition.heap());
-        rows.charged_bytes += if admitted { ROW_BYTES } else { 0 };
-        admitted
-    }
-
-    /// Memory charged to the connection for the journal and rows.
-    pub(super) fn charged_bytes(&self) -> u64 {
-        self.journal.charged_bytes() + self.rows.charged_bytes
-    }
-
-    /// Reserves space in the journal for the next statement, charged to the connection.
-    fn reserve_in_journal(&mut self, statement: &Arc<Statement>, parameters: &[Value]) -> bool {
-        let Some(connection) = &self.connection else { return true };
-        let link = &connection.link;
-        self.journal.reserve(statement, parameters, |bytes| link.held.take(bytes, link.partition.heap()))
-    }
-
-    /// The partition that the transaction reads; None before its first statement.
-    pub(super) fn seen_partition(&self) -> Option<&Arc<Partition>> {
-        self.connection.as_ref().map(|connection| &connection.link.partition)
-    }
-
-    /// Whether the transaction's answers are valid only if it commits, since they may be based on
-    /// versions that are not durable.
-    fn is_provisional(&self) -> bool {
-        self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
-    }
-
-    /// Whether the transaction has changed pages, or is about to: SQLite holds the write lock.
-    pub(super) fn has_written(&self) -> bool {
-        self.connection.as_ref().is_some_and(|c| c.is_writing())
-    }
-}
 
 impl Session {
     /// Runs a statement in the open transaction.
@@ -258,10 +107,12 @@ impl Session {
     ) -> Result<(End, u64)> {
         for _ in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
-            connection.link.transaction.borrow_mut().conflict = None;
+            connection.pages.transaction().borrow_mut().conflict = None;
+            let machines = self.engine.machines();
             let mut hashing = HashingSink::new(Some(sink));
-            let end = connection.run(|c| run_statement(c, statement, parameters, &mut hashing))?.await;
-            if connection.link.has_expired() {
+            let end =
+                connection.run(|c| run_statement(c, machines, statement, parameters, &mut hashing))?.await;
+            if connection.pages.has_expired() {
                 (open.lost, self.turn_first) = (true, true);
                 return Err(snapshot_too_old());
             }
@@ -279,7 +130,7 @@ impl Session {
     /// a BEGIN.
     pub(super) async fn begin_in(&mut self, open: &mut Open, current: bool) -> Result<()> {
         if let Some(connection) = &open.connection {
-            let mut transaction = connection.link.transaction.borrow_mut();
+            let mut transaction = connection.pages.transaction().borrow_mut();
             transaction.current = current;
             if let Some(turn) = &mut open.turn {
                 transaction.turn = turn.resume();
@@ -289,15 +140,15 @@ impl Session {
         open.variables = self.variables();
         open.before = self.remembered;
         let connection = self.checkout(open.variables.clone()).await?;
-        let partition = connection.link.partition.clone();
+        let partition = connection.partition().clone();
         open.rows.partition = Some(partition.clone());
         open.connection = Some(connection);
         if open.immediate || std::mem::take(&mut self.turn_first) {
             self.exclude_others(open, &partition, false).await?;
         }
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
-        connection.link.transaction.borrow_mut().current = current;
-        let (id, sql) = crate::connection::BEGIN;
+        connection.pages.transaction().borrow_mut().current = current;
+        let (id, sql) = fulmar_sqlite::BEGIN;
         match connection.run(|c| c.control_here(id, sql))?.await {
             Step::Done(_) => Ok(()),
             Step::Failed(error) => Err(error),
@@ -316,7 +167,7 @@ impl Session {
         }
         let turn = self.cancellable(partition.turns.take()).await?;
         if let Some(connection) = &open.connection {
-            connection.link.transaction.borrow_mut().turn = turn.ticket();
+            connection.pages.transaction().borrow_mut().turn = turn.ticket();
         }
         open.turn = Some(HeldTurn::new(turn, patient));
         Ok(())
@@ -380,7 +231,7 @@ impl Session {
             }
             _ => false,
         };
-        let small = open.connection.as_ref().is_some_and(|c| c.link.reads_at_most(MAX_ADVANCE_READS));
+        let small = open.connection.as_ref().is_some_and(|c| c.pages.reads_at_most(MAX_ADVANCE_READS));
         if !fresh {
             if small {
                 advance(open);
@@ -415,7 +266,7 @@ impl Session {
         }
         open.turn = None;
         if let Some(connection) = &open.connection {
-            connection.link.transaction.borrow_mut().turn = 0;
+            connection.pages.transaction().borrow_mut().turn = 0;
         }
         open.rows.locked.push(row);
         let owner = open.rows.owner;
@@ -456,7 +307,7 @@ impl Session {
         for _ in 0..MAX_ATTEMPTS {
             partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
-            connection.link.transaction.borrow_mut().current = true;
+            connection.pages.transaction().borrow_mut().current = true;
             let before = &open.before;
             connection.restore(
                 &open.variables,
@@ -464,9 +315,9 @@ impl Session {
                 before.changes,
                 before.total_changes,
             );
-            let entries = open.journal.entries();
-            let replayed = connection.run(|c| replay(c, entries))?.await?;
-            let expired = connection.link.has_expired();
+            let (machines, entries) = (self.engine.machines(), open.journal.entries());
+            let replayed = connection.run(|c| replay(c, machines, entries))?.await?;
+            let expired = connection.pages.has_expired();
             match replayed {
                 Replayed::Same => {
                     open.lost = false;
@@ -496,13 +347,13 @@ impl Session {
     async fn wait_for_snapshot(&mut self, open: &mut Open) -> Result<()> {
         let Some(connection) = &open.connection else { return Ok(()) };
         let (snapshot, partition) = {
-            let transaction = connection.link.transaction.borrow();
-            (transaction.snapshot.or(transaction.seen), connection.link.partition.clone())
+            let transaction = connection.pages.transaction().borrow();
+            (transaction.snapshot.or(transaction.seen), connection.partition().clone())
         };
         let Some(snapshot) = snapshot else { return Ok(()) };
         self.wait_durable(snapshot.lsn).await?;
         if partition.is_doomed(&snapshot) {
-            return Err(super::discarded(&partition.log));
+            return Err(discarded(&partition.log));
         }
         Ok(())
     }
@@ -512,17 +363,5 @@ impl Session {
 /// Returns true if the transaction now sees the current version, or one that was current during the
 /// call.
 fn advance(open: &Open) -> bool {
-    open.connection.as_ref().is_none_or(|connection| connection.link.advance())
-}
-
-pub(super) fn failed_transaction() -> Error {
-    Error::new(
-        sqlstate::IN_FAILED_TRANSACTION,
-        "current transaction is aborted, commands ignored until end of transaction block",
-    )
-    .hint("Run ROLLBACK, or ROLLBACK TO a savepoint.")
-}
-
-fn no_transaction() -> Error {
-    Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "there is no transaction in progress")
+    open.connection.as_ref().is_none_or(|connection| connection.pages.advance())
 }

@@ -2,14 +2,46 @@
 
 use std::sync::Arc;
 
+use fulmar_sqlite::sql::{First, Plan, Shape, Token, classify, first_statement, shape, tokens};
+use fulmar_sqlite::{
+    ColumnInfo, Columns, Error, Known, ParameterInfo, Prepared, Result, Statement, StatementKind,
+    statement_too_long,
+};
 use hashbrown::HashMap;
 
 use super::{Session, call};
-use crate::connection::{Columns, Connection, Prepared};
-use crate::sql::{First, Plan, Shape, Token, classify, first_statement, shape, tokens};
-use crate::{ColumnInfo, Error, Known, ParameterInfo, Result, Statement, StatementKind, sqlstate};
+use crate::idle::Idle;
 
-pub(super) async fn prepare<'a>(
+impl Session {
+    /// Prepares the first statement of `sql`, without running it. Returns it and the rest of the
+    /// text (empty if there is none). In a failed transaction only transaction control is accepted
+    /// (25P02).
+    pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+        let _running = self.start();
+        let prepared = prepare(self, sql, Known::default()).await;
+        if prepared.is_err() {
+            self.fail();
+        }
+        prepared
+    }
+
+    /// Like [`Session::prepare`], with additional information about the text. The same text must
+    /// always come with the same information.
+    pub async fn prepare_as<'a>(
+        &mut self,
+        sql: &'a str,
+        known: Known<'_>,
+    ) -> Result<(Arc<Statement>, &'a str)> {
+        let _running = self.start();
+        let prepared = prepare(self, sql, known).await;
+        if prepared.is_err() {
+            self.fail();
+        }
+        prepared
+    }
+}
+
+async fn prepare<'a>(
     session: &mut Session,
     sql: &'a str,
     known: Known<'_>,
@@ -25,7 +57,7 @@ pub(super) async fn prepare<'a>(
     let schema = partition.schema_cookie();
     if !writing
         && !known.once
-        && let Some(kept) = partition.statements.get(sql, schema)
+        && let Some(kept) = partition.attachment::<Idle>().statements.get(sql, schema)
     {
         return Ok((kept, ""));
     }
@@ -35,27 +67,19 @@ pub(super) async fn prepare<'a>(
     // CALLs are not cached: a procedure can be replaced without a change of the schema.
     let lasts = !known.once && !statement.plan.temporary && statement.plan.call.is_none();
     if !writing && rest.is_empty() && lasts && session.own.is_none() {
-        partition.statements.put(sql, schema, &statement, partition.heap());
+        partition.attachment::<Idle>().statements.put(sql, schema, &statement, partition.heap());
     }
     Ok((statement, rest))
 }
 
-/// The error of a statement that is longer than the node accepts.
-pub fn statement_too_long(limit_bytes: usize) -> Error {
-    let message = format!("statement exceeds the limit of {limit_bytes} bytes");
-    Error::new(sqlstate::PROGRAM_LIMIT, message).hint(
-        "Pass large values as parameters, split the statement, or start the node with a larger --max-statement-size.",
-    )
-}
-
 /// In a failed transaction only statements that end it are accepted.
-fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
+fn failed_unless_control(session: &Session, sql: &str) -> Option<Error> {
     if !session.open.as_ref().is_some_and(|open| open.has_failed()) {
         return None;
     }
     use StatementKind::{Commit, Empty, Rollback, RollbackTo};
     let accepted = matches!(first_kind(sql), Commit | Empty | Rollback | RollbackTo);
-    (!accepted).then(super::open::failed_transaction)
+    (!accepted).then(super::errors::failed_transaction)
 }
 
 /// Whether the first statement is transaction control, which needs no schema.
@@ -135,40 +159,23 @@ async fn describe_in_sqlite(
     statement: &Statement,
     shape: &Shape,
 ) -> Result<(Prepared, Vec<Columns>)> {
-    with_connection(session, |connection| {
-        if statement.plan.system {
-            connection.enter_system_here()?;
-        }
-        let describe = |connection: &mut Connection| connection.describe_here(statement.id, &statement.sql);
-        let prepared = match statement.plan.declares {
-            true => connection.with_open_schema(describe)?,
-            false => describe(connection)?,
-        };
-        let needed = !shape.parameters.is_empty();
-        let tables = if needed { connection.columns_here(&shape.tables)? } else { Vec::new() };
-        Ok((prepared, tables))
-    })
-    .await
-}
-
-/// Runs `body` on the transaction's connection, or on a temporarily checked-out one.
-pub(super) async fn with_connection<T>(
-    session: &mut Session,
-    body: impl FnOnce(&mut Connection) -> Result<T>,
-) -> Result<T> {
-    if let Some(connection) = session.open.as_mut().and_then(|open| open.connection.as_mut()) {
-        return connection.run(body)?.await;
-    }
-    let variables = session.variables();
-    let mut connection = session.checkout(variables).await?;
-    {
-        let mut transaction = connection.link.transaction.borrow_mut();
-        transaction.track_reads = false;
-        transaction.lone = true;
-    }
-    let answer = connection.run(body)?.await;
-    session.give_back(connection);
-    answer
+    session
+        .with_connection(|connection| {
+            if statement.plan.system {
+                connection.enter_system_here()?;
+            }
+            let describe = |connection: &mut fulmar_sqlite::Connection| {
+                connection.describe_here(statement.id, &statement.sql)
+            };
+            let prepared = match statement.plan.declares {
+                true => connection.with_open_schema(describe)?,
+                false => describe(connection)?,
+            };
+            let needed = !shape.parameters.is_empty();
+            let tables = if needed { connection.columns_here(&shape.tables)? } else { Vec::new() };
+            Ok((prepared, tables))
+        })
+        .await
 }
 
 /// The declared type of a column of these tables; `#2` is the third column of the first table.

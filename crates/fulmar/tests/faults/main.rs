@@ -35,11 +35,7 @@ fn start(mut command: Command, log: &Path) -> Result<Node, String> {
         assert_eq!(status.code(), Some(1), "a refused start must exit with code 1: {error}");
         return Err(error);
     }
-    let address = |name: &str| {
-        let (_, rest) = line.split_once(&format!("{name} ")).unwrap();
-        rest.split([',', '\n']).next().unwrap().to_owned()
-    };
-    Ok(Node { sql: address("sql"), http: address("http"), process })
+    Ok(Node::ready(process, &line))
 }
 
 /// Returns the first column of a result.

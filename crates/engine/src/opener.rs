@@ -1,0 +1,82 @@
+//! Opens the partitions of a node.
+
+use std::sync::Arc;
+
+use fulmar_maintenance::Parts;
+use fulmar_mvcc::{Node, Opener, Partition, Partitions, opening, store_error};
+use fulmar_pages::PartitionId;
+use fulmar_sqlite::Result;
+use fulmar_store::CommitLog;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::beside::Beside;
+use crate::places::Places;
+
+/// Opens partitions from their newest manifests: those of an owner with the records of their log,
+/// those of a replica as of the primary's log.
+pub(crate) struct NodeOpener {
+    pub(crate) places: Places,
+    /// Set on a replica.
+    pub(crate) beside: Option<Arc<Beside>>,
+    pub(crate) parts: Parts,
+}
+
+impl NodeOpener {
+    async fn open_owned(&self, partitions: &Partitions, id: PartitionId) -> Result<Arc<Partition>> {
+        self.places.settled(id).await;
+        let replay = partitions.replay(id);
+        let stats = partitions.counted(id);
+        let (node, era) = (partitions.node().clone(), partitions.era(id));
+        let log = self.log_of(&node, id)?;
+        let (manifest, hot_pages) = node.store.latest(id, era.epoch, None).await.map_err(store_error)?;
+        if let (Some(tenure), Some(manifest)) = (&node.tenure, &manifest) {
+            tenure.check_number(manifest.version.number)?;
+        }
+        let open = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref());
+        let opened = opening(id, open).await?;
+        if let Some(list) = hot_pages {
+            self.parts.hot.warm(&opened, list);
+        }
+        Ok(opened)
+    }
+}
+
+impl Opener for NodeOpener {
+    fn open<'a>(
+        &'a self,
+        partitions: &'a Partitions,
+        id: PartitionId,
+    ) -> BoxFuture<'a, Result<Arc<Partition>>> {
+        async move {
+            match &self.beside {
+                Some(beside) => beside.open(partitions, &self.parts.hot, id).await,
+                None => self.open_owned(partitions, id).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn opened(&self, partition: &Arc<Partition>) {
+        // A replica does not compact.
+        if self.beside.is_none() {
+            self.parts.scheduler.opened(partition);
+        }
+    }
+
+    fn log_of(&self, node: &Node, id: PartitionId) -> Result<Arc<CommitLog>> {
+        self.places.log_of(node, id)
+    }
+
+    fn log_settled(&self, id: PartitionId) -> BoxFuture<'_, ()> {
+        self.places.settled(id).boxed()
+    }
+
+    fn check_shared_log(&self) -> Result<()> {
+        self.places.check()
+    }
+
+    fn forget(&self, id: PartitionId) {
+        self.places.forget(id);
+    }
+}

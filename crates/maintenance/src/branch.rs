@@ -1,0 +1,258 @@
+//! Branches and restores: a new partition from an old version, or a partition's return to one. Both
+//! store one manifest and copy no pages.
+//!
+//! ```text
+//!   shop    m1 --- m2 --- m3 --- m4            restore: m4 is m1, renumbered, in a new lineage
+//!            |      \             ^
+//!            |       `- copy      |             branch: copy references the segments of m2
+//!            '--------------------'
+//! ```
+//!
+//! # Crashes
+//! A branch is one object that is created only if absent, so it exists completely or not at all.
+//! The flush before it has no effect that would not have come anyway. A branch of which only the
+//! manifest exists belongs to a tenant that is still being created; the next start drops it.
+//!
+//! A restore has two steps. Its manifest belongs to the partition's next epoch, and has no effect
+//! until the catalog contains that epoch:
+//!
+//! ```text
+//!   commits stop -> flush -> manifest of epoch + 1 -> catalog: lineage, epoch + 1 -> reopen
+//! ```
+//!
+//! Until then the partition opens from its newest manifest of the previous epoch, and the collector
+//! deletes the other. Afterwards it opens from the new manifest, and log records of older epochs
+//! are skipped. If it is unknown whether the catalog has changed (its file failed and the node must
+//! restart), the partition stays closed: a commit in either epoch could be lost to the other.
+//!
+//! Earlier manifests are kept for the retention period, so a restore can be undone by another one.
+//!
+//! # Protection from garbage collection
+//! Between the choice of a version and the storing of the manifest that references its segments
+//! again, these must not be collected:
+//! - by this process: [`fulmar_mvcc::Node::past`] is held;
+//! - by an earlier owner of the store that is still carrying out earlier decisions: the version's
+//!   manifest is pinned, and must still exist after the new one is stored ([`crate::pins`]).
+
+use std::sync::Arc;
+
+use fulmar_mvcc::{Partition, opening, store_error};
+use fulmar_pages::{Era, Manifest, PartitionId, Version};
+use fulmar_sqlite::{Error, Result, sqlstate};
+use fulmar_store::{CommitLog, ManifestName, StoreError, failpoint};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::RwLockReadGuard;
+
+use crate::flush;
+use crate::maintenance::Maintenance;
+use crate::pins::Held;
+
+impl Maintenance {
+    /// Creates a partition: empty, or as a branch of another one, as that is now or was at a time
+    /// (milliseconds since 1970). A branch shares the segments of its source.
+    pub fn create_partition(
+        &self,
+        id: PartitionId,
+        source: Option<(PartitionId, Option<u64>)>,
+    ) -> BoxFuture<'_, Result<()>> {
+        async move {
+            self.node().check_owner()?;
+            self.node().disk.admit(true)?;
+            self.check_new(id).await?;
+            let Some((source, at_unix_ms)) = source else { return Ok(()) };
+            let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
+            let Some(manifest) = manifest else { return Ok(()) };
+            let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
+            let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
+            let branch = Manifest {
+                partition: id,
+                version: Version { lineage, epoch, number: manifest.version.number },
+                timestamp: clock.tick(),
+                outcomes: Vec::new(),
+                // Outcomes of the source's transactions are unknown here.
+                outcomes_horizon: clock.newest_id(),
+                ..manifest
+            };
+            self.put_first_manifest(&branch).await?;
+            failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
+            held.check(self.node()).await
+        }
+        .boxed()
+    }
+
+    /// Fails if a partition with this id has a manifest: an earlier owner of the store has used the
+    /// id.
+    pub(crate) async fn check_new(&self, id: PartitionId) -> Result<()> {
+        let listed = async { self.node().store.list_manifests(Some(id)).await.map_err(store_error) };
+        let (listed, ()) = tokio::try_join!(listed, self.node().check_term())?;
+        match listed.is_empty() {
+            true => Ok(()),
+            false => {
+                self.foreign.lock().insert(id);
+                Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} already exists"))
+                    .hint("Retry the command; it will use another id."))
+            }
+        }
+    }
+
+    /// Stores the first manifest of a partition that is being created.
+    ///
+    /// The catalogs of two processes that both believe to own the store assign the same ids. So the
+    /// id and the term are checked just before the put, however long the creation took, and the
+    /// term once more after it: if the process was fenced in between, its manifest is deleted,
+    /// because the owner would open its own partition of that id from it.
+    pub(crate) async fn put_first_manifest(&self, manifest: &Manifest) -> Result<()> {
+        self.check_new(manifest.partition).await?;
+        let store = &self.node().store;
+        match store.put_manifest(manifest).await {
+            Err(exists @ StoreError::Exists { .. }) => {
+                self.foreign.lock().insert(manifest.partition);
+                return Err(store_error(exists));
+            }
+            put => put.map_err(store_error)?,
+        }
+        let checked = self.node().check_term().await;
+        if self.node().is_taken_over() {
+            store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
+        }
+        checked
+    }
+
+    /// Deletes the remains of a failed creation. A partition that another process created under the
+    /// same id is left alone, and so is everything in a store that was taken over. Afterwards the
+    /// catalog record can be deleted: it must not make the next start drop that partition.
+    pub async fn undo_creation(&self, id: PartitionId) -> Result<()> {
+        let is_foreign = self.foreign.lock().contains(&id) || self.node().is_taken_over();
+        if is_foreign { Ok(()) } else { self.drop_partition(id).await }
+    }
+
+    /// Returns a partition's manifest as of now or of a time; None if the partition is empty. While
+    /// the guard is held the segments that it references are not collected.
+    pub(crate) async fn manifest_of(
+        &self,
+        id: PartitionId,
+        at_unix_ms: Option<u64>,
+    ) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
+        let Some(at_unix_ms) = at_unix_ms else { return self.newest_manifest(id).await };
+        let past = self.node().past.read().await;
+        // A dropped partition's manifests are gone, so it would look like an empty one.
+        self.partitions.check_not_dropped(id)?;
+        let manifest = self.manifest_at(id, at_unix_ms).await?;
+        Ok((past, Some(Manifest::clone(&manifest))))
+    }
+
+    /// Returns a manifest with all commits of a partition; None if there are none. While the guard
+    /// is held the segments that it references are not collected.
+    async fn newest_manifest(&self, id: PartitionId) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
+        // Fails if the partition's log was rejected: its records are unknown then, and it may have
+        // unflushed commits.
+        self.partitions.opener().log_settled(id).await;
+        self.partitions.opener().log_of(self.node(), id)?;
+        // If a partition is closed and the log has no records of it, its manifest is complete.
+        if self.partitions.may_be_dirty(id) {
+            let partition = self.partitions.partition(id).await?;
+            flush::flush(self, vec![partition]).await?;
+        }
+        let past = self.node().past.read().await;
+        // A dropped partition's manifests are gone, so it would look like an empty one.
+        self.partitions.check_not_dropped(id)?;
+        let epoch = self.partitions.era(id).epoch;
+        let manifest = self.node().store.latest_manifest(id, epoch, None).await.map_err(store_error)?;
+        Ok((past, manifest))
+    }
+
+    /// Restores a partition to a time (milliseconds since 1970). `decide` records the restore in
+    /// the catalog; if it fails the outcome is unknown, and the partition stays closed until the
+    /// next start. Open transactions cannot commit any more.
+    pub async fn restore_partition(
+        &self,
+        id: PartitionId,
+        at_unix_ms: u64,
+        decide: impl AsyncFnOnce(Era) -> Result<()>,
+    ) -> Result<()> {
+        self.node().check_owner()?;
+        let _past = self.node().past.read().await;
+        let target = self.manifest_at(id, at_unix_ms).await?;
+        self.check_opens(&target).await?;
+        let partition = self.partitions.partition(id).await?;
+        // Writes most of the changes before commits are stopped.
+        flush::flush(self, vec![partition.clone()]).await?;
+        if !partition.close_to_restore() {
+            return Err(partition.closed_error());
+        }
+        let flushing = self.flusher.settled().await;
+        let era = match self.prepare_restore(&partition, &target).await {
+            Ok(era) => era,
+            Err(error) => {
+                partition.reopen();
+                return Err(error);
+            }
+        };
+        self.partitions.set_undecided(id, true);
+        decide(era).await?;
+        failpoint::hit(failpoint::RESTORE_AFTER_CATALOG);
+        self.partitions.enter(id, era);
+        self.partitions.forget_open(&partition);
+        self.partitions.set_undecided(id, false);
+        drop(flushing);
+        Ok(())
+    }
+
+    /// Checks that a version can be opened as after a restore. A restore to a version that does not
+    /// open could not be undone: the next restore opens the partition first.
+    fn check_opens<'a>(&'a self, target: &'a Manifest) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let (id, node) = (target.partition, self.node().clone());
+            let era = Era { lineage: target.version.lineage, epoch: target.version.epoch };
+            let (log, stats) = (CommitLog::read_only(), Arc::default());
+            opening(id, Partition::open(node, log, stats, id, era, Some(target), None)).await.map(drop)
+        }
+        .boxed()
+    }
+
+    /// Flushes a partition whose commits are stopped, and stores the manifest of its next epoch.
+    fn prepare_restore<'a>(
+        &'a self,
+        partition: &'a Arc<Partition>,
+        target: &'a Manifest,
+    ) -> BoxFuture<'a, Result<Era>> {
+        async move {
+            flush::flush_settled(self, vec![partition.clone()]).await?;
+            let held = Held::pin(self.node(), ManifestName::of(target)).await?;
+            let (node, store) = (self.node(), &self.node().store);
+            // Manifests of an incomplete restore.
+            let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
+            self.node().check_term().await?;
+            for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
+                store.delete_manifest(name).await.map_err(store_error)?;
+            }
+            let Some(epoch) = partition.epoch.checked_add(1) else {
+                return Err(Error::new(
+                    sqlstate::PROGRAM_LIMIT,
+                    "database has reached the maximum number of restores",
+                )
+                .hint("Create a branch and rename it instead."));
+            };
+            let era = Era { lineage: node.clock.tick(), epoch };
+            // The new version gets a millisecond of its own: restore points are addressed in
+            // milliseconds, and the previous version has one too.
+            node.clock.observe(((era.lineage >> 16) + 1) << 16);
+            let (outcomes_horizon, outcomes) = partition.durable_outcomes();
+            let manifest = Manifest {
+                partition: partition.id,
+                version: Version { lineage: era.lineage, epoch, number: partition.take_number() },
+                timestamp: node.clock.tick(),
+                outcomes,
+                outcomes_horizon,
+                ..target.clone()
+            };
+            self.node().check_term_confirmed().await?;
+            store.put_manifest(&manifest).await.map_err(store_error)?;
+            failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
+            held.check(node).await?;
+            Ok(era)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,74 @@
+//! The maintenance of partitions: everything that happens to stored data besides commits and reads.
+//!
+//! ```text
+//!   commits --> log, memory --flush--> segment, manifest --compact--> fewer segments
+//!                                          |                              |
+//!                                 restore points (history)          collect: deletes what no
+//!                                 branch, restore, past, export     manifest references
+//! ```
+//!
+//! # What this crate is for
+//! A partition's commits are in its log and in memory. A *flush* writes changed pages as a segment
+//! and a manifest, so that the log can be truncated and pages can be evicted. *Compaction* merges
+//! segments that contain much dead data. Old manifests are restore points until their retention
+//! period ends: a partition can be restored to one, branched from one, or read as of one. The
+//! *collector* deletes expired manifests, and segments that nothing references. Exports, imports
+//! and verification read and write stored data as a whole.
+//!
+//! None of this blocks a transaction. Most modules argue, in their heads, why a crash between any
+//! two steps loses nothing, and why nothing that is needed is deleted.
+//!
+//! # How it works
+//! | module | purpose |
+//! | --- | --- |
+//! | [`maintenance`], [`tasks`] | the state, the background tasks |
+//! | [`flush`], [`flusher`] | writes changes to the store, truncates the logs |
+//! | [`compact`], [`pace`], [`scheduler`] | merges segments within a budget of bytes and CPU time |
+//! | [`collect`], [`marks`], [`schedule`] | garbage collection |
+//! | [`history`], [`lookup`], [`pins`] | restore points, and their protection |
+//! | [`branch`], [`past`] | branches, restores, historical versions |
+//! | [`export`], [`import`], [`verify`] | whole databases |
+//! | [`hot`] | lists of hot pages, prewarming |
+//!
+//! # Interface
+//! [`Maintenance`] is created for the [`Partitions`](fulmar_mvcc::Partitions) of a node. Its tasks
+//! flush, compact and collect by themselves ([`Maintenance::spawn`]); all other operations are
+//! methods. [`Parts`] contains what the opener of partitions uses.
+//!
+//! # Layer
+//! Above `fulmar-mvcc`, below `fulmar-engine`. The crate knows no SQL and no session. On a replica
+//! only [`past`], [`hot`] and [`history`] are used, since only the owner of a store changes it.
+
+mod background;
+mod branch;
+mod collect;
+mod compact;
+mod export;
+mod flush;
+mod flusher;
+mod history;
+mod hot;
+mod import;
+mod lookup;
+mod maintenance;
+mod marks;
+mod pace;
+mod past;
+mod pins;
+mod schedule;
+mod scheduler;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+pub use background::Background;
+pub use export::Export;
+pub use history::{RestorePoint, RetentionSource, a_day};
+pub use hot::HotLists;
+pub use import::Import;
+pub use maintenance::{Maintenance, Parts, Settings};
+pub use past::{Past, PastVersion};
+pub use pins::Pins;
+pub use scheduler::Scheduler;
+pub use verify::{Damage, KnownPartitions, Verified, verify_directory, verify_store};

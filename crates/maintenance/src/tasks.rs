@@ -1,0 +1,92 @@
+//! Starts and stops the background tasks, and runs the scheduled work.
+
+use std::sync::Arc;
+
+use fulmar_pages::PartitionId;
+use fulmar_sqlite::Result;
+
+use crate::flush;
+use crate::maintenance::Maintenance;
+use crate::scheduler::Job;
+
+/// Runs due collections and queued compactions until there are none.
+async fn round(maintenance: Arc<Maintenance>) {
+    let (node, scheduler) = (maintenance.node(), &maintenance.scheduler);
+    let mut working = scheduler.working.lock().await;
+    while !scheduler.task.is_stopping() {
+        match scheduler.next_job(node.clock.monotonic_ms(), node.disk.is_low()) {
+            Some(Job::Collect) => {
+                if let Err(error) = maintenance.delete_unneeded(&mut working.marks).await {
+                    tracing::warn!(%error, detail = error.get_detail(), "garbage collection failed; will retry");
+                }
+            }
+            Some(Job::Compact(partition)) => {
+                if let Err(error) = maintenance.compact(&partition, &mut working.pace).await {
+                    tracing::warn!(
+                        %error,
+                        partition = %partition.id,
+                        "compaction failed; will retry after the next flush"
+                    );
+                }
+            }
+            None => return,
+        }
+    }
+}
+
+impl Maintenance {
+    /// Runs all queued compactions. For tests and tools; the background task does so by itself.
+    pub async fn compact_all(&self) -> Result<()> {
+        let mut working = self.scheduler.working.lock().await;
+        while let Some(partition) = self.scheduler.next() {
+            self.compact(&partition, &mut working.pace).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a garbage collection. For tests and tools; the background task does so by itself.
+    pub async fn collect(&self) -> Result<()> {
+        let mut working = self.scheduler.working.lock().await;
+        self.delete_unneeded(&mut working.marks).await
+    }
+
+    /// Starts the background tasks of an owner.
+    pub fn spawn(self: &Arc<Self>) {
+        self.flusher.task.spawn(self, flush::round);
+        self.scheduler.task.spawn(self, round);
+    }
+
+    /// Stops the background tasks, and waits for them.
+    pub async fn stop(&self) {
+        self.hot.stop_reading();
+        if !self.node().is_replica {
+            self.scheduler.task.stop().await;
+        }
+        self.flusher.task.stop().await;
+    }
+
+    /// Flushes all changed partitions.
+    pub async fn flush_all(&self) -> Result<()> {
+        flush::flush_all(self).await
+    }
+
+    /// Flushes some partitions. Returns the first error of any partition.
+    pub async fn flush(&self, partitions: Vec<Arc<fulmar_mvcc::Partition>>) -> Result<()> {
+        flush::flush(self, partitions).await
+    }
+
+    /// Stores lists of hot pages of the open partitions when the node stops.
+    pub async fn store_hot_pages(&self) {
+        self.hot.node_ends(self.partitions.open_partitions()).await;
+    }
+
+    /// Drops a partition: its sessions get 57P04, its manifests are deleted, and its segments are
+    /// collected later unless other partitions reference them. Idempotent; does nothing for a
+    /// partition that never existed.
+    pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
+        self.node().check_owner()?;
+        self.partitions.drop_partition(id);
+        self.past.drop_partition(id);
+        flush::delete(self, id).await
+    }
+}

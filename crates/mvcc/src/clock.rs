@@ -1,0 +1,186 @@
+//! Time sources, hybrid timestamps and transaction ids.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A source of time: the system's clocks, or a test's.
+pub trait TimeSource: Send + Sync {
+    /// Milliseconds since 1970 (UTC).
+    fn unix_ms(&self) -> u64;
+    /// Milliseconds since about the start of the process. Never goes back, and includes time while
+    /// the machine was suspended.
+    fn monotonic_ms(&self) -> u64;
+}
+
+/// The machine's clocks.
+#[derive(Debug)]
+pub struct SystemTime {
+    start_ms: u64,
+}
+
+impl Default for SystemTime {
+    fn default() -> Self {
+        SystemTime { start_ms: boot_ms() }
+    }
+}
+
+/// Milliseconds since the machine booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this
+/// clock advances while the machine is suspended, as the clocks of other machines do.
+fn boot_ms() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+impl TimeSource for SystemTime {
+    fn unix_ms(&self) -> u64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        boot_ms() - self.start_ms
+    }
+}
+
+/// 2024-01-01T00:00:00Z, the origin of transaction ids.
+const EPOCH_MS: u64 = 1_704_067_200_000;
+
+/// Low bits of a transaction id, a counter within the millisecond.
+const ID_COUNTER_BITS: u32 = 21;
+
+/// Maximum lead of hybrid timestamps over the system clock before it is reported.
+pub const MOST_LEAD_MS: u64 = 60_000;
+
+/// Hybrid timestamps and transaction ids of a node.
+pub struct Clock {
+    source: Arc<dyn TimeSource>,
+    hybrid: AtomicU64,
+    /// Whether hybrid timestamps are more than [`MOST_LEAD_MS`] ahead.
+    is_ahead: AtomicBool,
+    id: AtomicU64,
+}
+
+impl Clock {
+    /// Creates a clock.
+    pub fn new(source: Arc<dyn TimeSource>) -> Self {
+        Clock { source, hybrid: AtomicU64::new(0), is_ahead: AtomicBool::new(false), id: AtomicU64::new(0) }
+    }
+
+    /// Milliseconds since 1970 (UTC).
+    pub fn unix_ms(&self) -> u64 {
+        self.source.unix_ms()
+    }
+
+    /// Milliseconds since about the start of the process.
+    pub fn monotonic_ms(&self) -> u64 {
+        self.source.monotonic_ms()
+    }
+
+    /// Returns a hybrid timestamp above all earlier ones: milliseconds since 1970 in the upper 48
+    /// bits, a counter in the lower 16.
+    pub fn tick(&self) -> u64 {
+        let now_ms = self.unix_ms();
+        let timestamp = self.above(&self.hybrid, now_ms << 16);
+        self.report_lead((timestamp >> 16).saturating_sub(now_ms));
+        timestamp
+    }
+
+    /// Logs when hybrid timestamps get far ahead of the system clock, and when the clock has caught
+    /// up. The times of restore points made in between do not say when their versions were current
+    /// (`history` in `fulmar_maintenance`).
+    fn report_lead(&self, lead_ms: u64) {
+        let is_ahead = lead_ms > MOST_LEAD_MS;
+        if self.is_ahead.load(Ordering::Relaxed) == is_ahead
+            || self.is_ahead.swap(is_ahead, Ordering::Relaxed) == is_ahead
+        {
+            return;
+        }
+        match is_ahead {
+            true => tracing::warn!(
+                lead_ms,
+                "system clock was set back; restore points have wrong times until it has caught up"
+            ),
+            false => tracing::info!("system clock has caught up with the times of restore points"),
+        }
+    }
+
+    /// Makes all later timestamps greater than one that was read from a log.
+    pub fn observe(&self, timestamp: u64) {
+        self.hybrid.fetch_max(timestamp, Ordering::AcqRel);
+    }
+
+    /// Returns a new transaction id, which contains the time of its assignment.
+    pub fn transaction_id(&self) -> u64 {
+        self.above(&self.id, self.newest_id())
+    }
+
+    /// An upper bound of all ids assigned so far, by the current time.
+    pub fn newest_id(&self) -> u64 {
+        self.unix_ms().saturating_sub(EPOCH_MS) << ID_COUNTER_BITS
+    }
+
+    /// Makes all later ids greater than one that was read from a log.
+    pub fn observe_id(&self, id: u64) {
+        self.id.fetch_max(id, Ordering::AcqRel);
+    }
+
+    fn above(&self, last: &AtomicU64, now: u64) -> u64 {
+        let mut seen = last.load(Ordering::Acquire);
+        loop {
+            let next = now.max(seen + 1);
+            match last.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return next,
+                Err(other) => seen = other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_and_ids_grow_when_the_clock_goes_back() {
+        struct Back(AtomicU64);
+        impl TimeSource for Back {
+            fn unix_ms(&self) -> u64 {
+                EPOCH_MS + self.0.fetch_sub(1, Ordering::Relaxed)
+            }
+            fn monotonic_ms(&self) -> u64 {
+                0
+            }
+        }
+        let clock = Clock::new(Arc::new(Back(AtomicU64::new(100))));
+        let (a, b) = (clock.tick(), clock.tick());
+        assert!(b > a);
+        let (a, b) = (clock.transaction_id(), clock.transaction_id());
+        assert!(b > a && a >> ID_COUNTER_BITS == 98);
+        clock.observe(b << 32);
+        assert!(clock.tick() > b << 32);
+    }
+
+    #[test]
+    fn lead_over_the_system_clock_is_reported_until_it_catches_up() {
+        struct Set(AtomicU64);
+        impl TimeSource for Set {
+            fn unix_ms(&self) -> u64 {
+                self.0.load(Ordering::Relaxed)
+            }
+            fn monotonic_ms(&self) -> u64 {
+                0
+            }
+        }
+        let source = Arc::new(Set(AtomicU64::new(EPOCH_MS)));
+        let clock = Clock::new(source.clone());
+        let is_ahead_at = |ms: u64| {
+            source.0.store(EPOCH_MS + ms, Ordering::Relaxed);
+            clock.tick();
+            clock.is_ahead.load(Ordering::Relaxed)
+        };
+        let leads =
+            [3 * MOST_LEAD_MS, 2 * MOST_LEAD_MS + 1, 0, MOST_LEAD_MS, 3 * MOST_LEAD_MS].map(is_ahead_at);
+        assert_eq!(leads, [false, false, true, true, false]);
+    }
+}

@@ -1,0 +1,82 @@
+//! The partition's part of prewarming: reports its hot pages, and prewarms pages.
+
+use std::sync::atomic::Ordering;
+
+use fulmar_pages::hot::MOST_PAGES;
+use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
+
+use super::{Partition, ahead};
+use crate::memory::Reservation;
+use crate::page_memory::PageBytes;
+
+/// Pages that are close to each other in a segment, in their order there.
+pub struct Run {
+    /// The segment.
+    pub segment: SegmentId,
+    /// The pages, and where they are in it.
+    pub pages: Vec<(PageNo, FrameLocation)>,
+}
+
+impl Partition {
+    /// The pages in memory that have been accessed, hottest first, at most as many as a list may
+    /// have.
+    pub fn hottest(&self) -> Vec<PageNo> {
+        let snapshot = self.pin();
+        // SAFETY: pinned.
+        let heat = |page| unsafe { self.find(page, &snapshot) }.and_then(|version| version.heat());
+        let hottest = self.residence.hottest(self.node.cache.clock(), MOST_PAGES, heat);
+        self.unpin(snapshot);
+        hottest
+    }
+
+    /// The given pages that exist and are not in memory, grouped by reads.
+    pub fn absent(&self, pages: &[PageNo]) -> Vec<Run> {
+        let snapshot = self.pin();
+        let lies = |no: &PageNo| {
+            // SAFETY: pinned. (No page is requested as 0: a list has none.)
+            let version = unsafe { self.find(*no, &snapshot) }.filter(|version| !version.is_resident())?;
+            let (segment, location) = self.pages.frame(version).ok()??;
+            Some((segment, *no, location))
+        };
+        let mut absent: Vec<_> = pages.iter().filter_map(lies).collect();
+        self.unpin(snapshot);
+        absent.sort_unstable_by_key(|(segment, _, location)| (*segment, location.offset));
+        let near = absent.chunk_by(|(in_a, _, a), (in_b, _, b)| in_a == in_b && ahead::are_near(a, b));
+        let near = near.flat_map(|run| run.chunks(ahead::MOST_PAGES as usize));
+        let run = |near: &[(SegmentId, PageNo, FrameLocation)]| Run {
+            segment: near[0].0,
+            pages: near.iter().map(|(_, no, location)| (*no, *location)).collect(),
+        };
+        near.map(run).collect()
+    }
+
+    /// Fills the pages of a run, as long as memory is free. Returns true if all had room.
+    ///
+    /// A version gets the bytes only if its frame is still the one that was read. Then the bytes
+    /// are its own, whatever was committed, flushed or merged since. A version that has moved stays
+    /// absent.
+    pub fn warmed(&self, run: &Run, bytes: &[u8]) -> bool {
+        let memory = &self.node.memory;
+        let snapshot = self.pin();
+        let mut pages = run.pages.iter().zip(bytes.as_chunks::<PAGE_SIZE>().0);
+        let all_have_room = pages.all(|((no, location), page)| {
+            // SAFETY: pinned.
+            let version = unsafe { self.find(*no, &snapshot) }.filter(|version| !version.is_resident());
+            let lies_there = |frame| frame == Some((run.segment, *location));
+            let Some(version) = version.filter(|version| self.pages.frame(version).is_ok_and(lies_there))
+            else {
+                return true;
+            };
+            if !memory.reserve_spare(PAGE_SIZE as u64) {
+                return false;
+            }
+            let room = Reservation::of(memory.clone(), PAGE_SIZE as u64);
+            version.comes_along();
+            self.arrived(*no, version, PageBytes::copy_of(page), room);
+            self.stats.pages_warmed.fetch_add(1, Ordering::Relaxed);
+            true
+        });
+        self.unpin(snapshot);
+        all_have_room
+    }
+}

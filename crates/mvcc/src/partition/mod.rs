@@ -1,0 +1,430 @@
+//! A partition: one SQLite database stored as multi-version pages.
+//!
+//! - [`table`]: the versions ([`version`]) of the pages. [`snapshots`]: which versions are pinned.
+//!   [`residence`]: which pages are in memory.
+//! - [`commits`], [`named`]: the state of commits and of the newest manifest.
+//! - [`commit`]: validates a transaction's changes and makes them the next version, or reports a
+//!   conflict.
+//! - [`large`]: writes the pages of large commits to the store before the commit.
+//! - [`turns`], [`rows`]: the write turn and the row locks, for which transactions wait.
+//! - [`outcomes`]: the outcomes of transactions whose clients may ask for them.
+//! - [`flush`]: the changes since the last manifest.
+//! - [`follow`]: a read replica; applies the commits of another process.
+//! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
+//! - [`ahead`]: read-ahead for scans. [`hot`]: prewarming after an opening.
+
+mod ahead;
+mod commit;
+mod commits;
+mod evict;
+mod flush;
+mod follow;
+mod hot;
+mod large;
+mod load;
+mod named;
+mod outcomes;
+mod replay;
+mod residence;
+mod rows;
+mod snapshots;
+mod table;
+mod turns;
+mod version;
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fulmar_pages::{HotPages, Page, PageNo, PartitionId};
+use fulmar_sqlite::{Error, Heap, NodeSpace, Quota, Result, TemporaryFiles, TenantSpace, sqlstate};
+use fulmar_store::{CommitLog, HotPagesName, SingleFlight};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+
+pub(crate) use ahead::Ahead;
+pub use commit::page_one;
+pub(crate) use commit::{Refused, Room, Waits};
+pub use commits::LargeSegment;
+pub use flush::{CopiedFrame, Flush};
+pub use follow::{Followed, Following};
+pub use hot::Run;
+pub(crate) use large::Large;
+pub use load::read_frames;
+pub use named::NamedSegment;
+pub(crate) use outcomes::{Outcomes, Status};
+pub use replay::{Logged, Replay};
+pub(crate) use residence::{CLASSES, CLASSES_OF_TIERS, Reader, Residence};
+pub use rows::{Deadlock, RowLocks};
+pub use snapshots::Snapshot;
+pub use turns::{Turn, Turns};
+pub(crate) use version::PageVersion;
+
+use crate::error::{dropped_error, left_behind, log_error, owner_writes, past_is_read_only, taken_over};
+use crate::node::Node;
+use crate::tenure::Tenure;
+
+/// Statistics of one partition, the input to placement decisions, and its cache floor. They outlive
+/// the closing of the partition.
+#[derive(Default, Debug)]
+pub struct PartitionStats {
+    /// Commits.
+    pub commits: AtomicU64,
+    /// Transactions whose read set had changed at the commit.
+    pub conflicts: AtomicU64,
+    /// Replays.
+    pub replays: AtomicU64,
+    /// Turns granted before the current opening.
+    pub turns: AtomicU64,
+    /// Bytes of commit records.
+    pub log_bytes: AtomicU64,
+    /// Pages in commit records.
+    pub log_pages: AtomicU64,
+    /// Pages found in memory before the current opening.
+    pub page_hits: AtomicU64,
+    /// Pages that had to be read from the store.
+    pub page_misses: AtomicU64,
+    /// Pages read ahead, together with a page that was missed.
+    pub pages_read_ahead: AtomicU64,
+    /// Pages prewarmed: read because they were in use before the partition was closed.
+    pub pages_warmed: AtomicU64,
+    /// Prewarms that have ended, successfully or not.
+    pub warmups_ended: AtomicU64,
+    /// Pages evicted from memory.
+    pub pages_evicted: AtomicU64,
+    /// Memory for pages that evictions on behalf of other partitions leave to this one.
+    pub cache_floor_bytes: AtomicU64,
+    /// SQLite's heap for the partition, current and historical sessions together.
+    heap: OnceLock<Arc<Heap>>,
+    /// Its temporary files.
+    temporary: OnceLock<Arc<TenantSpace>>,
+}
+
+impl PartitionStats {
+    /// The account that temporary files of the partition's sessions are charged to.
+    pub fn temporary_space(&self, node: &Arc<NodeSpace>) -> Arc<TenantSpace> {
+        self.temporary.get_or_init(|| TenantSpace::new(node)).clone()
+    }
+}
+
+/// Bounds on old snapshots: their age, and the replaced pages that they retain.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotBounds {
+    /// Bytes of replaced pages that the old snapshots of a partition may retain.
+    pub bytes: u64,
+    /// The maximum age of a snapshot; it expires after that.
+    pub age: Duration,
+    /// The maximum age of a snapshot while more than `bytes` are retained.
+    pub age_if_large: Duration,
+}
+
+impl Default for SnapshotBounds {
+    fn default() -> Self {
+        SnapshotBounds { bytes: 32 << 20, age: Duration::from_secs(60), age_if_large: Duration::from_secs(1) }
+    }
+}
+
+const OPEN: u8 = 0;
+const RESTORING: u8 = 1;
+const DROPPED: u8 = 2;
+const STALE: u8 = 3;
+
+/// State that the layer above keeps for a partition as long as that is open, such as its idle
+/// connections. It may hold references to the partition; [`Attachment::close_idle`] drops them.
+pub trait Attachment: Any + Send + Sync {
+    /// The number of references to the partition that it holds.
+    fn references(&self) -> usize;
+
+    /// Closes idle connections, and thereby drops the references.
+    fn close_idle(&self);
+}
+
+/// One partition, open on this node.
+pub struct Partition {
+    /// Its id.
+    pub id: PartitionId,
+    /// The lineage of its versions.
+    pub lineage: u64,
+    /// The epoch of its versions.
+    pub epoch: u32,
+    /// The node.
+    pub node: Arc<Node>,
+    /// The log that makes its commits durable.
+    pub log: Arc<CommitLog>,
+    pages: table::PageTable,
+    pub(crate) residence: Arc<Residence>,
+    snapshots: Mutex<snapshots::Snapshots>,
+    commits: Mutex<commits::Commits>,
+    /// The write turn.
+    pub turns: Turns,
+    /// The row locks.
+    pub rows: RowLocks,
+    pub(crate) outcomes: Outcomes,
+    attachment: OnceLock<Box<dyn Attachment>>,
+    /// Its statistics.
+    pub stats: Arc<PartitionStats>,
+    /// [`OPEN`], or the reason why commits are rejected.
+    closed: AtomicU8,
+    /// Ranges (after, up to) of versions that were discarded, and that a snapshot may still show.
+    doomed: RwLock<Vec<(u64, u64)>>,
+    any_doomed: AtomicBool,
+    /// Loads in progress, so that concurrent readers of one absent page cause one read.
+    loading: SingleFlight<usize, Result<()>>,
+    named: Mutex<named::Named>,
+    /// Snapshots below this version have expired; `expiry` notifies their holders.
+    expired: AtomicU64,
+    expiry: Notify,
+    /// The list of hot pages that was found when the partition was opened.
+    pub hot_name: OnceLock<HotPagesName>,
+    /// Its content, once it has been read.
+    pub hot_list: OnceLock<HotPages>,
+    /// Set on a read replica: the position up to which the primary's log has been applied.
+    pub following: OnceLock<Following>,
+    /// When it was last used (milliseconds on the node's monotonic clock).
+    pub used_ms: AtomicU64,
+}
+
+impl Partition {
+    /// Pins the current version.
+    pub fn pin(&self) -> Snapshot {
+        self.snapshots.lock().pin()
+    }
+
+    /// Pins the newest durable version.
+    pub(crate) fn pin_durable(&self) -> Snapshot {
+        self.snapshots.lock().pin_durable(self.log.durable())
+    }
+
+    /// Releases a pin.
+    pub(crate) fn unpin(&self, snapshot: Snapshot) {
+        self.snapshots.lock().unpin(snapshot.number);
+    }
+
+    /// Expires old snapshots: those above the maximum age, which is lower while they retain too
+    /// many bytes of replaced pages. Called periodically.
+    pub fn bound_snapshots(&self, now_ms: u64, bounds: &SnapshotBounds) {
+        let held_bytes = self.commits.lock().held_bytes();
+        if held_bytes == 0 {
+            return;
+        }
+        let age = if held_bytes > bounds.bytes { bounds.age_if_large } else { bounds.age };
+        let old = self.snapshots.lock().older_than(self.log.durable(), now_ms, age.as_millis() as u64);
+        if let Some(number) = old {
+            self.expired.fetch_max(number + 1, Ordering::AcqRel);
+            self.expiry.notify_waiters();
+        }
+    }
+
+    /// Returns true if the holder of this snapshot must release it.
+    pub(crate) fn is_expired(&self, snapshot: &Snapshot) -> bool {
+        snapshot.number < self.expired.load(Ordering::Acquire)
+    }
+
+    /// Waits until the holder of this snapshot must release it.
+    pub async fn expired(&self, snapshot: Snapshot) {
+        loop {
+            let mut notified = std::pin::pin!(self.expiry.notified());
+            // Enabled before the check, so that no notification is lost in between.
+            notified.as_mut().enable();
+            if self.is_expired(&snapshot) {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// The memory account of its connections.
+    pub fn heap(&self) -> &Arc<Heap> {
+        self.stats.heap.get_or_init(|| Arc::new(Heap::of_partition(&self.node.heap)))
+    }
+
+    /// The state that the layer above keeps for the partition, created on first use. All callers
+    /// use the same type.
+    pub fn attachment<T: Attachment + Default>(&self) -> &T {
+        let attachment: &dyn Any = &**self.attachment.get_or_init(|| Box::<T>::default());
+        match attachment.downcast_ref() {
+            Some(attachment) => attachment,
+            None => unreachable!("a partition has attachments of one type"),
+        }
+    }
+
+    /// Closes idle connections.
+    pub fn close_idle(&self) {
+        if let Some(attachment) = self.attachment.get() {
+            attachment.close_idle();
+        }
+    }
+
+    /// The number of references to the partition that idle connections hold.
+    fn idle_references(&self) -> usize {
+        self.attachment.get().map_or(0, |attachment| attachment.references())
+    }
+
+    /// The temporary files for a new connection.
+    pub fn temporary_files(&self) -> TemporaryFiles {
+        let space = self.stats.temporary_space(&self.node.temporary);
+        TemporaryFiles { area: self.node.spill.clone(), quota: Quota::new(space, u64::MAX) }
+    }
+
+    /// Pages that statements have found in memory since the partition was opened.
+    pub fn page_hits(&self) -> u64 {
+        self.residence.hits()
+    }
+
+    /// Bytes of its pages in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        self.pages.account().resident_bytes()
+    }
+
+    /// Returns true if it is a historical version (`past` in `fulmar_maintenance`), which is
+    /// read-only.
+    pub fn is_past(&self) -> bool {
+        self.log.is_read_only() && self.following.get().is_none()
+    }
+
+    /// The error for a write if the partition is read-only here; `None` if it accepts writes.
+    pub(crate) fn refuses_writes(&self) -> Option<Error> {
+        match (self.log.is_read_only(), self.following.get()) {
+            (false, _) => None,
+            (true, None) => Some(past_is_read_only()),
+            (true, Some(_)) => Some(owner_writes()),
+        }
+    }
+
+    /// The current version, without pinning it.
+    pub fn current(&self) -> Snapshot {
+        self.snapshots.lock().current()
+    }
+
+    /// The version of a page that a pinned snapshot sees; `None` if the page was never written.
+    ///
+    /// # Safety
+    /// `snapshot` is pinned for as long as the result is used.
+    pub(crate) unsafe fn find(&self, page: PageNo, snapshot: &Snapshot) -> Option<&PageVersion> {
+        if page > snapshot.page_count {
+            return None;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.pages.find(page, snapshot.number) }
+    }
+
+    /// Returns true if a page has not changed since `snapshot`, which is pinned.
+    pub(crate) fn unchanged_since(&self, page: PageNo, snapshot: &Snapshot) -> bool {
+        self.pages.newest_number(page) <= snapshot.number
+    }
+
+    /// Returns true if the snapshot's version was discarded after a failed log write.
+    pub fn is_doomed(&self, snapshot: &Snapshot) -> bool {
+        self.any_doomed.load(Ordering::Acquire)
+            && self
+                .doomed
+                .read()
+                .iter()
+                .any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
+    }
+
+    /// Closes the partition because the database was dropped. Commits are rejected from now on.
+    pub fn close(&self) {
+        let _commits = self.commits.lock();
+        self.closed.store(DROPPED, Ordering::Release);
+    }
+
+    /// Rejects commits during a restore, until [`Partition::reopen`]. Returns true if the partition
+    /// was open.
+    pub fn close_to_restore(&self) -> bool {
+        let _commits = self.commits.lock();
+        self.closed.compare_exchange(OPEN, RESTORING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Accepts commits again after a restore that failed.
+    pub fn reopen(&self) {
+        let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Marks a replica's partition as stale: the primary has deleted or replaced what it was built
+    /// from. The next session opens the partition again.
+    pub fn leave(&self) {
+        let _was_closed = self.closed.compare_exchange(OPEN, STALE, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Returns true if it is stale ([`Partition::leave`]).
+    pub fn is_left_behind(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == STALE
+    }
+
+    /// Releases its resources after it was removed from the list of open partitions.
+    pub fn let_go(&self) {
+        self.close_idle();
+        self.stats.turns.fetch_add(self.turns.taken(), Ordering::Relaxed);
+        self.stats.page_hits.fetch_add(self.residence.hits(), Ordering::Relaxed);
+    }
+
+    /// Returns true if commits are rejected.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) != OPEN
+    }
+
+    /// Returns true if the database was dropped.
+    pub fn is_dropped(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == DROPPED
+    }
+
+    /// The reason why commits are rejected: it is closed, or another process has taken over the
+    /// store. `None` if they are accepted.
+    pub(crate) fn takes_nothing(&self) -> Option<Error> {
+        if self.is_closed() {
+            return Some(self.closed_error());
+        }
+        self.node.tenure.as_ref().filter(|tenure| tenure.is_over()).map(|_| taken_over())
+    }
+
+    /// Rejects reads if another process is known to have taken over the store, or the log that the
+    /// partition commits to.
+    pub fn check_not_taken_over(&self) -> Result<()> {
+        if self.node.tenure.as_ref().is_some_and(Tenure::is_over) {
+            return Err(taken_over());
+        }
+        // The failure counter is checked first: it is read without a lock, and a fenced log has
+        // failed.
+        match self.log.statistics().failures.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            _ => self.log.fenced().map_or(Ok(()), |fenced| Err(log_error(fenced))),
+        }
+    }
+
+    /// The reason why commits are rejected.
+    pub fn closed_error(&self) -> Error {
+        match self.closed.load(Ordering::Acquire) {
+            DROPPED => dropped_error(),
+            STALE => left_behind(),
+            _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "database is being restored to an earlier version")
+                .hint("Reconnect in a moment, and check the data."),
+        }
+    }
+
+    /// Returns true if no snapshot is pinned.
+    pub(crate) fn current_is_unpinned(&self) -> bool {
+        self.snapshots.lock().is_idle()
+    }
+
+    /// The schema cookie of the current version. Descriptions of statements are valid while it does
+    /// not change.
+    pub fn schema_cookie(&self) -> u32 {
+        let snapshot = self.pin();
+        // SAFETY: pinned until the bytes are copied, and page 1 is always in memory.
+        let page = unsafe { self.resident(1, &snapshot) };
+        let cookie = page.map_or(0, |page| u32::from_be_bytes([page[40], page[41], page[42], page[43]]));
+        self.unpin(snapshot);
+        cookie
+    }
+
+    /// The bytes of a page at a pinned snapshot; `None` if they are not in memory.
+    ///
+    /// # Safety
+    /// As [`Partition::find`] and [`PageVersion::data`].
+    pub(crate) unsafe fn resident(&self, page: PageNo, snapshot: &Snapshot) -> Option<&Page> {
+        // SAFETY: the caller's contract.
+        unsafe { self.find(page, snapshot).and_then(|version| version.data()) }
+    }
+}
