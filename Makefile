@@ -4,7 +4,7 @@
 #   make test     install what the tests need and run all tests
 #   make clients  only the tests with real drivers: Python, Go, Java, Node.js
 #   make tools    build the test dependency that has no package: an S3 server
-#   make check    the contributor's loop of two minutes: format, lints, unit tests
+#   make check    the contributor's loop of two minutes: format, structure, lints, unit tests
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
 #   make soak     simulate 100,000 clusters under faults; SEEDS=1000000 for more
 #   make sqllogictest SCRIPTS=directory   run its scripts against Fulmar and stock SQLite
@@ -68,6 +68,7 @@ soak:
 
 check:
 	cargo fmt --all --check
+	scripts/structure
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace --lib --bins
 

@@ -16,7 +16,7 @@ use fulmar_sqlite::{
     sqlstate,
 };
 use fulmar_store::{
-    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, StdFiles,
+    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, StdFiles, Store,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -36,6 +36,19 @@ use crate::procedure::Machines;
 /// move to a file.
 const SPILL_BYTES: usize = 4 << 20;
 
+/// The logs and the store of a node, opened and recovered.
+struct Storage {
+    log: Arc<CommitLog>,
+    /// The log of `shared` partitions, if there are any.
+    shared_log: Option<Arc<CommitLog>>,
+    store: PageStore,
+    tenure: Option<Tenure>,
+    places: Places,
+    replays: HashMap<PartitionId, Arc<Replay>>,
+    clock: Clock,
+    recovery: Recovery,
+}
+
 impl Engine {
     /// Opens the data directory, recovers the logs, and starts the background tasks. Must be called
     /// inside a tokio runtime that outlives the engine.
@@ -43,126 +56,19 @@ impl Engine {
     /// Returns a boxed future instead of being async, like some other functions of this crate: a
     /// future is compiled where it is polled, so the whole startup would be compiled again in each
     /// program.
-    pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
+    pub fn start(mut config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
         async move {
             set_stack_bytes(config.statement_stack_bytes);
             let temporary = config.data.join("tmp");
             create_directory(&temporary)?;
-            let is_alone = config.alone || config.store.is_none();
-            let store = match config.store {
-                Some(store) => PageStore::open(store),
-                None => {
-                    let directory = config.data.join("store");
-                    create_directory(&directory)?;
-                    PageStore::open_directory(&directory).map_err(store_error)?
-                }
-            };
-            let clock = Clock::new(config.time);
-            let begun = Instant::now();
-            let (live, shared) = (config.live, config.shared);
-            let known = config.known;
-            let places = Places::new(config.node_id, &shared, config.shared_log, known.clone());
-            let is_local = move |id: &PartitionId| {
-                live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
-            };
-            let (log, mut replays, clock) = match &config.beside {
-                Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
-                None => {
-                    let files = log_files(config.files, &config.data)?;
-                    let recovered = recover(config.log, files, is_local, known.clone(), clock);
-                    futures::try_join!(recovered, refuse_unknown_in(&store, known.as_ref()))?.0
-                }
-            };
-            // The process that has locked the log owns the directory.
-            let cache = config.data.join("cache");
-            let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
-            let tenure = match is_alone || config.beside.is_some() {
-                true => None,
-                false => Some(Tenure::begin(&store, &clock).await?),
-            };
-            let store = match &tenure {
-                Some(tenure) => store.in_term(tenure.term()),
-                None => store,
-            };
-            let mut shared_log = None;
-            if !places.all_local() {
-                match places.open_log(&store, &clock).await {
-                    Ok((log, found)) => {
-                        replays.extend(found);
-                        shared_log = Some(log);
-                    }
-                    Err(damage @ LogError::Corrupt { .. }) => places.refuse(&damage),
-                    Err(error) => return Err(log_error(error)),
-                }
-            }
-            let recovery = Recovery::of(&replays, begun.elapsed());
-            let heap = Heap::of_node(config.memory_bytes);
-            let node = Arc::new(Node {
-                log,
-                shared_log: OnceCell::new_with(shared_log),
-                cache: Cache::new(store.disk_cache().is_some()),
-                store: Arc::new(store),
-                spill: SpillArea::new(&temporary, SPILL_BYTES),
-                temporary: NodeSpace::new(),
-                memory: MemoryBudget::new(config.memory_bytes),
-                whole_process: config.whole_process,
-                heap,
-                disk: Disk::new(
-                    config.space.unwrap_or_else(|| space_of(config.data)),
-                    config.disk_reserve_bytes,
-                ),
-                clock,
-                buffers: Buffers::default(),
-                stats: NodeStats::default(),
-                naming: Naming::default(),
-                past: RwLock::default(),
-                tenure,
-                is_replica: config.beside.is_some(),
-                exported: Mutex::default(),
-            });
-            let seed = node.clock.unix_ms() ^ std::process::id() as u64;
-            let beside = config.beside.map(|owner| Beside::new(owner, &node));
-            let parts = Parts {
-                scheduler: Arc::default(),
-                hot: Arc::new(HotLists::new(node.store.clone())),
-                pins: beside.as_ref().map(|beside| beside.pins.clone()),
-            };
-            let found = Found {
-                replays,
-                eras: config.eras,
-                primary: beside.clone().map(|beside| -> PrimaryEra {
-                    Arc::new(move |id| beside.standing(id).map(|standing| standing.era))
-                }),
-            };
-            let opener = Arc::new(NodeOpener { places, beside, parts: parts.clone() });
-            let partitions = Arc::new(Partitions::new(node.clone(), opener.clone(), found));
-            let settings = Settings {
-                manifest_interval: config.manifest_interval,
-                idle_after: config.idle_after,
-                snapshots: config.snapshots,
-                retention: config.retention,
-            };
-            let engine = Arc::new(Engine {
-                maintenance: Arc::new(Maintenance::new(partitions.clone(), parts, settings)),
-                partitions,
-                opener,
-                machines: Machines::new(&node.heap),
-                connections: ConnectionSettings {
-                    time_slice: config.time_slice,
-                    max_statement_bytes: config
-                        .max_statement_bytes
-                        .clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
-                },
-                recovery,
-                tickets: AtomicU64::new(1),
-                seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
-            });
-            for log in node.logs() {
+            let storage = Storage::open(&mut config).await?;
+            let engine = assemble(config, storage, &temporary);
+            for log in engine.node().logs() {
                 engine.maintenance.register_callbacks(log);
             }
-            poll_disk(&node);
-            spawn_disk_poll(&node);
-            spawn_sweeper(&node);
+            poll_disk(engine.node());
+            spawn_disk_poll(engine.node());
+            spawn_sweeper(engine.node());
             if engine.reads_beside() {
                 engine.maintenance.flush_task().spawn(&engine, beside::round);
             } else {
@@ -172,6 +78,124 @@ impl Engine {
         }
         .boxed()
     }
+}
+
+impl Storage {
+    async fn open(config: &mut Config) -> Result<Storage> {
+        let is_replica = config.beside.is_some();
+        let is_alone = config.alone || config.store.is_none();
+        let store = open_store(config.store.take(), &config.data)?;
+        let clock = Clock::new(config.time.clone());
+        let begun = Instant::now();
+        let (live, shared) = (config.live.take(), std::mem::take(&mut config.shared));
+        let known = config.known.take();
+        let places = Places::new(config.node_id, &shared, config.shared_log.clone(), known.clone());
+        let is_local = move |id: &PartitionId| {
+            live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
+        };
+        let (log, mut replays, clock) = match is_replica {
+            true => (CommitLog::read_only(), HashMap::new(), clock),
+            false => {
+                let files = log_files(config.files.take(), &config.data)?;
+                let recovered = recover(config.log.clone(), files, is_local, known.clone(), clock);
+                futures::try_join!(recovered, refuse_unknown_in(&store, known.as_ref()))?.0
+            }
+        };
+        // The process that has locked the log owns the directory.
+        let cache = config.data.join("cache");
+        let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
+        let tenure = match is_alone || is_replica {
+            true => None,
+            false => Some(Tenure::begin(&store, &clock).await?),
+        };
+        let store = match &tenure {
+            Some(tenure) => store.in_term(tenure.term()),
+            None => store,
+        };
+        let mut shared_log = None;
+        if !places.all_local() {
+            match places.open_log(&store, &clock).await {
+                Ok((log, found)) => {
+                    replays.extend(found);
+                    shared_log = Some(log);
+                }
+                Err(damage @ LogError::Corrupt { .. }) => places.refuse(&damage),
+                Err(error) => return Err(log_error(error)),
+            }
+        }
+        let recovery = Recovery::of(&replays, begun.elapsed());
+        Ok(Storage { log, shared_log, store, tenure, places, replays, clock, recovery })
+    }
+}
+
+/// Makes an engine of its parts. No task runs yet.
+fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
+    let Storage { log, shared_log, store, tenure, places, replays, clock, recovery } = storage;
+    let node = Arc::new(Node {
+        log,
+        shared_log: OnceCell::new_with(shared_log),
+        cache: Cache::new(store.disk_cache().is_some()),
+        store: Arc::new(store),
+        spill: SpillArea::new(temporary, SPILL_BYTES),
+        temporary: NodeSpace::new(),
+        memory: MemoryBudget::new(config.memory_bytes),
+        whole_process: config.whole_process,
+        heap: Heap::of_node(config.memory_bytes),
+        disk: Disk::new(config.space.unwrap_or_else(|| space_of(config.data)), config.disk_reserve_bytes),
+        clock,
+        buffers: Buffers::default(),
+        stats: NodeStats::default(),
+        naming: Naming::default(),
+        past: RwLock::default(),
+        tenure,
+        is_replica: config.beside.is_some(),
+        exported: Mutex::default(),
+    });
+    let seed = node.clock.unix_ms() ^ std::process::id() as u64;
+    let beside = config.beside.map(|owner| Beside::new(owner, &node));
+    let parts = Parts {
+        scheduler: Arc::default(),
+        hot: Arc::new(HotLists::new(node.store.clone())),
+        pins: beside.as_ref().map(|beside| beside.pins.clone()),
+    };
+    let found = Found {
+        replays,
+        eras: config.eras,
+        primary: beside.clone().map(|beside| -> PrimaryEra {
+            Arc::new(move |id| beside.standing(id).map(|standing| standing.era))
+        }),
+    };
+    let opener = Arc::new(NodeOpener { places, beside, parts: parts.clone() });
+    let partitions = Arc::new(Partitions::new(node.clone(), opener.clone(), found));
+    let settings = Settings {
+        manifest_interval: config.manifest_interval,
+        idle_after: config.idle_after,
+        snapshots: config.snapshots,
+        retention: config.retention,
+    };
+    Arc::new(Engine {
+        maintenance: Arc::new(Maintenance::new(partitions.clone(), parts, settings)),
+        partitions,
+        opener,
+        machines: Machines::new(&node.heap),
+        connections: ConnectionSettings {
+            time_slice: config.time_slice,
+            max_statement_bytes: config.max_statement_bytes.clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
+        },
+        recovery,
+        tickets: AtomicU64::new(1),
+        seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+    })
+}
+
+/// The configured store, or the one in the data directory.
+fn open_store(configured: Option<Arc<dyn Store>>, data: &Path) -> Result<PageStore> {
+    if let Some(store) = configured {
+        return Ok(PageStore::open(store));
+    }
+    let directory = data.join("store");
+    create_directory(&directory)?;
+    PageStore::open_directory(&directory).map_err(store_error)
 }
 
 /// Puts a disk cache in front of the store, or removes the cache of an earlier start.
