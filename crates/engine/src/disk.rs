@@ -15,7 +15,7 @@
 //! operator's usual remedy.
 //!
 //! The disk cache has been shrunk by then: it keeps 1.25 times the reserve free
-//! ([`fulmar_store::DiskCache::make_room`]), and every poll passes it the available space.
+//! ([`fulmar_store::DiskCache::limit_to_free_space`]), and every poll passes it the available space.
 
 use std::io;
 use std::path::PathBuf;
@@ -190,7 +190,7 @@ pub(crate) fn look(node: &Node) {
         let (available_bytes, reserve_bytes) = (node.disk.available_bytes(), node.disk.reserve_bytes());
         node.temporary.follow_disk(available_bytes, reserve_bytes);
         if let Some(cache) = node.store.disk_cache() {
-            cache.make_room(available_bytes, reserve_bytes);
+            cache.limit_to_free_space(available_bytes, reserve_bytes);
         }
     }
 }

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
-use fulmar_store::Reading;
+use fulmar_store::ReadHint;
 
 use crate::memory::Hold;
 use crate::node::Node;
@@ -96,7 +96,7 @@ impl Export {
                 let segment = self.segments.known(first.segment)?;
                 self.node
                     .store
-                    .read_pages(segment, &locations, Reading::Once, out)
+                    .read_pages(segment, &locations, ReadHint::Scan, out)
                     .await
                     .map_err(store_error)?;
                 self.next += locations.len() as PageNo;

@@ -24,7 +24,7 @@
 //! - **Branches and restores.** Both store manifests, and check after the put that the objects
 //!   these reference are still present.
 //! - **Publishes its catalog.** It uses a number of its own term, below all numbers of its
-//!   successor (`meta/published`).
+//!   successor (`meta/catalog_replication`).
 //!
 //! A process that finds the store taken over stops flushing, collecting and committing.
 //!
@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::{MOST_TERMS, PageStore, Term, VERSION_BITS};
+use fulmar_store::{MAX_TERM, PageStore, Term, VERSION_BITS};
 
 use crate::clock::Clock;
 use crate::partition::store_error;
@@ -75,8 +75,8 @@ impl Tenure {
     /// Takes over a store by beginning a new term.
     pub(crate) async fn begin(store: &PageStore, clock: &Clock) -> Result<Tenure> {
         let asked_ms = clock.monotonic_ms();
-        let term = store.begin_term().await.map_err(store_error)?;
-        let wait = term.wait.unwrap_or(FENCED_WRITE_GRACE).min(FENCED_WRITE_GRACE);
+        let term = store.start_term().await.map_err(store_error)?;
+        let wait = term.quiet_period.unwrap_or(FENCED_WRITE_GRACE).min(FENCED_WRITE_GRACE);
         let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
         Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false), confirmed_ms: AtomicU64::new(asked_ms) })
     }
@@ -107,7 +107,7 @@ impl Tenure {
     /// true if none of them can reference it later.
     pub(crate) fn may_delete(&self, segment: SegmentId, now_ms: u64) -> bool {
         // Before there were terms all bits were random.
-        let term = if segment.term() > MOST_TERMS { 0 } else { segment.term() };
+        let term = if segment.term() > MAX_TERM { 0 } else { segment.term() };
         term == self.term.number || (term < self.term.number && now_ms >= self.alone_ms)
     }
 }

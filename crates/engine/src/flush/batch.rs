@@ -285,7 +285,7 @@ async fn push_pages(
             // Recently changed pages are likely to be read again, so they are cached.
             Ok(true) => {
                 let frame = builder.push(one.partition.id, *no, &page, writer.buffer());
-                writer.keep(frame);
+                writer.cache_last_frame(frame);
             }
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
@@ -350,7 +350,7 @@ async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Res
         Err(exists @ StoreError::Exists { .. }) => {
             match store.read_manifest(ManifestName::of(manifest)).await {
                 Ok(other) if other == *manifest => Ok(()),
-                Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
+                Ok(_) | Err(StoreError::Damaged { .. } | StoreError::WrongIdentity { .. }) => {
                     partition.number_is_taken(manifest);
                     Err(exists)
                 }
@@ -447,7 +447,7 @@ mod tests {
             2,
             "no manifest is deleted while the process owns the store"
         );
-        let _term = PageStore::open(Arc::new(store.clone())).begin_term().await.unwrap();
+        let _term = PageStore::open(Arc::new(store.clone())).start_term().await.unwrap();
         delete_if_taken_over(&zombie, &[readable.clone(), broken]).await.unwrap_err();
         assert_eq!(pages.list_manifests(None).await.unwrap(), [ManifestName::of(&readable)]);
     }

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fulmar_pages::{HotPages, PAGE_SIZE};
-use fulmar_store::{HotPagesName, PageStore, Reading, StoreError};
+use fulmar_store::{HotPagesName, PageStore, ReadHint, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
@@ -38,7 +38,7 @@ const WINDOW_PAGES: usize = 256;
 
 /// Maximum number of concurrent reads of a node.
 pub(super) fn reads_of_a_node(store: &PageStore) -> usize {
-    store.reads_at_once().div_ceil(READS_DIVISOR)
+    store.read_concurrency().div_ceil(READS_DIVISOR)
 }
 
 /// Why a task ends early.
@@ -109,7 +109,7 @@ impl Warming {
         let mut bytes = Vec::with_capacity(locations.len() * PAGE_SIZE);
         // If the segment was merged and collected meanwhile the task ends: soon all listed pages
         // have moved.
-        self.store.read_pages(run.segment, &locations, Reading::Again, &mut bytes).await?;
+        self.store.read_pages(run.segment, &locations, ReadHint::WillReuse, &mut bytes).await?;
         if self.partition()?.warmed(&run, &bytes) { Ok(()) } else { Err(Ended::Quietly) }
     }
 }

@@ -30,7 +30,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
-use fulmar_store::{Ahead, LogPlace, LogTail, Lsn, ManifestName, StoreError};
+use fulmar_store::{LogPosition, LogTail, Lsn, ManifestName, NextRecords, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
@@ -49,7 +49,7 @@ const BATCH_PAGES: usize = 1024;
 pub(crate) struct Following {
     pub durability: Durability,
     /// Everything before this position is applied.
-    place: tokio::sync::Mutex<LogPlace>,
+    place: tokio::sync::Mutex<LogPosition>,
     /// When the manifest that it was opened with was made (milliseconds since 1970); `None` without
     /// one.
     pub manifest_unix_ms: Option<u64>,
@@ -91,7 +91,7 @@ impl Drop for Pinned<'_> {
 impl Following {
     pub(crate) fn new(
         durability: Durability,
-        place: LogPlace,
+        place: LogPosition,
         manifest_unix_ms: Option<u64>,
         now_ms: u64,
     ) -> Self {
@@ -133,14 +133,14 @@ impl Partition {
     }
 
     /// Applies the primary's log up to a position.
-    pub(crate) async fn catch_up(&self, tail: &LogTail, to: LogPlace) -> Result<Followed> {
+    pub(crate) async fn catch_up(&self, tail: &LogTail, to: LogPosition) -> Result<Followed> {
         let Some(following) = self.following.get() else { return Ok(Followed::Here) };
         let mut place = following.place.lock().await;
         while *place < to {
             match tail.next(self.id, *place, to).await.map_err(log_unreadable)? {
-                Ahead::End => *place = to,
-                Ahead::Gone => return Ok(Followed::LeftBehind),
-                Ahead::Records(object, behind) => match self.apply(object.records(self.id)).await? {
+                NextRecords::End => *place = to,
+                NextRecords::Gone => return Ok(Followed::LeftBehind),
+                NextRecords::Records(object, behind) => match self.apply(object.records(self.id)).await? {
                     Followed::Here => *place = behind,
                     other => return Ok(other),
                 },

@@ -20,7 +20,7 @@ pub(super) async fn restore(name: &str, at_unix_ms: u64, shared: &Shared) -> Res
     let tenant = find_ordinary(name, "cannot be restored", hint, shared)?;
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
-        let changed = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;
+        let changed = shared.catalog.begin_timeline(partition, era.lineage, era.epoch).await;
         changed.map_err(|error| answer(&error))
     };
     shared.engine.restore_partition(partition, at_unix_ms, decide).await?;

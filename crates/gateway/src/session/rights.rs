@@ -22,7 +22,7 @@ use crate::Result;
 impl Session {
     /// Applies changed access rights. Fails if the session must end.
     pub(super) fn follow_rights(&mut self) -> Result<(), End> {
-        let generation = self.shared.catalog.rights_generation();
+        let generation = self.shared.catalog.privileges_generation();
         if generation == self.rights_seen {
             return Ok(());
         }
