@@ -64,11 +64,11 @@ impl LogHealth {
 
     pub(crate) fn of(log: &CommitLog) -> Self {
         // Read before the counter: a failure is counted before `works` reports it.
-        let works = log.is_read_only() || log.works().is_ok();
+        let works = log.is_read_only() || log.check_available().is_ok();
         LogHealth {
             failures: log.statistics().failures.load(Ordering::Relaxed),
             works,
-            full: log.full().is_some(),
+            full: log.full_cause().is_some(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_workload::compare::{self, CaseResult, CompareArgs, StoreArgs, Suite};
-use fulmar_workload::figure::figure;
+use fulmar_workload::paper_figures::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
 use fulmar_workload::workload::Workload;

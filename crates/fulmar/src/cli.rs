@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
 use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
-use fulmar_workload::figure::FigureArgs;
+use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
 use fulmar_workload::tpcc::Tpcc;

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Node, fulmar, refusal, run, stdout};
+use common::{Node, fulmar, run, stderr_of_failure, stdout};
 use tokio_postgres::NoTls;
 
 #[test]
@@ -18,22 +18,25 @@ fn invalid_flags_and_unreachable_nodes_are_reported_with_a_remedy() {
         let line = [&["start", "--data", data.to_str().unwrap(), "--http", "127.0.0.1:0"], flags].concat();
         run(&line)
     };
-    let insecure = refusal(&start(&["--sql", "0.0.0.0:0", "--insecure"]), 1);
+    let insecure = stderr_of_failure(&start(&["--sql", "0.0.0.0:0", "--insecure"]), 1);
     assert!(insecure.contains("remove --insecure"), "{insecure}");
-    let memory = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "12 parsecs"]), 2);
+    let memory = stderr_of_failure(&start(&["--sql", "127.0.0.1:0", "--memory", "12 parsecs"]), 2);
     assert!(memory.contains("256MB"), "{memory}");
-    let memory = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "1kB"]), 1);
+    let memory = stderr_of_failure(&start(&["--sql", "127.0.0.1:0", "--memory", "1kB"]), 1);
     assert!(memory.contains("at least"), "{memory}");
-    let tls =
-        refusal(&start(&["--sql", "127.0.0.1:0", "--tls-cert", "none.pem", "--tls-key", "none.pem"]), 1);
+    let tls = stderr_of_failure(
+        &start(&["--sql", "127.0.0.1:0", "--tls-cert", "none.pem", "--tls-key", "none.pem"]),
+        1,
+    );
     assert!(tls.contains("none.pem"), "{tls}");
     assert!(!data.exists(), "a start with invalid flags must not create the data directory");
-    let unreachable = refusal(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
+    let unreachable =
+        stderr_of_failure(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
     assert!(
         unreachable.contains("cannot connect to 127.0.0.1:1; check that the node is running"),
         "{unreachable}"
     );
-    refusal(&run(&["status", "--http", "127.0.0.1:1"]), 1);
+    stderr_of_failure(&run(&["status", "--http", "127.0.0.1:1"]), 1);
 }
 
 #[test]
@@ -46,7 +49,7 @@ fn tenants_are_created_renamed_listed_and_dropped() {
         stdout(&tenant(&["create", "shop", "O'Hara \"1st\""])),
         "created shop\ncreated O'Hara \"1st\"\n"
     );
-    assert!(refusal(&tenant(&["create", "shop"]), 1).contains("already exists"));
+    assert!(stderr_of_failure(&tenant(&["create", "shop"]), 1).contains("already exists"));
     assert_eq!(
         stdout(&tenant(&["rename", "shop", "store", "--json"])),
         "[{\"tenant\":\"shop\",\"done\":\"renamed\"}]\n"
@@ -57,7 +60,7 @@ fn tenants_are_created_renamed_listed_and_dropped() {
     assert_eq!(names, ["O'Hara \"1st\"", "fulmar", "store"]);
     assert!(listed[0]["owner"].is_string());
     stdout(&tenant(&["drop", "store", "O'Hara \"1st\""]));
-    assert!(refusal(&tenant(&["drop", "store"]), 1).contains("does not exist"));
+    assert!(stderr_of_failure(&tenant(&["drop", "store"]), 1).contains("does not exist"));
     assert!(stdout(&tenant(&["list"])).contains("fulmar"));
 
     let status: serde_json::Value =
@@ -70,7 +73,7 @@ fn tenants_are_created_renamed_listed_and_dropped() {
             .iter()
             .any(|metric| metric["name"].as_str().unwrap().starts_with("fulmar_"))
     );
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,7 +93,7 @@ async fn load_is_all_or_nothing() {
     assert!(stdout(&load(&["t", path, "--header"])).starts_with("loaded 50000 rows into t of fulmar"));
     // A new row, then a duplicate key.
     std::fs::write(&file, "0,zero\n1,again\n").unwrap();
-    let error = refusal(&load(&["t", path]), 1);
+    let error = stderr_of_failure(&load(&["t", path]), 1);
     assert!(error.contains("no rows were loaded") && error.contains("23505"), "{error}");
     std::fs::write(&file, "only s\n").unwrap();
     let loaded = stdout(&load(&["t", path, "--columns", "s", "--json"]));
@@ -98,13 +101,14 @@ async fn load_is_all_or_nothing() {
     assert_eq!((&loaded["rows"], &loaded["bytes"]), (&1.into(), &7.into()));
     let count: i64 = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0);
     assert_eq!(count, 50_001);
-    assert!(refusal(&load(&["nowhere", path]), 1).contains("does not exist"));
+    assert!(stderr_of_failure(&load(&["nowhere", path]), 1).contains("does not exist"));
     let other = run(&["tenant", "--server", &url, "load", "nobody", "t", path]);
     assert!(
-        refusal(&other, 1).contains("rejected the connection: database \"nobody\" does not exist (3D000)")
+        stderr_of_failure(&other, 1)
+            .contains("rejected the connection: database \"nobody\" does not exist (3D000)")
     );
-    assert!(refusal(&load(&["t", "/nowhere"]), 1).contains("cannot open /nowhere"));
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert!(stderr_of_failure(&load(&["t", "/nowhere"]), 1).contains("cannot open /nowhere"));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 }
 
 #[test]
@@ -116,13 +120,13 @@ fn first_start_creates_the_superuser_and_later_starts_keep_it() {
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let (url, file) = (node.url(), file.to_str().unwrap());
     let list = ["tenant", "list", "--server", &url];
-    let missing = refusal(&run(&list), 1);
+    let missing = stderr_of_failure(&run(&list), 1);
     assert!(missing.contains("the node requires a password; set --password-file"), "{missing}");
-    let wrong = refusal(&fulmar(&list).env("PGPASSWORD", "guess").output().unwrap(), 1);
+    let wrong = stderr_of_failure(&fulmar(&list).env("PGPASSWORD", "guess").output().unwrap(), 1);
     assert!(wrong.contains("the node rejected the connection: ") && wrong.contains("(28P01)"), "{wrong}");
     stdout(&run(&[&list[..], &["--password-file", file]].concat()));
     stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
-    assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::TERM), Some(0));
 
     std::fs::remove_file(file).unwrap();
     let node = Node::start(directory.path(), &[]);
@@ -143,7 +147,7 @@ fn command_in_the_ready_line_works() {
         shell.args(["-c", &format!("\"$0\" {arguments} --json"), env!("CARGO_BIN_EXE_fulmar")]);
         let listed = shell.env_remove("FULMAR_SERVER").env_remove("PGPASSWORD").output().unwrap();
         stdout(&listed);
-        assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+        assert_eq!(node.stop_with(rustix::process::Signal::TERM), Some(0));
     }
 }
 
@@ -155,9 +159,9 @@ fn data_directory_is_locked_until_its_process_exits() {
     let id = node.process.id();
     let second =
         run(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0", "--insecure"]);
-    assert!(refusal(&second, 1).contains(&format!("process {id}")));
+    assert!(stderr_of_failure(&second, 1).contains(&format!("process {id}")));
     // The lock is released even if the process is killed.
-    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
     drop(Node::start(directory.path(), &["--insecure"]));
 }
 
@@ -171,7 +175,7 @@ async fn tenant_limits_survive_a_crash() {
     tokio::spawn(connection);
     client.batch_execute("ALTER DATABASE shop SET statement_timeout = '90s'").await.unwrap();
     client.batch_execute("ALTER DATABASE shop SET max_size = '1MB'").await.unwrap();
-    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
 
     let node = Node::start(directory.path(), &["--insecure"]);
     let (client, connection) = tokio_postgres::connect(&format!("{}/shop", node.url()), NoTls).await.unwrap();
@@ -203,7 +207,7 @@ async fn commits_survive_repeated_kills() {
             drop(client);
             connection.await.unwrap().unwrap();
         }
-        assert_eq!(node.end(rustix::process::Signal::KILL), None);
+        assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
         node = Node::start(directory.path(), &["--insecure"]);
     }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Node, client, fulmar, refusal, run, stdout, wait, within};
+use common::{Node, client, fulmar, run, stderr_of_failure, stdout, wait, with_timeout};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ async fn starts_shutdowns_and_crashes_are_recorded() {
     assert_eq!(first[0]["details"]["after"], "nothing");
     client(&node, "shop").await.batch_execute("CREATE TABLE t(a); INSERT INTO t VALUES (1)").await.unwrap();
     // Events are written in the background. A clean shutdown waits until they are on disk.
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
 
     let node = Node::start(directory.path(), &["--insecure"]);
     let second = events(&node, &[]);
@@ -38,7 +38,7 @@ async fn starts_shutdowns_and_crashes_are_recorded() {
     assert_eq!(of_kind(&second, "node.stopping")[0]["details"]["signal"], "SIGTERM");
     assert_eq!(of_kind(&second, "node.stopped").len(), 1);
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
 
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
     let disk_full = async {
@@ -50,7 +50,7 @@ async fn starts_shutdowns_and_crashes_are_recorded() {
             tokio::task::yield_now().await;
         }
     };
-    let third = within("the event disk.full is recorded", disk_full).await;
+    let third = with_timeout("the event disk.full is recorded", disk_full).await;
     let started = of_kind(&third, "node.started");
     assert_eq!(started.last().unwrap()["details"]["after"], "a crash");
     assert!(started.last().unwrap()["details"]["log_records"].as_u64() >= Some(1), "{started:?}");
@@ -66,7 +66,7 @@ async fn starts_shutdowns_and_crashes_are_recorded() {
     // disk.full may be recorded before node.started, or after it.
     let printed = stdout(&run(&["events", "--server", &node.url(), "-n", "2"]));
     assert!(printed.contains(" error   disk.full ") && printed.lines().count() == 2, "{printed}");
-    assert_eq!(node.end(Signal::INT), Some(0));
+    assert_eq!(node.stop_with(Signal::INT), Some(0));
 }
 
 #[test]
@@ -135,8 +135,13 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     );
     assert_eq!((&listed[1]["tenant"], listed[1]["expires"].is_string()), (&"shop".into(), true));
     assert!(stdout(&token(&["list"])).contains("never"));
-    assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is not a time interval"));
-    assert!(refusal(&token(&["create", "two", "--expires", "90"]), 1).contains("\"90\" has no unit"));
+    assert!(
+        stderr_of_failure(&token(&["create", "two", "--expires", "soon"]), 1)
+            .contains("is not a time interval")
+    );
+    assert!(
+        stderr_of_failure(&token(&["create", "two", "--expires", "90"]), 1).contains("\"90\" has no unit")
+    );
 
     let file = directory.path().join("token");
     let status = |token: &str| {
@@ -155,10 +160,10 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
         serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
     assert_eq!((&none["healthy"], &none["metrics"]), (&true.into(), &Value::Null));
     let guessed = status("fulmar_guessed-token");
-    assert!(refusal(&guessed, 1).contains("the token is invalid or has expired"));
+    assert!(stderr_of_failure(&guessed, 1).contains("the token is invalid or has expired"));
     assert!(String::from_utf8_lossy(&guessed.stdout).contains("\"healthy\":true"));
     assert_eq!(stdout(&token(&["drop", "one"])), "dropped one\n");
-    refusal(&status(&one), 1);
+    stderr_of_failure(&status(&one), 1);
 
     // Send passwords in every way that the protocol and the SQL dialect allow.
     let mut config: tokio_postgres::Config = format!("{url}/fulmar").parse().unwrap();
@@ -172,7 +177,7 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     let guess = config.user("anna").password("hunter2-guessed").connect(tokio_postgres::NoTls).await;
     assert!(guess.is_err());
     drop(root);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
 
     let mut written = std::fs::read(&log).unwrap();
     let text = String::from_utf8_lossy(&written);

@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use common::{Node, client, fulmar, number, refusal, run, stdout, until, wait};
+use common::{Node, client, fulmar, query_i64, run, stderr_of_failure, stdout, wait, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exec_runs_a_script_once_in_each_tenant() {
@@ -26,7 +26,7 @@ async fn exec_runs_a_script_once_in_each_tenant() {
     // The script fails in one tenant, and is rolled back there.
     client(&node, "a-2").await.batch_execute("CREATE TABLE t(y)").await.unwrap();
     let output = exec(&["--like", "A-_", "-f", path, "--json"]);
-    assert!(refusal(&output, 1).contains("script failed"));
+    assert!(stderr_of_failure(&output, 1).contains("script failed"));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["done"], &report["skipped"]), (&1.into(), &0.into()));
     let failed = report["failed"].as_array().unwrap();
@@ -35,9 +35,9 @@ async fn exec_runs_a_script_once_in_each_tenant() {
         (1, &"a-2".into(), &"42P07".into())
     );
     assert!(failed[0]["message"].as_str().unwrap().contains("already exists"));
-    assert_eq!(number(&client(&node, "a-2").await, "SELECT count(*) FROM log").await, 0);
+    assert_eq!(query_i64(&client(&node, "a-2").await, "SELECT count(*) FROM log").await, 0);
     let output = exec(&["--like", "a-_", "-f", path]);
-    assert!(refusal(&output, 1).contains("re-run the same command"));
+    assert!(stderr_of_failure(&output, 1).contains("re-run the same command"));
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("42P07") && table.contains("done in 0 tenants, 1 skipped, 1 failed"), "{table}");
 
@@ -47,23 +47,23 @@ async fn exec_runs_a_script_once_in_each_tenant() {
     assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 2 tenants, 1 skipped, 0 failed"));
     assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 0 tenants, 3 skipped, 0 failed"));
     for name in ["a-1", "a-2", "b-1"] {
-        assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM log").await, 1);
+        assert_eq!(query_i64(&client(&node, name).await, "SELECT count(*) FROM log").await, 1);
     }
 
     // A changed text is a new script. A tenant that does not exist counts as failed.
     std::fs::write(&file, "INSERT INTO log VALUES (2)").unwrap();
     let output = exec(&["a-1", "nobody", "-f", path, "--json"]);
-    assert!(refusal(&output, 1).contains("script failed"));
+    assert!(stderr_of_failure(&output, 1).contains("script failed"));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["done"], &report["failed"][0]["sqlstate"]), (&1.into(), &"3D000".into()));
 
     let ends = exec(&["a-1", "-c", "INSERT INTO log VALUES (9); ROLLBACK; INSERT INTO log VALUES (9)"]);
     assert!(String::from_utf8_lossy(&ends.stdout).contains("the script ends its transaction"));
-    assert_eq!(number(&client(&node, "a-1").await, "SELECT count(*) FROM log WHERE n = 9").await, 1);
+    assert_eq!(query_i64(&client(&node, "a-1").await, "SELECT count(*) FROM log WHERE n = 9").await, 1);
     stdout(&exec(&["a-1", "-c", "VACUUM", "--no-transaction"]));
-    refusal(&exec(&["--all", "a-1", "-c", "SELECT 1"]), 2);
-    refusal(&exec(&["--all"]), 2);
-    assert!(refusal(&exec(&["--like", "nobody", "-c", "SELECT 1"]), 1).contains("tenant list"));
+    stderr_of_failure(&exec(&["--all", "a-1", "-c", "SELECT 1"]), 2);
+    stderr_of_failure(&exec(&["--all"]), 2);
+    assert!(stderr_of_failure(&exec(&["--like", "nobody", "-c", "SELECT 1"]), 1).contains("tenant list"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,8 +84,8 @@ async fn exec_checks_the_outcome_of_an_interrupted_commit() {
     holder.batch_execute("BEGIN; SELECT * FROM log WHERE n = 1 FOR UPDATE").await.unwrap();
     let mut process = fulmar(&exec).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let observer = client(&node, "a").await;
-    let is_done = async || number(&observer, "SELECT count(*) FROM log WHERE n = 2").await > 0;
-    until("the script has committed in tenant a", is_done).await;
+    let is_done = async || query_i64(&observer, "SELECT count(*) FROM log WHERE n = 2").await > 0;
+    wait_until("the script has committed in tenant a", is_done).await;
     rustix::process::kill_process(rustix::process::Pid::from_child(&process), rustix::process::Signal::INT)
         .unwrap();
     assert_eq!(wait(&mut process).code(), Some(130));
@@ -101,7 +101,7 @@ async fn exec_checks_the_outcome_of_an_interrupted_commit() {
     assert_eq!((&report["done"], &report["skipped"]), (&2.into(), &0.into()));
     for name in ["a", "b"] {
         let client = client(&node, name).await;
-        assert_eq!(number(&client, "SELECT count(*) FROM log WHERE n = 2").await, 1, "{name}");
+        assert_eq!(query_i64(&client, "SELECT count(*) FROM log WHERE n = 2").await, 1, "{name}");
     }
 }
 
@@ -123,15 +123,17 @@ async fn restore_and_branches_at_a_time_survive_a_crash() {
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (2), (3)").await.unwrap();
     stdout(&tenant(&url, &["create", "then", "--template", "shop", "--at", time]));
     stdout(&tenant(&url, &["restore", "shop", "--to", time]));
-    assert!(refusal(&tenant(&url, &["restore", "shop", "--to", "2001-01-01"]), 1).contains("22023"));
+    assert!(
+        stderr_of_failure(&tenant(&url, &["restore", "shop", "--to", "2001-01-01"]), 1).contains("22023")
+    );
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (4)").await.unwrap();
-    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
 
     let node = Node::start(&data, &["--insecure"]);
     for (name, rows) in [("shop", 2), ("one", 1), ("then", 1)] {
-        assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM t").await, rows, "{name}");
+        assert_eq!(query_i64(&client(&node, name).await, "SELECT count(*) FROM t").await, rows, "{name}");
     }
-    assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::TERM), Some(0));
     assert!(stdout(&run(&["verify", "--data", data.to_str().unwrap()])).starts_with("sound"));
 }
 
@@ -156,11 +158,13 @@ async fn export_and_import_preserve_all_data() {
     };
     assert_eq!(stock(&file, "PRAGMA integrity_check"), "ok");
     assert_eq!(stock(&file, "SELECT name FROM item WHERE id = 20000"), "item 20000");
-    assert!(refusal(&tenant(&["export", "shop", &file]), 1).contains("--force"));
+    assert!(stderr_of_failure(&tenant(&["export", "shop", &file]), 1).contains("--force"));
     let again = stdout(&tenant(&["export", "shop", &file, "--force", "--json"]));
     let again: serde_json::Value = serde_json::from_str(&again).unwrap();
     assert_eq!(again["bytes"], std::fs::metadata(&file).unwrap().len());
-    assert!(refusal(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist"));
+    assert!(
+        stderr_of_failure(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist")
+    );
     assert_eq!(tenant(&["export", "shop", "-"]).stdout, std::fs::read(&file).unwrap());
 
     // Export at a restore point.
@@ -171,7 +175,7 @@ async fn export_and_import_preserve_all_data() {
     let early = path("early.db");
     stdout(&tenant(&["export", "shop", &early, "--at", time]));
     assert_eq!(std::fs::read(&early).unwrap(), std::fs::read(&file).unwrap());
-    let error = refusal(&tenant(&["export", "shop", &path("none.db"), "--at", "2020-01-01"]), 1);
+    let error = stderr_of_failure(&tenant(&["export", "shop", &path("none.db"), "--at", "2020-01-01"]), 1);
     assert!(
         error.contains("no restore point at or before") && !Path::new(&path("none.db")).exists(),
         "{error}"
@@ -180,14 +184,15 @@ async fn export_and_import_preserve_all_data() {
     // A file with a write-ahead log is rejected.
     let user = rusqlite::Connection::open(&file).unwrap();
     user.execute_batch("PRAGMA journal_mode = WAL; UPDATE item SET name = 'changed' WHERE id = 1").unwrap();
-    let error = refusal(&tenant(&["import", "store", &file]), 1);
+    let error = stderr_of_failure(&tenant(&["import", "store", &file]), 1);
     assert!(error.contains("write-ahead log") && error.contains("VACUUM INTO"), "{error}");
     drop(user);
     assert!(stdout(&tenant(&["import", "store", &file])).contains(" as store: "));
-    assert!(refusal(&tenant(&["import", "store", &file]), 1).contains("already exists"));
+    assert!(stderr_of_failure(&tenant(&["import", "store", &file]), 1).contains("already exists"));
     std::fs::write(path("text"), "no database").unwrap();
     assert!(
-        refusal(&tenant(&["import", "other", &path("text")]), 1).contains("cannot import tenant \"other\"")
+        stderr_of_failure(&tenant(&["import", "other", &path("text")]), 1)
+            .contains("cannot import tenant \"other\"")
     );
     assert!(!stdout(&tenant(&["list"])).contains("other"));
     let names: Vec<_> =
@@ -196,11 +201,11 @@ async fn export_and_import_preserve_all_data() {
 
     // The imported tenant survives a crash.
     client(&node, "store").await.batch_execute("INSERT INTO item VALUES (0, 'zero')").await.unwrap();
-    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
     let node = Node::start(&data, &["--insecure"]);
     let store = client(&node, "store").await;
-    assert_eq!(number(&store, "SELECT count(*) FROM item WHERE name IN ('zero', 'changed')").await, 2);
-    assert_eq!(number(&store, "SELECT count(*) FROM item").await, 20_001);
+    assert_eq!(query_i64(&store, "SELECT count(*) FROM item WHERE name IN ('zero', 'changed')").await, 2);
+    assert_eq!(query_i64(&store, "SELECT count(*) FROM item").await, 20_001);
     let integrity: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
     assert_eq!(integrity, "ok");
 }
@@ -244,7 +249,7 @@ async fn verify_reports_every_damaged_file() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().canonicalize().unwrap().join("data");
     let verify = || run(&["verify", "--data", data.to_str().unwrap(), "--json"]);
-    assert!(refusal(&verify(), 1).contains("is not a data directory"));
+    assert!(stderr_of_failure(&verify(), 1).contains("is not a data directory"));
     let node = Node::start(&data, &["--insecure"]);
     stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "big"]));
     let shop = client(&node, "shop").await;
@@ -254,9 +259,9 @@ async fn verify_reports_every_damaged_file() {
         "CREATE TABLE t(x); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
         INSERT INTO t SELECT randomblob(4000) FROM n";
     client(&node, "big").await.batch_execute(large).await.unwrap();
-    assert!(refusal(&verify(), 1).contains("in use by process"));
+    assert!(stderr_of_failure(&verify(), 1).contains("in use by process"));
     // The data of a killed node is not damaged.
-    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(node.stop_with(rustix::process::Signal::KILL), None);
     assert_eq!(damage(&verify()), []);
     let referenced_by_log = files(&data.join("store"), &|name| name.contains("/segments/"));
     assert_eq!(referenced_by_log.len(), 1);
@@ -267,7 +272,7 @@ async fn verify_reports_every_damaged_file() {
 
     let node = Node::start(&data, &["--insecure"]);
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
     assert_eq!(damage(&verify()), []);
     let read = stdout(&run(&["verify", "--data", data.to_str().unwrap()]));
     assert!(read.starts_with("sound: read 1 catalog, "), "{read}");
@@ -317,7 +322,7 @@ async fn verify_reports_every_damaged_file() {
     assert_eq!(damage(&verify_node(&["--deep"])), []);
     let segments = files(&data.join("store"), &|name| name.contains("/segments/"));
     let big = segments.iter().max_by_key(|file| std::fs::metadata(file).unwrap().len()).unwrap();
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
     flip(big, 5_000_000);
     let node = Node::start(&data, &["--insecure"]);
     let verify_node = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
@@ -337,24 +342,24 @@ async fn full_disk_rejects_writes_but_allows_reads_and_drops() {
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "0"]);
     stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "old"]));
     client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 
     // No disk has this much free space.
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
     let shop = client(&node, "shop").await;
-    assert_eq!(number(&shop, "SELECT count(*) FROM t").await, 1);
+    assert_eq!(query_i64(&shop, "SELECT count(*) FROM t").await, 1);
     let error = shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap_err();
     let error = error.as_db_error().unwrap();
     assert_eq!(error.code().code(), "53100");
     assert!(error.hint().unwrap().contains("resume automatically"), "{error:?}");
     let created = run(&["tenant", "--server", &node.url(), "create", "new"]);
-    assert!(refusal(&created, 1).contains("53100"));
+    assert!(stderr_of_failure(&created, 1).contains("53100"));
     stdout(&run(&["tenant", "--server", &node.url(), "drop", "old"]));
     let status = run(&["status", "--json", "--http", &node.http]);
-    assert!(refusal(&status, 1).contains("the disk is full"));
+    assert!(stderr_of_failure(&status, 1).contains("the disk is full"));
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_level";
     assert_eq!(status["metrics"].as_array().unwrap().iter().find(level).unwrap()["value"], 2.0);
     drop(shop);
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Node, PATIENCE, client, fulmar, number, refusal, run, stdout, within};
+use common::{Node, WAIT_TIMEOUT, client, fulmar, query_i64, run, stderr_of_failure, stdout, with_timeout};
 use fulmar_workload::server::S3Server;
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls};
@@ -51,7 +51,7 @@ impl Store {
         let node = Node::run(command);
         let began = Instant::now();
         while self.catalogs() == 0 {
-            assert!(began.elapsed() < PATIENCE, "timed out: the primary publishes its catalog");
+            assert!(began.elapsed() < WAIT_TIMEOUT, "timed out: the primary publishes its catalog");
             std::thread::sleep(Duration::from_millis(20));
         }
         node
@@ -104,7 +104,7 @@ async fn eventually<T, E: std::fmt::Debug>(
     loop {
         match attempt().await {
             Ok(result) => return result,
-            Err(error) => assert!(began.elapsed() < PATIENCE, "timed out: {description}: {error:?}"),
+            Err(error) => assert!(began.elapsed() < WAIT_TIMEOUT, "timed out: {description}: {error:?}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -145,17 +145,17 @@ async fn check_replica(store: Store) {
         eventually("the database is known", async || connect(&replica, "fulmar", "", "shop").await).await;
     fresh.batch_execute("SET fulmar.staleness = '0'").await.unwrap();
     for rows in 1..=20 {
-        assert_eq!(number(&fresh, COUNT).await, rows, "a read without staleness must see all commits");
+        assert_eq!(query_i64(&fresh, COUNT).await, rows, "a read without staleness must see all commits");
         writer.batch_execute("INSERT INTO t(v) VALUES ('b')").await.unwrap();
     }
     let stale = client(&replica, "shop").await;
     assert_eq!(show(&stale, "fulmar.staleness").await, "5s");
     stale.batch_execute("BEGIN READ ONLY").await.unwrap();
-    let seen = number(&stale, COUNT).await;
+    let seen = query_i64(&stale, COUNT).await;
     assert!((1..=21).contains(&seen));
     let time = show(&stale, "fulmar.snapshot_time").await;
-    assert_eq!(number(&fresh, COUNT).await, 21);
-    assert_eq!((number(&stale, COUNT).await, show(&stale, "fulmar.snapshot_time").await), (seen, time));
+    assert_eq!(query_i64(&fresh, COUNT).await, 21);
+    assert_eq!((query_i64(&stale, COUNT).await, show(&stale, "fulmar.snapshot_time").await), (seen, time));
     stale.batch_execute("COMMIT").await.unwrap();
     let age = show(&fresh, "fulmar.snapshot_age").await;
     assert!(age.strip_suffix("ms").is_some_and(|ms| ms.parse::<u64>().is_ok()), "{age}");
@@ -185,24 +185,24 @@ async fn check_replica(store: Store) {
 
     // After the death of the primary, the replica still shows all commits that it acknowledged.
     writer.batch_execute("INSERT INTO t(v) VALUES ('last')").await.unwrap();
-    assert_eq!(primary.end(Signal::KILL), None);
-    assert_eq!(number(&fresh, COUNT).await, 22);
+    assert_eq!(primary.stop_with(Signal::KILL), None);
+    assert_eq!(query_i64(&fresh, COUNT).await, 22);
     let before = store.names();
-    assert_eq!(number(&client(&replica, "shop").await, COUNT).await, 22);
+    assert_eq!(query_i64(&client(&replica, "shop").await, COUNT).await, 22);
     // Each statement without staleness polls the log in the store.
     let polls = || metric(&replica, "fulmar_reader_looks_total");
     let enough = polls() + 20.0;
     let poll = async {
         while polls() < enough {
-            assert_eq!(number(&fresh, COUNT).await, 22);
+            assert_eq!(query_i64(&fresh, COUNT).await, 22);
         }
     };
-    within("the replica polls the store", poll).await;
+    with_timeout("the replica polls the store", poll).await;
     assert_eq!(store.names(), before, "a replica must not write to the store");
     let primary = store.primary(data.path(), &["--insecure"]);
     let writer = client(&primary, "shop").await;
     writer.batch_execute("DELETE FROM t WHERE id > 10").await.unwrap();
-    assert_eq!(number(&fresh, COUNT).await, 10);
+    assert_eq!(query_i64(&fresh, COUNT).await, 10);
 
     // Databases are renamed, created and dropped.
     let system = client(&primary, "fulmar").await;
@@ -211,8 +211,8 @@ async fn check_replica(store: Store) {
     system.batch_execute("CREATE DATABASE branch TEMPLATE store").await.unwrap();
     let renamed =
         eventually("the new name is known", async || connect(&replica, "fulmar", "", "store").await).await;
-    assert_eq!(number(&renamed, COUNT).await, 10);
-    assert_eq!(number(&fresh, COUNT).await, 10, "a rename must not close existing sessions");
+    assert_eq!(query_i64(&renamed, COUNT).await, 10);
+    assert_eq!(query_i64(&fresh, COUNT).await, 10, "a rename must not close existing sessions");
     eventually("the old name is unknown", async || match connect(&replica, "fulmar", "", "shop").await {
         Err(state) if state == "3D000" => Ok(()),
         other => Err(other.map(drop)),
@@ -222,7 +222,7 @@ async fn check_replica(store: Store) {
     let branch =
         eventually("the branch is known", async || connect(&replica, "fulmar", "", "branch").await).await;
     branch.batch_execute("SET fulmar.staleness = '1h'").await.unwrap();
-    assert_eq!(number(&branch, COUNT).await, 10);
+    assert_eq!(query_i64(&branch, COUNT).await, 10);
     branch.batch_execute("SET fulmar.staleness = '0'").await.unwrap();
     assert_eq!(state(&branch, COUNT).await, "55000");
     system.batch_execute("DROP DATABASE store WITH (FORCE)").await.unwrap();
@@ -231,8 +231,8 @@ async fn check_replica(store: Store) {
         Ok(()) => Err("the database still exists"),
     })
     .await;
-    assert_eq!(replica.end(Signal::TERM), Some(0));
-    assert_eq!(primary.end(Signal::TERM), Some(0));
+    assert_eq!(replica.stop_with(Signal::TERM), Some(0));
+    assert_eq!(primary.stop_with(Signal::TERM), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +266,7 @@ async fn replica_has_the_users_and_passwords_of_the_primary() {
     let replica = store.replica(&[]);
     let session =
         eventually("the user is known", async || connect(&replica, "ada", "one", "shop").await).await;
-    assert_eq!(number(&session, COUNT).await, 1);
+    assert_eq!(query_i64(&session, COUNT).await, 1);
     assert_eq!(connect(&replica, "ada", "two", "shop").await.map(drop), Err("28P01".to_owned()));
     connect(&replica, "fulmar", password.trim(), "fulmar").await.unwrap();
     system.batch_execute("ALTER USER ada PASSWORD 'two'").await.unwrap();
@@ -287,7 +287,7 @@ async fn replica_has_the_users_and_passwords_of_the_primary() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_or_damaged_store_is_reported_and_invalid_flags_are_rejected() {
     let store = Store::directory();
-    let failure = |command: &mut Command, code: i32| refusal(&command.output().unwrap(), code);
+    let failure = |command: &mut Command, code: i32| stderr_of_failure(&command.output().unwrap(), code);
     let error = failure(&mut store.replica_command(&[]), 1);
     assert!(error.contains("store directory") && error.contains("does not exist"), "{error}");
     assert!(!store.objects.exists(), "a replica must not create the store");

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Node, client, fulmar, number, refusal, run, stdout, wait};
+use common::{Node, client, fulmar, query_i64, run, stderr_of_failure, stdout, wait};
 use fulmar_workload::server::S3Server;
 use rustix::process::{Pid, Signal};
 
@@ -66,7 +66,7 @@ async fn rig() -> Rig {
         let sql = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
         client(&node, tenant).await.batch_execute(sql).await.unwrap();
     }
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     rig
 }
 
@@ -74,7 +74,7 @@ async fn rig() -> Rig {
 async fn check_tenants(node: &Node, rows: i64) {
     for tenant in TENANTS {
         let client = client(node, tenant).await;
-        assert_eq!(number(&client, "SELECT count(*) FROM t").await, rows, "tenant {tenant}");
+        assert_eq!(query_i64(&client, "SELECT count(*) FROM t").await, rows, "tenant {tenant}");
         let integrity: String = client.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
         assert_eq!(integrity, "ok", "tenant {tenant}");
     }
@@ -92,17 +92,17 @@ async fn commits_survive_crashes_during_a_flush() {
             client.batch_execute("INSERT INTO t(v) VALUES (randomblob(9000)), ('small')").await.unwrap();
         }
         rows += 2;
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         rig.start_and_die_at(failpoint);
     }
     let node = rig.start();
     check_tenants(&node, rows).await;
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     let node = rig.start();
     check_tenants(&node, rows).await;
     let metrics = stdout(&run(&["status", "--json", "--http", &node.http]));
     assert!(metrics.contains("fulmar_store_seconds_count"), "{metrics}");
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     let found: serde_json::Value = serde_json::from_str(&stdout(&rig.verify())).unwrap();
     let manifests = found["checked"]["manifests"].as_u64().unwrap();
     assert!(manifests >= TENANTS.len() as u64, "each tenant must have a manifest: {found}");
@@ -118,7 +118,7 @@ async fn acknowledged_commits_of_local_and_shared_tenants_survive_crashes_under_
     system.batch_execute("CREATE DATABASE shared DURABILITY shared").await.unwrap();
     let create = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
     client(&node, "shared").await.batch_execute(create).await.unwrap();
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     let tenant_of = |number: i64| if number % 3 == 0 { TENANTS[0] } else { "shared" };
     let mut acknowledged = [0; CLIENTS as usize];
     for round in 0..3 {
@@ -142,7 +142,7 @@ async fn acknowledged_commits_of_local_and_shared_tenants_survive_crashes_under_
         for _ in 0..1000 {
             receiver.recv().await.unwrap();
         }
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         let node = rig.start();
         for (number, writer) in (0..CLIENTS).zip(writers) {
             let last = writer.await.unwrap();
@@ -153,13 +153,13 @@ async fn acknowledged_commits_of_local_and_shared_tenants_survive_crashes_under_
             assert!((last..=last + 1).contains(&rows), "round {round}: {rows} rows of {last} in {tenant}");
             acknowledged[number as usize] = rows;
         }
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
     }
     let node = rig.start();
     let integrity: String =
         client(&node, "shared").await.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
     assert_eq!(integrity, "ok");
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
 }
 
 /// Each commit is one log object or part of one. A killed node leaves only the objects that it
@@ -179,7 +179,7 @@ async fn shared_log_does_not_grow_across_crashes() {
     client(&node, "fulmar").await.batch_execute(create).await.unwrap();
     let create = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
     client(&node, "shared").await.batch_execute(create).await.unwrap();
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     for life in 1..=4 {
         let node = rig.start();
         // Recovered records are flushed without any client activity. The remaining objects are the
@@ -193,22 +193,22 @@ async fn shared_log_does_not_grow_across_crashes() {
         for _ in 0..COMMITS {
             shared.execute("INSERT INTO t(v) VALUES (randomblob(300))", &[]).await.unwrap();
         }
-        assert_eq!(number(&shared, "SELECT count(*) FROM t").await, life * COMMITS);
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(query_i64(&shared, "SELECT count(*) FROM t").await, life * COMMITS);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         assert!(objects() <= COMMITS + life + 10, "life {life}: {} objects", objects());
     }
     let node = rig.start();
     assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     assert_eq!(objects(), 6, "one seal for each of the six starts with a shared tenant");
     let node = rig.start();
     assert_eq!(metric(&node, "fulmar_shared_log_backlog_objects"), 0.0);
     assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
 }
 
 async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
-    number(&client(node, tenant).await, sql).await
+    query_i64(&client(node, tenant).await, sql).await
 }
 
 /// Returns the value of a node's metric.
@@ -241,17 +241,17 @@ async fn disk_cache_tolerates_crashes_corruption_and_removal() {
     let fill = "INSERT INTO t(v) WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < 15000) \
                 SELECT randomblob(3500) FROM i";
     a.batch_execute(fill).await.unwrap();
-    let expected = number(&a, DIGEST).await;
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    let expected = query_i64(&a, DIGEST).await;
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     for round in 0..4 {
         let node = start_with_cache();
         let a = client(&node, "a").await;
-        assert_eq!(number(&a, DIGEST).await, expected, "round {round}");
+        assert_eq!(query_i64(&a, DIGEST).await, expected, "round {round}");
         // Kill the node during another scan.
         let scan = tokio::spawn(async move { a.query_one(DIGEST, &[]).await.map(drop) });
         let written = metric(&node, "fulmar_disk_cache_written_bytes_total");
         assert!(round > 0 || written > 1e6, "{written}");
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         // The scan may have completed before the kill.
         let _ = scan.await.unwrap();
         let bytes: u64 = files().iter().map(|file| file.metadata().unwrap().len()).sum();
@@ -265,12 +265,12 @@ async fn disk_cache_tolerates_crashes_corruption_and_removal() {
     let node = start_with_cache();
     assert_eq!(number_of(&node, "a", DIGEST).await, expected);
     assert!(metric(&node, "fulmar_disk_cache_hits_total") > 0.0);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     assert!(!files().is_empty());
     let node = rig.start();
     assert!(!rig.data().join("cache").exists(), "a start without --disk-cache must delete the cache");
     assert_eq!(number_of(&node, "a", DIGEST).await, expected);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     stdout(&rig.verify());
 }
 
@@ -284,7 +284,7 @@ async fn verify_reports_a_corrupted_segment_in_s3() {
     bytes[middle] ^= 1;
     std::fs::write(&segment, bytes).unwrap();
     let output = rig.verify();
-    refusal(&output, 1);
+    stderr_of_failure(&output, 1);
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let name = segment.file_name().unwrap().to_str().unwrap();
     assert_eq!(found["damage"][0]["place"], format!("{}/segments/{name}", rig.s3.url("node")), "{found}");
@@ -296,17 +296,17 @@ async fn start_with_another_store_is_refused() {
     let start = |data: &Path, flags: &[&str]| {
         Node::command(data, &[]).args(["--insecure"]).args(flags).envs(rig.s3.environment()).output().unwrap()
     };
-    let error = refusal(&start(rig.data(), &[]), 1);
+    let error = stderr_of_failure(&start(rig.data(), &[]), 1);
     assert!(error.contains(&format!("start with --store {}", rig.s3.url("node"))), "{error}");
-    let error = refusal(&start(rig.data(), &["--store", &rig.s3.url("other")]), 1);
+    let error = stderr_of_failure(&start(rig.data(), &["--store", &rig.s3.url("other")]), 1);
     assert!(error.contains("is not the store of this data directory"), "{error}");
     let other = tempfile::tempdir().unwrap();
-    let error = refusal(&start(other.path(), &["--store", &rig.s3.url("node")]), 1);
+    let error = stderr_of_failure(&start(other.path(), &["--store", &rig.s3.url("node")]), 1);
     assert!(error.contains("belongs to another data directory"), "{error}");
-    let error = refusal(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
+    let error = stderr_of_failure(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
     assert!(error.contains("s3://nowhere/x") && error.contains("check the store's URL"), "{error}");
-    let error = refusal(&start(other.path(), &["--disk-cache", "1GiB"]), 1);
+    let error = stderr_of_failure(&start(other.path(), &["--disk-cache", "1GiB"]), 1);
     assert!(error.contains("--disk-cache requires an S3 store"), "{error}");
-    let error = refusal(&start(other.path(), &["--store", "http://x"]), 2);
+    let error = stderr_of_failure(&start(other.path(), &["--store", "http://x"]), 2);
     assert!(error.contains("expected file:///directory, s3://bucket/prefix or memory:"), "{error}");
 }

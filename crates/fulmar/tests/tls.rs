@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{Node, client, fulmar, refusal, run, stdout, with_hangups, within};
+use common::{Node, client, fulmar, run, stderr_of_failure, stdout, with_sighup_disposition, with_timeout};
 use fulmar_workload::server::certificate;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -53,7 +53,7 @@ async fn wait_for(client: &tokio_postgres::Client, kind: &str, after: i64) -> (i
             }
         }
     };
-    within(kind, recorded).await
+    with_timeout(kind, recorded).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +69,7 @@ async fn sighup_reloads_valid_certificates_and_keeps_the_old_one_otherwise() {
     );
     // Certificates are reloaded even if the node has inherited that SIGHUP is ignored, as under
     // nohup.
-    let mut command = with_hangups(true, command);
+    let mut command = with_sighup_disposition(true, command);
     command.stderr(std::fs::File::create(&log).unwrap());
     let node = Node::run(command);
     // This connection stays open during all reloads.
@@ -94,7 +94,7 @@ async fn sighup_reloads_valid_certificates_and_keeps_the_old_one_otherwise() {
     assert!(cause.contains("cannot read --tls-cert"), "{cause}");
     assert!(is_used(&node, &file("two.crt")));
     drop(session);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("cannot reload the TLS certificate"), "{log}");
 }
@@ -148,19 +148,22 @@ fn command_supports_the_sslmodes_of_psql() {
             stdout(&list("localhost", &format!("{mode}sslrootcert={}", file(&format!("{trusted}.crt")))));
             let untrusted =
                 list("localhost", &format!("{mode}sslrootcert={}", file(&format!("{other}.crt"))));
-            let error = refusal(&untrusted, 1);
+            let error = stderr_of_failure(&untrusted, 1);
             assert!(error.contains("cannot verify the node's certificate"), "{error}");
         }
         let ca = file(&format!("{trusted}.crt"));
         stdout(&list("127.0.0.1", &format!("sslmode=verify-ca&sslrootcert={ca}")));
-        let other_host = refusal(&list("127.0.0.1", &format!("sslmode=verify-full&sslrootcert={ca}")), 1);
+        let other_host =
+            stderr_of_failure(&list("127.0.0.1", &format!("sslmode=verify-full&sslrootcert={ca}")), 1);
         assert!(other_host.contains("not valid for name"), "{other_host}");
     }
 
     let plain = Node::start(&directory.path().join("plain"), &["--insecure"]);
     stdout(&run(&["tenant", "list", "--server", &format!("{}?sslmode=prefer", plain.url())]));
-    let error =
-        refusal(&run(&["tenant", "list", "--server", &format!("{}?sslmode=require", plain.url())]), 1);
+    let error = stderr_of_failure(
+        &run(&["tenant", "list", "--server", &format!("{}?sslmode=require", plain.url())]),
+        1,
+    );
     assert!(error.contains("the node does not support TLS"), "{error}");
 }
 
@@ -169,11 +172,13 @@ fn command_supports_the_sslmodes_of_psql() {
 #[test]
 fn sighup_without_certificates_has_its_inherited_effect() {
     let directory = tempfile::tempdir().unwrap();
-    let start = |ignored| Node::run(with_hangups(ignored, Node::command(directory.path(), &["--insecure"])));
-    assert_eq!(start(false).end(Signal::HUP), None);
+    let start = |ignored| {
+        Node::run(with_sighup_disposition(ignored, Node::command(directory.path(), &["--insecure"])))
+    };
+    assert_eq!(start(false).stop_with(Signal::HUP), None);
     let node = start(true);
     kill_process(Pid::from_child(&node.process), Signal::HUP).unwrap();
     stdout(&run(&["tenant", "list", "--server", &node.url()]));
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     stdout(&fulmar(&["verify", "--data", directory.path().to_str().unwrap()]).output().unwrap());
 }

@@ -10,7 +10,7 @@ use fulmar_workload::run::{Report, RunOptions, run};
 use fulmar_workload::server::{Fulmar, Postgres, Product, Server};
 use fulmar_workload::tenants;
 use fulmar_workload::tpcc::Tpcc;
-use fulmar_workload::workload::{Dialect, Loading, Workload};
+use fulmar_workload::workload::{Dialect, LoadContext, Workload};
 
 const DATABASE: &str = "tpcc";
 
@@ -121,7 +121,7 @@ async fn load(server: &Server, workload: &Tpcc) -> anyhow::Result<u64> {
     let dialect = Dialect::of(&mut client).await?;
     let reported = Cell::new(0);
     let loaded = |rows| reported.set(reported.get() + rows);
-    workload.load(&mut Loading { client: &mut client, dialect, seed: 3, loaded: &loaded }).await?;
+    workload.load(&mut LoadContext { client: &mut client, dialect, seed: 3, loaded: &loaded }).await?;
     Ok(reported.get())
 }
 

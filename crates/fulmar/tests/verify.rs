@@ -6,7 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Node, client, number, run, stdout};
+use common::{Node, client, query_i64, run, stdout};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -241,7 +241,7 @@ async fn rig() -> Rig {
             insert_and_flush(&node, name).await;
         }
     }
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     rig
 }
 
@@ -286,7 +286,7 @@ async fn every_corrupted_object_is_reported() {
     for _ in 0..3 {
         shared.batch_execute("INSERT INTO t VALUES ('in the log')").await.unwrap();
     }
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     rig.assert_undamaged();
     let objects = rig.objects();
     let of = |kind: &str| objects.iter().filter(|object| object.starts_with(kind)).collect::<Vec<_>>();
@@ -305,7 +305,7 @@ async fn missing_segment_referenced_only_by_the_log_is_reported() {
     let large = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
         INSERT INTO t SELECT randomblob(4000) FROM n";
     client(&node, "shared").await.batch_execute(large).await.unwrap();
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     rig.assert_undamaged();
     let is_new = |object: &String| object.starts_with("segments/") && !before.contains(object);
     let segments: Vec<String> = rig.objects().into_iter().filter(is_new).collect();
@@ -380,8 +380,8 @@ async fn damage_is_reported_to_its_tenant_and_does_not_affect_others() {
         assert!(logged.lines().any(is_complete), "{corruption:?} {object}: {logged}");
         let other = client(&node, "other").await;
         other.batch_execute("INSERT INTO t VALUES ('more')").await.unwrap();
-        assert!(number(&other, "SELECT count(*) FROM t").await > 2);
-        assert_eq!(node.end(Signal::KILL), None);
+        assert!(query_i64(&other, "SELECT count(*) FROM t").await > 2);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         originals.iter().for_each(|(file, bytes)| std::fs::write(file, bytes).unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Node, client, refusal, run, stdout, within};
+use common::{Node, client, run, stderr_of_failure, stdout, with_timeout};
 use tokio_postgres::NoTls;
 
 /// A statement that runs until it is cancelled or times out.
@@ -50,7 +50,7 @@ async fn top_shows_tenant_statistics_and_running_statements() {
             tokio::task::yield_now().await;
         }
     };
-    let seen = within("all statistics of the tenants are positive", all_positive).await;
+    let seen = with_timeout("all statistics of the tenants are positive", all_positive).await;
     let tenant = |name: &str| tenant(&seen, name);
     assert!(seen["seconds"].as_f64().unwrap() >= 0.5);
     for name in STATISTICS {
@@ -80,10 +80,10 @@ async fn top_shows_tenant_statistics_and_running_statements() {
     assert!(statements.unwrap()["value"].as_f64().unwrap() >= 3.0, "{status}");
     let shop = format!("{url}/shop");
     assert!(stdout(&run(&["top", "--server", &shop, "--once", "--interval", "0.1"])).contains("│ idle "));
-    let nowhere = refusal(&run(&["top", "--server", &format!("{url}/nowhere")]), 1);
+    let nowhere = stderr_of_failure(&run(&["top", "--server", &format!("{url}/nowhere")]), 1);
     assert!(nowhere.contains("does not exist"), "{nowhere}");
-    assert!(refusal(&run(&["top", "--interval", "0"]), 2).contains("between 0.1 and 3600"));
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert!(stderr_of_failure(&run(&["top", "--interval", "0"]), 2).contains("between 0.1 and 3600"));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,7 +102,7 @@ async fn slow_statements_are_logged_without_their_literals() {
     shop.batch_execute("CREATE USER anna PASSWORD 'secret'").await.unwrap();
     shop.batch_execute("SET statement_timeout = 50").await.unwrap();
     assert!(shop.batch_execute(&ENDLESS.replace("1 UNION", "1 + length('secret') UNION")).await.is_err());
-    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));
 
     let log = std::fs::read_to_string(log).unwrap();
     assert!(!log.contains("secret"), "{log}");

@@ -6,7 +6,7 @@ mod common;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{run as command, stdout, until};
+use common::{run as command, stdout, wait_until};
 use fulmar_workload::Target;
 use fulmar_workload::client::Client;
 use fulmar_workload::keys::Distribution;
@@ -320,10 +320,10 @@ async fn driver_processes_exit_when_their_parent_is_killed() {
         .unwrap();
     // Four sessions of the drivers and that of the test.
     let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{DATABASE}'");
-    until("the drivers have connected", async || number(&mut client, &sessions).await >= 5).await;
+    wait_until("the drivers have connected", async || number(&mut client, &sessions).await >= 5).await;
     parent.kill().unwrap();
     parent.wait().unwrap();
-    until("the drivers have exited", async || number(&mut client, &sessions).await == 1).await;
+    wait_until("the drivers have exited", async || number(&mut client, &sessions).await == 1).await;
 }
 
 #[test]
@@ -342,9 +342,9 @@ fn bench_figure_prints_csv_and_renders_charts() {
     }
     assert!(std::fs::read_to_string(page).unwrap().matches("<svg").count() == 3);
 
-    let unknown = common::refusal(&command(&["bench", "figure", "elastras/99"]), 1);
+    let unknown = common::stderr_of_failure(&command(&["bench", "figure", "elastras/99"]), 1);
     assert!(unknown.contains("elastras/4"), "{unknown}");
-    let unknown = common::refusal(&command(&["bench", "figure", "elastras/6", "--line", "no"]), 1);
+    let unknown = common::stderr_of_failure(&command(&["bench", "figure", "elastras/6", "--line", "no"]), 1);
     assert!(unknown.contains("hotspot:90:20"), "{unknown}");
 }
 

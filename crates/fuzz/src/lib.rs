@@ -55,7 +55,7 @@ pub struct Target {
     crate_directory: &'static Path,
     seeds: Vec<Vec<u8>>,
     words: &'static [&'static str],
-    longest_bytes: usize,
+    max_bytes: usize,
     allowance: Allowance,
     resident_bytes: Option<usize>,
     runs: u32,
@@ -76,7 +76,7 @@ impl Target {
             crate_directory: Path::new(crate_directory),
             seeds: Vec::new(),
             words: &[],
-            longest_bytes: 4096,
+            max_bytes: 4096,
             allowance: Allowance { bytes: 1 << 20, per_input_byte: 64 },
             resident_bytes: None,
             runs: 2000,
@@ -96,14 +96,14 @@ impl Target {
     }
 
     /// Maximum length of an input.
-    pub fn longest(mut self, bytes: usize) -> Target {
-        self.longest_bytes = bytes;
+    pub fn max_length(mut self, bytes: usize) -> Target {
+        self.max_bytes = bytes;
         self
     }
 
     /// Maximum memory that the running thread may hold: `bytes`, plus `per_input_byte` for each
     /// byte of the input.
-    pub fn allocates(mut self, bytes: usize, per_input_byte: usize) -> Target {
+    pub fn max_allocation(mut self, bytes: usize, per_input_byte: usize) -> Target {
         self.allowance = Allowance { bytes, per_input_byte };
         self
     }
@@ -142,7 +142,7 @@ impl Target {
         let mut random = StdRng::seed_from_u64(seed);
         let mut progress = Progress::new(self.name, seed, minutes.is_some());
         while until.map_or(run.count < u64::from(self.runs), |until| Instant::now() < until) {
-            let input = mutate::mutate(&corpus, self.words, self.longest_bytes, &mut random);
+            let input = mutate::mutate(&corpus, self.words, self.max_bytes, &mut random);
             if run.run_input(&input) {
                 corpus.add_found(input);
             }

@@ -23,14 +23,14 @@ fn finds_an_excessive_allocation() {
         std::hint::black_box(Vec::<u8>::with_capacity(claimed as usize));
     };
     assert!(panics(target(), allocates_claimed));
-    assert!(!panics(target().allocates(5 << 30, 0), allocates_claimed));
+    assert!(!panics(target().max_allocation(5 << 30, 0), allocates_claimed));
 }
 
 #[test]
 fn runs_are_deterministic() {
     let inputs = || {
         let mut inputs = Vec::new();
-        target().runs(500).allocates(1 << 20, 1 << 20).run(|input| inputs.push(input.to_vec()));
+        target().runs(500).max_allocation(1 << 20, 1 << 20).run(|input| inputs.push(input.to_vec()));
         inputs
     };
     let first = inputs();

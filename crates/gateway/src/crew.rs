@@ -166,7 +166,7 @@ fn thousandths(time: Duration, window: Duration) -> u32 {
 
 impl LoadSample {
     fn now(at: Instant, rested: Rested) -> LoadSample {
-        let blocking_reads = fulmar_store::reads_at_the_disk();
+        let blocking_reads = fulmar_store::blocking_reads();
         LoadSample { at, rested, blocking_reads, processors: processors::look() }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Rested {
 }
 
 pub(crate) fn falls_asleep() {
-    fulmar_store::this_thread_rests();
+    fulmar_store::announce_idle();
     PARKED_SINCE.set(Some(Instant::now()));
 }
 

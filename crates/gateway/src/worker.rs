@@ -81,7 +81,7 @@ pub(crate) fn start(
         let (metrics, load) = (all[number].metrics.clone(), all[number].load.clone());
         let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}"));
         threads.push(thread.spawn(move || {
-            fulmar_store::say_when_this_thread_rests();
+            fulmar_store::flush_on_idle();
             let mut runtime = Builder::new_current_thread();
             runtime.enable_all().on_thread_park(rest::falls_asleep).on_thread_unpark(rest::wakes_up);
             match runtime.build_local(LocalOptions::default()) {

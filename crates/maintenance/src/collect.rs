@@ -35,7 +35,7 @@
 //! takeover, since a later process can reference a segment only by copying from a manifest that
 //! references it, or if it stored the segment itself:
 //! - An expired manifest is *condemned* before it is deleted, unless it is *pinned*
-//!   ([`fulmar_store`]'s `objects/fates`). Replicas and branches see that before they use it.
+//!   ([`fulmar_store`]'s `objects/manifest_holds`). Replicas and branches see that before they use it.
 //! - A branch checks that its source manifest still exists after its own manifest is stored.
 //!   References are listed after the last manifest was deleted, so the listing contains the branch
 //!   or its source.
@@ -63,7 +63,7 @@ use std::collections::HashSet;
 use fulmar_mvcc::store_error;
 use fulmar_pages::{Era, PartitionId, SegmentId};
 use fulmar_sqlite::{Error, Result, sqlstate};
-use fulmar_store::{FateName, Listed, ManifestName, Store, StoreError};
+use fulmar_store::{HoldName, ManifestName, PartitionObjects, Store, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -146,7 +146,7 @@ impl Maintenance {
 
     async fn delete_old_manifests(
         &self,
-        listed: &Listed,
+        listed: &PartitionObjects,
         marks: &mut Marks,
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
     ) -> Result<()> {
@@ -195,7 +195,7 @@ impl Maintenance {
 
     /// Deletes a partition's manifests of incomplete restores. Their epoch had not begun when they
     /// were listed.
-    async fn condemn_unbegun(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
+    async fn condemn_unbegun(&self, names: &[ManifestName], listed: &PartitionObjects) -> Result<()> {
         let _past = self.node().past.write().await;
         // No restore is in progress now. One that completed meanwhile has begun its epoch, unless
         // its outcome is unknown.
@@ -209,7 +209,7 @@ impl Maintenance {
 
     /// Deletes expired manifests unless they are pinned. The lock is released between chunks, so
     /// that historical reads can proceed.
-    async fn condemn_all(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
+    async fn condemn_all(&self, names: &[ManifestName], listed: &PartitionObjects) -> Result<()> {
         for chunk in names.chunks(DELETION_CHUNK) {
             let _past = self.node().past.write().await;
             let condemning = chunk.iter().map(|name| self.condemn(*name, fates_of(listed, *name)));
@@ -221,29 +221,29 @@ impl Maintenance {
     }
 
     /// Deletes a manifest unless it is pinned. If its holds cannot be read it is kept.
-    async fn condemn(&self, manifest: ManifestName, fates: &[FateName]) -> Result<()> {
+    async fn condemn(&self, manifest: ManifestName, holds: &[HoldName]) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
-        warn_if_damaged(store.condemn(manifest, fates, node.clock.unix_ms()).await.map(drop))
+        warn_if_damaged(store.condemn(manifest, holds, node.clock.unix_ms()).await.map(drop))
     }
 
     /// Manifests that were condemned and not deleted, because of a crash.
-    async fn condemned(&self, listed: &Listed) -> Result<HashSet<ManifestName>> {
+    async fn condemned(&self, listed: &PartitionObjects) -> Result<HashSet<ManifestName>> {
         let mut condemned = HashSet::new();
-        for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
-            let is_condemned = self.node().store.is_condemned(fates).await;
+        for holds in listed.holds.chunk_by(|a, b| a.manifest == b.manifest) {
+            let is_condemned = self.node().store.is_condemned(holds).await;
             warn_if_damaged(is_condemned.map(|is_condemned| {
-                condemned.extend(is_condemned.then_some(fates[0].manifest));
+                condemned.extend(is_condemned.then_some(holds[0].manifest));
             }))?;
         }
         Ok(condemned)
     }
 
     /// Deletes holds whose manifest was deleted without them, because of a crash.
-    async fn forget_fates(&self, listed: &Listed) -> Result<()> {
+    async fn forget_fates(&self, listed: &PartitionObjects) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
-        for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
-            if listed.manifests.binary_search(&fates[0].manifest).is_err() {
-                warn_if_damaged(store.forget_fates(fates, node.clock.unix_ms()).await)?;
+        for holds in listed.holds.chunk_by(|a, b| a.manifest == b.manifest) {
+            if listed.manifests.binary_search(&holds[0].manifest).is_err() {
+                warn_if_damaged(store.delete_orphaned_holds(holds, node.clock.unix_ms()).await)?;
             }
         }
         Ok(())
@@ -251,7 +251,7 @@ impl Maintenance {
 
     /// Deletes lists of hot pages that no partition will open with: there is a newer list or epoch,
     /// or the partition is gone. A partition with a list has a manifest, which was stored first.
-    async fn delete_old_hot_pages(&self, listed: &Listed) -> Result<()> {
+    async fn delete_old_hot_pages(&self, listed: &PartitionObjects) -> Result<()> {
         for lists in listed.hot_pages.chunk_by(|a, b| a.partition == b.partition) {
             let id = lists[0].partition;
             let exists = listed.manifests.binary_search_by_key(&id, |name| name.partition).is_ok();
@@ -270,7 +270,7 @@ impl Maintenance {
     /// anchors of older manifests, and anchors stored after their partition was dropped.
     async fn anchor_closed_partitions(
         &self,
-        listed: &Listed,
+        listed: &PartitionObjects,
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
     ) -> Result<()> {
         let store = &self.node().store;
@@ -352,16 +352,16 @@ fn epoch_in(eras: &HashMap<PartitionId, Era>, id: PartitionId) -> u32 {
 }
 
 /// A manifest's holds in a listing.
-fn fates_of(listed: &Listed, manifest: ManifestName) -> &[FateName] {
-    let begin = listed.fates.partition_point(|fate| fate.manifest < manifest);
-    let count = listed.fates[begin..].iter().take_while(|fate| fate.manifest == manifest).count();
-    &listed.fates[begin..begin + count]
+fn fates_of(listed: &PartitionObjects, manifest: ManifestName) -> &[HoldName] {
+    let begin = listed.holds.partition_point(|hold| hold.manifest < manifest);
+    let count = listed.holds[begin..].iter().take_while(|hold| hold.manifest == manifest).count();
+    &listed.holds[begin..begin + count]
 }
 
 /// Turns damage into a warning: the affected manifest is kept, and the collection continues.
 fn warn_if_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
     match result {
-        Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
+        Err(error @ (StoreError::Damaged { .. } | StoreError::WrongIdentity { .. })) => {
             let partition = error.partition().map(tracing::field::display);
             tracing::warn!(%error, partition, "manifest kept: its holds cannot be read");
             Ok(())

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
 use fulmar_sqlite::Result;
-use fulmar_store::Reading;
+use fulmar_store::ReadHint;
 
 use crate::maintenance::Maintenance;
 use fulmar_mvcc::{Frame, Hold, Node, Segments, read_frames, store_error};
@@ -88,7 +88,7 @@ impl Export {
                 let segment = self.segments.known(first.segment)?;
                 self.node
                     .store
-                    .read_pages(segment, &locations, Reading::Once, out)
+                    .read_pages(segment, &locations, ReadHint::Scan, out)
                     .await
                     .map_err(store_error)?;
                 self.next += locations.len() as PageNo;

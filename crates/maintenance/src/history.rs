@@ -240,7 +240,9 @@ pub(crate) async fn read<T>(
         match read {
             Ok(manifest) => found.push(Ok(wanted(manifest))),
             Err(StoreError::Missing { .. }) => {}
-            Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => found.push(Err(error)),
+            Err(error @ (StoreError::Damaged { .. } | StoreError::WrongIdentity { .. })) => {
+                found.push(Err(error))
+            }
             Err(error) => return Err(store_error(error)),
         }
     }
@@ -334,7 +336,7 @@ mod tests {
     fn damaged_manifest_is_never_replaced_by_an_older_one() {
         let damaged = || {
             let object = "manifests/0000000000000007/00000001/00000000000000aa".to_owned();
-            Err(StoreError::Misnamed { object, store: "memory:".to_owned() })
+            Err(StoreError::WrongIdentity { object, store: "memory:".to_owned() })
         };
         let history =
             [Ok(manifest(100, 7)), damaged(), Ok(manifest(300, 7)), Ok(manifest(400, 7)), damaged()];

@@ -108,7 +108,7 @@ impl Marks {
             match read {
                 Ok(manifest) => self.partitions.entry(name.partition).or_default().add(name, &manifest),
                 Err(StoreError::Missing { .. }) => unlearned.missing = true,
-                Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
+                Err(error @ (StoreError::Damaged { .. } | StoreError::WrongIdentity { .. })) => {
                     unlearned.damaged.get_or_insert(error);
                 }
                 Err(error) => return Err(store_error(error)),
@@ -324,7 +324,7 @@ mod tests {
 
         fn reads(&self) -> u64 {
             let of = self.store.statistics().into_iter();
-            of.filter(|of| of.operation == StoreOperation::Get).map(|of| of.tries).sum()
+            of.filter(|of| of.operation == StoreOperation::Get).map(|of| of.attempts).sum()
         }
     }
 

@@ -1,5 +1,5 @@
 //! Protects old manifests from garbage collection by pinning them in the store. The collector reads
-//! the pins before it deletes a manifest ([`fulmar_store`]'s `objects/fates`).
+//! the pins before it deletes a manifest ([`fulmar_store`]'s `objects/manifest_holds`).
 //!
 //! - A branch or a restore pins its source manifest, and checks that the manifest still exists
 //!   after its own manifest is stored ([`Held`]).
@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use fulmar_store::{ManifestName, PIN_AGAIN, Pinned, StoreError};
+use fulmar_store::{ManifestName, PIN_RENEWAL_INTERVAL, PinOutcome, StoreError};
 use futures::stream::{self, StreamExt};
 use parking_lot::Mutex;
 
@@ -29,10 +29,12 @@ impl Held {
     /// Pins a manifest for a limited time. Fails if the manifest no longer exists.
     pub(crate) async fn pin(node: &Node, manifest: ManifestName) -> Result<Held> {
         match node.store.pin(manifest, node.clock.unix_ms()).await.map_err(store_error)? {
-            Pinned::Yes => Ok(Held(manifest)),
-            Pinned::Gone => Err(gone()),
-            Pinned::Refused => Err(Error::new(sqlstate::IO_ERROR, "permission denied for the object store")
-                .hint("Check the object-store credentials and their permissions.")),
+            PinOutcome::Pinned => Ok(Held(manifest)),
+            PinOutcome::Deleted => Err(gone()),
+            PinOutcome::NotPermitted => {
+                Err(Error::new(sqlstate::IO_ERROR, "permission denied for the object store")
+                    .hint("Check the object-store credentials and their permissions."))
+            }
         }
     }
 
@@ -68,11 +70,11 @@ impl Pins {
             return true;
         }
         let again = match node.store.pin(manifest, node.clock.unix_ms()).await {
-            Ok(Pinned::Yes) => PIN_AGAIN,
-            Ok(Pinned::Gone) => return false,
-            Ok(Pinned::Refused) => {
+            Ok(PinOutcome::Pinned) => PIN_RENEWAL_INTERVAL,
+            Ok(PinOutcome::Deleted) => return false,
+            Ok(PinOutcome::NotPermitted) => {
                 tracing::warn!("cannot pin manifests: permission denied for the object store");
-                PIN_AGAIN
+                PIN_RENEWAL_INTERVAL
             }
             Err(error) => {
                 tracing::warn!(%error, "could not pin a manifest in use; will retry");

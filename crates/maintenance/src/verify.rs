@@ -136,8 +136,8 @@ impl Verified {
         for name in listed.hot_pages {
             self.other(store.read_hot_pages(name).await.map(drop), vec![name.partition])?;
         }
-        for name in listed.fates {
-            self.other(store.verify_fate(name).await, vec![name.manifest.partition])?;
+        for name in listed.holds {
+            self.other(store.verify_hold(name).await, vec![name.manifest.partition])?;
         }
         self.catalogs(store).await?;
         let terms = store.list_terms().await.map_err(store_error)?;

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// The kind of object that an error refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ObjectKind {
     /// A tenant.
     Tenant,
     /// A user.
@@ -15,12 +15,12 @@ pub enum What {
     Token,
 }
 
-impl fmt::Display for What {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            What::Tenant => "tenant",
-            What::User => "user",
-            What::Token => "token",
+            ObjectKind::Tenant => "tenant",
+            ObjectKind::User => "user",
+            ObjectKind::Token => "token",
         })
     }
 }
@@ -33,7 +33,7 @@ pub enum MetaError {
     #[error("{what} \"{name}\" already exists")]
     Exists {
         /// The kind of object.
-        what: What,
+        what: ObjectKind,
         /// The name that is taken.
         name: String,
     },
@@ -41,7 +41,7 @@ pub enum MetaError {
     #[error("{what} \"{name}\" does not exist")]
     Missing {
         /// The kind of object.
-        what: What,
+        what: ObjectKind,
         /// The requested name.
         name: String,
     },
@@ -49,7 +49,7 @@ pub enum MetaError {
     #[error("invalid {what} name \"{}\": {rule}", name.escape_debug())]
     InvalidName {
         /// The kind of object.
-        what: What,
+        what: ObjectKind,
         /// The requested name, truncated to 100 characters.
         name: String,
         /// The violated rule.
@@ -59,7 +59,7 @@ pub enum MetaError {
     #[error("{what} \"{name}\" {reason}")]
     InUse {
         /// The kind of object.
-        what: What,
+        what: ObjectKind,
         /// Its name.
         name: String,
         /// The reason. Continues the sentence after the name.
@@ -121,9 +121,13 @@ impl MetaError {
     pub fn remedy(&self) -> &str {
         match self {
             MetaError::Exists { .. } => "Choose another name, or drop or rename the existing one.",
-            MetaError::Missing { what: What::Tenant, .. } => "Run `fulmar tenant list` to list the tenants.",
-            MetaError::Missing { what: What::User, .. } => "Create the user with CREATE USER.",
-            MetaError::Missing { what: What::Token, .. } => "Run `fulmar token list` to list the tokens.",
+            MetaError::Missing { what: ObjectKind::Tenant, .. } => {
+                "Run `fulmar tenant list` to list the tenants."
+            }
+            MetaError::Missing { what: ObjectKind::User, .. } => "Create the user with CREATE USER.",
+            MetaError::Missing { what: ObjectKind::Token, .. } => {
+                "Run `fulmar token list` to list the tokens."
+            }
             MetaError::ReadOnly => "Connect to the primary node.",
             MetaError::Damaged { remedy, .. } => remedy,
             MetaError::InvalidName { .. } => "Choose a valid name.",
@@ -136,11 +140,11 @@ impl MetaError {
         }
     }
 
-    pub(crate) fn missing(what: What, name: &str) -> Self {
+    pub(crate) fn missing(what: ObjectKind, name: &str) -> Self {
         MetaError::Missing { what, name: name.to_owned() }
     }
 
-    pub(crate) fn exists(what: What, name: &str) -> Self {
+    pub(crate) fn exists(what: ObjectKind, name: &str) -> Self {
         MetaError::Exists { what, name: name.to_owned() }
     }
 }

@@ -76,19 +76,19 @@
 //! reserved durably before the first id of the block is used.
 
 mod catalog;
+mod catalog_replication;
 mod embedded;
 mod error;
 mod limits;
-mod published;
 mod store;
 mod units;
 
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
 pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+pub use catalog_replication::{CatalogReplica, Publisher};
 pub use embedded::Embedded;
-pub use error::{MetaError, What};
+pub use error::{MetaError, ObjectKind};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
-pub use published::{Followed, Publisher};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
 pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
 pub use units::Unit;

@@ -52,7 +52,7 @@ struct Definition {
     max: u64,
     /// `None`: unlimited.
     default: Option<u64>,
-    about: &'static str,
+    description: &'static str,
 }
 
 /// With smaller sizes a tenant could not run any statement, including those that would fix it.
@@ -79,7 +79,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 0,
         max: MAX_INTEGER,
         default: None,
-        about: "Maximum number of concurrent sessions. Superusers are counted but not refused.",
+        description: "Maximum number of concurrent sessions. Superusers are counted but not refused.",
     },
     Definition {
         limit: Limit::StatementTimeout,
@@ -88,7 +88,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 1,
         max: MAX_INTEGER,
         default: None,
-        about: "Maximum run time of a statement. Default and upper bound of the session setting.",
+        description: "Maximum run time of a statement. Default and upper bound of the session setting.",
     },
     Definition {
         limit: Limit::IdleInTransactionTimeout,
@@ -97,7 +97,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 1,
         max: MAX_INTEGER,
         default: None,
-        about: "Maximum idle time inside a transaction. The session is then terminated.",
+        description: "Maximum idle time inside a transaction. The session is then terminated.",
     },
     Definition {
         limit: Limit::TransactionMemory,
@@ -106,7 +106,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: MIN_KILOBYTES,
         max: MAX_KILOBYTES,
         default: None,
-        about: "Memory for a transaction's changed pages, journals and temporary data.",
+        description: "Memory for a transaction's changed pages, journals and temporary data.",
     },
     Definition {
         limit: Limit::MaxSize,
@@ -115,7 +115,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: MIN_KILOBYTES,
         max: MAX_KILOBYTES,
         default: None,
-        about: "Maximum size of the database.",
+        description: "Maximum size of the database.",
     },
     Definition {
         limit: Limit::CpuShare,
@@ -124,7 +124,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 1,
         max: 10_000,
         default: Some(100),
-        about: "The tenant's weight when CPU time is scarce.",
+        description: "The tenant's weight when CPU time is scarce.",
     },
     Definition {
         limit: Limit::Retention,
@@ -133,7 +133,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 0,
         max: YEAR_MS,
         default: Some(DAY_MS),
-        about: "How far back the database can be restored and branched. 0 disables history.",
+        description: "How far back the database can be restored and branched. 0 disables history.",
     },
     Definition {
         limit: Limit::CacheFloor,
@@ -142,7 +142,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: MIN_KILOBYTES,
         max: MAX_KILOBYTES,
         default: None,
-        about: "Page cache memory that other tenants cannot evict.",
+        description: "Page cache memory that other tenants cannot evict.",
     },
     Definition {
         limit: Limit::TempFileLimit,
@@ -151,7 +151,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: MIN_KILOBYTES,
         max: MAX_KILOBYTES,
         default: None,
-        about: "Total size of temporary files of all sessions: sorts, large transactions, results.",
+        description: "Total size of temporary files of all sessions: sorts, large transactions, results.",
     },
     Definition {
         limit: Limit::MaxValueSize,
@@ -160,7 +160,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: MIN_KILOBYTES,
         max: MAX_VALUE_KILOBYTES,
         default: None,
-        about: "Maximum size of a value or row. At most one eighth of the node's statement memory.",
+        description: "Maximum size of a value or row. At most one eighth of the node's statement memory.",
     },
     Definition {
         limit: Limit::MaxPatternLength,
@@ -169,7 +169,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 1,
         max: MAX_PATTERN_BYTES,
         default: Some(250),
-        about: "Maximum length of a LIKE or GLOB pattern, in bytes.",
+        description: "Maximum length of a LIKE or GLOB pattern, in bytes.",
     },
     Definition {
         limit: Limit::MaxParameters,
@@ -178,7 +178,7 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         min: 1,
         max: MAX_PARAMETERS,
         default: Some(MAX_PARAMETERS),
-        about: "Maximum number of parameters of a statement.",
+        description: "Maximum number of parameters of a statement.",
     },
 ];
 
@@ -231,8 +231,8 @@ impl Limit {
     }
 
     /// A description.
-    pub fn about(self) -> &'static str {
-        self.definition().about
+    pub fn description(self) -> &'static str {
+        self.definition().description
     }
 
     /// Parses a value. `None` removes the limit. As in PostgreSQL, a time of 0 means unlimited,
@@ -282,7 +282,7 @@ pub struct ShownLimit {
     /// The default.
     pub default: Option<String>,
     /// A description.
-    pub about: &'static str,
+    pub description: &'static str,
 }
 
 impl Limits {
@@ -297,7 +297,7 @@ impl Limits {
     }
 
     /// The limits that were set.
-    pub(crate) fn own(&self) -> impl Iterator<Item = (Limit, u64)> + '_ {
+    pub(crate) fn iter_set(&self) -> impl Iterator<Item = (Limit, u64)> + '_ {
         Limit::ALL.into_iter().filter_map(|limit| Some((limit, self.values[limit as usize]?)))
     }
 
@@ -307,7 +307,7 @@ impl Limits {
             name: limit.name(),
             value: self.get(limit).map(|value| limit.unit().write(value)),
             default: limit.default_value().map(|value| limit.unit().write(value)),
-            about: limit.about(),
+            description: limit.description(),
         })
     }
 }
@@ -401,6 +401,6 @@ mod tests {
         assert_eq!(texts(&shown[1]), ("cpu_share", Some("250".to_owned()), Some("100".to_owned())));
         assert_eq!(texts(&shown[2]), ("retention", Some("1d".to_owned()), Some("1d".to_owned())));
         limits.set(Limit::CpuShare, None);
-        assert_eq!(limits.own().collect::<Vec<_>>(), [(Limit::MaxSize, 2048)]);
+        assert_eq!(limits.iter_set().collect::<Vec<_>>(), [(Limit::MaxSize, 2048)]);
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_meta::{
-    Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT,
-    SYSTEM_USER, ScramVerifier, SecretHash, Tenant, TenantState, Transaction, What,
+    Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, ObjectKind, SYSTEM_PARTITION,
+    SYSTEM_TENANT, SYSTEM_USER, ScramVerifier, SecretHash, Tenant, TenantState, Transaction,
 };
 use fulmar_pages::{Durability, PartitionId};
 
@@ -42,15 +42,15 @@ async fn restored_partition_changes_its_lineage_once() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let shop = create(&catalog, "shop").await;
-    catalog.begin_era(shop.partition, 77, 2).await.unwrap();
-    let again = catalog.begin_era(shop.partition, 78, 2).await;
+    catalog.begin_timeline(shop.partition, 77, 2).await.unwrap();
+    let again = catalog.begin_timeline(shop.partition, 78, 2).await;
     assert!(matches!(again, Err(MetaError::InUse { .. })), "{again:?}");
     drop(catalog);
     let catalog = open(directory.path()).await;
     let record = catalog.partitions().into_iter().find(|record| record.id == shop.partition).unwrap();
     assert_eq!((record.lineage, record.epoch), (77, 2));
     drop_tenant(&catalog, "shop").await;
-    let gone = catalog.begin_era(shop.partition, 79, 3).await;
+    let gone = catalog.begin_timeline(shop.partition, 79, 3).await;
     assert!(matches!(gone, Err(MetaError::Missing { .. })), "{gone:?}");
 }
 
@@ -71,11 +71,11 @@ async fn new_catalog_has_the_system_tenant_and_user() {
         for refused in
             [catalog.begin_drop(SYSTEM_TENANT).await, catalog.rename_tenant(SYSTEM_TENANT, "x").await]
         {
-            assert!(matches!(refused, Err(MetaError::InUse { what: What::Tenant, .. })));
+            assert!(matches!(refused, Err(MetaError::InUse { what: ObjectKind::Tenant, .. })));
         }
         assert!(matches!(
             catalog.drop_user(SYSTEM_USER).await,
-            Err(MetaError::InUse { what: What::User, .. })
+            Err(MetaError::InUse { what: ObjectKind::User, .. })
         ));
     }
 }
@@ -373,7 +373,7 @@ async fn users_passwords_and_privileges_survive_a_restart() {
     }
     assert!(matches!(
         catalog.create_tenant("x", "eve").await,
-        Err(MetaError::Missing { what: What::User, .. })
+        Err(MetaError::Missing { what: ObjectKind::User, .. })
     ));
     assert!(!format!("{:?}", catalog.user("ada")).contains("stored_key"), "secrets must not be printed");
 }
@@ -590,9 +590,9 @@ async fn token_is_found_by_its_secret_until_it_expires() {
     assert_eq!((all.partition, of_shop.partition), (None, Some(shop.partition)));
     catalog.create_token("over", hash(3), None, Some(0)).await.unwrap();
     let taken = catalog.create_token("all", hash(4), None, None).await;
-    assert!(matches!(taken, Err(MetaError::Exists { what: What::Token, .. })));
+    assert!(matches!(taken, Err(MetaError::Exists { what: ObjectKind::Token, .. })));
     let nowhere = catalog.create_token("new", hash(4), Some("nowhere"), None).await;
-    assert!(matches!(nowhere, Err(MetaError::Missing { what: What::Tenant, .. })));
+    assert!(matches!(nowhere, Err(MetaError::Missing { what: ObjectKind::Tenant, .. })));
 
     let catalog = open_after(directory.path(), catalog).await;
     assert_eq!(catalog.find_token(&hash(1)), Some(all));
@@ -605,7 +605,10 @@ async fn token_is_found_by_its_secret_until_it_expires() {
     assert_eq!(left(), ["all", "over"], "the tokens of a dropped tenant must be deleted");
     catalog.drop_token("all").await.unwrap();
     assert!(catalog.find_token(&hash(1)).is_none());
-    assert!(matches!(catalog.drop_token("all").await, Err(MetaError::Missing { what: What::Token, .. })));
+    assert!(matches!(
+        catalog.drop_token("all").await,
+        Err(MetaError::Missing { what: ObjectKind::Token, .. })
+    ));
 }
 
 #[tokio::test]
@@ -613,10 +616,10 @@ async fn rights_generation_changes_with_privileges_only() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     create(&catalog, "shop").await;
-    let mut seen = catalog.rights_generation();
+    let mut seen = catalog.privileges_generation();
     let mut changed = || {
-        let before = std::mem::replace(&mut seen, catalog.rights_generation());
-        before != catalog.rights_generation()
+        let before = std::mem::replace(&mut seen, catalog.privileges_generation());
+        before != catalog.privileges_generation()
     };
     assert!(!changed());
     catalog.create_user("ada", false, None).await.unwrap();

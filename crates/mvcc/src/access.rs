@@ -463,7 +463,7 @@ impl Waits for CommitWaits<'_> {
         let waited = self.link.wait(async {
             match room {
                 Room::Log(bytes) => {
-                    self.partition.log.wait_room(bytes, Urgency::Prompt).await.map_err(log_error)
+                    self.partition.log.wait_for_space(bytes, Urgency::Immediate).await.map_err(log_error)
                 }
                 Room::Memory(bytes, grows) => {
                     self.partition.node.room_for_changes(bytes, grows).await.map(Reservation::keep)

@@ -25,7 +25,7 @@
 //! - **Branches and restores.** Both store manifests, and check after the put that the objects
 //!   these reference are still present.
 //! - **Publishes its catalog.** It uses a number of its own term, below all numbers of its
-//!   successor (`meta/published`).
+//!   successor (`meta/catalog_replication`).
 //!
 //! A process that finds the store taken over stops flushing, collecting and committing.
 //!
@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use fulmar_pages::SegmentId;
 use fulmar_sqlite::Result;
-use fulmar_store::{MOST_TERMS, PageStore, Term, VERSION_BITS};
+use fulmar_store::{MAX_TERM, PageStore, Term, VERSION_BITS};
 
 use crate::clock::Clock;
 use crate::error::{store_error, taken_over};
@@ -76,8 +76,8 @@ impl Tenure {
     /// Takes over a store by beginning a new term.
     pub async fn begin(store: &PageStore, clock: &Clock) -> Result<Tenure> {
         let asked_ms = clock.monotonic_ms();
-        let term = store.begin_term().await.map_err(store_error)?;
-        let wait = term.wait.unwrap_or(FENCED_WRITE_GRACE).min(FENCED_WRITE_GRACE);
+        let term = store.start_term().await.map_err(store_error)?;
+        let wait = term.quiet_period.unwrap_or(FENCED_WRITE_GRACE).min(FENCED_WRITE_GRACE);
         let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
         Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false), confirmed_ms: AtomicU64::new(asked_ms) })
     }
@@ -134,7 +134,7 @@ impl Tenure {
     /// true if none of them can reference it later.
     pub fn may_delete(&self, segment: SegmentId, now_ms: u64) -> bool {
         // Before there were terms all bits were random.
-        let term = if segment.term() > MOST_TERMS { 0 } else { segment.term() };
+        let term = if segment.term() > MAX_TERM { 0 } else { segment.term() };
         term == self.term.number || (term < self.term.number && now_ms >= self.alone_ms)
     }
 }

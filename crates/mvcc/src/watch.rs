@@ -66,7 +66,7 @@ pub fn poll_disk(node: &Node) {
         let (available_bytes, reserve_bytes) = (node.disk.available_bytes(), node.disk.reserve_bytes());
         node.temporary.follow_disk(available_bytes, reserve_bytes);
         if let Some(cache) = node.store.disk_cache() {
-            cache.make_room(available_bytes, reserve_bytes);
+            cache.limit_to_free_space(available_bytes, reserve_bytes);
         }
     }
 }

@@ -5,8 +5,8 @@
 //! recomputes the checksums, so that the checks behind them are tested too.
 
 use crate::{
-    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredFate, StoredTerm, ZERO_PAGE, diff, hot,
-    record, segment,
+    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredHold, StoredTerm, ZERO_PAGE, diff,
+    hot_pages, record, segment,
 };
 use fulmar_fuzz::Target;
 
@@ -74,7 +74,7 @@ fn sign_segment(bytes: &mut [u8]) -> Option<()> {
 #[test]
 fn fuzz_segment() {
     let target = Target::new("segment", env!("CARGO_MANIFEST_DIR")).seeds(golden("segment"));
-    target.longest(16 << 10).allocates(256 << 10, 32).run(|input| {
+    target.max_length(16 << 10).max_allocation(256 << 10, 32).run(|input| {
         let bytes = signed(input, sign_segment);
         if let Ok(tail) = segment::tail_bytes(&bytes) {
             assert!(tail >= segment::FOOTER_BYTES as u64);
@@ -97,7 +97,7 @@ fn fuzz_segment() {
 fn fuzz_manifest() {
     Target::new("manifest", env!("CARGO_MANIFEST_DIR"))
         .seeds(golden("manifest"))
-        .allocates(64 << 10, 16)
+        .max_allocation(64 << 10, 16)
         .run(|input| {
             let bytes = signed(input, sign_end);
             if let Ok(manifest) = Manifest::decode(&bytes) {
@@ -110,11 +110,11 @@ fn fuzz_manifest() {
 fn fuzz_hot_pages() {
     Target::new("hot-pages", env!("CARGO_MANIFEST_DIR"))
         .seeds(golden("hot-pages"))
-        .allocates(64 << 10, 16)
+        .max_allocation(64 << 10, 16)
         .run(|input| {
             let bytes = signed(input, sign_end);
             if let Ok(list) = HotPages::decode(&bytes) {
-                assert!(list.pages.len() <= hot::MOST_PAGES && !list.pages.contains(&0));
+                assert!(list.pages.len() <= hot_pages::MAX_PAGES && !list.pages.contains(&0));
                 assert_eq!(list.encode(), bytes, "each value must have exactly one encoding");
             }
         });
@@ -122,11 +122,11 @@ fn fuzz_hot_pages() {
 
 #[test]
 fn fuzz_fate() {
-    Target::new("fate", env!("CARGO_MANIFEST_DIR")).seeds(golden("fate")).allocates(64 << 10, 16).run(
+    Target::new("fate", env!("CARGO_MANIFEST_DIR")).seeds(golden("fate")).max_allocation(64 << 10, 16).run(
         |input| {
             let bytes = signed(input, sign_end);
-            if let Ok(fate) = StoredFate::decode(&bytes) {
-                assert_eq!(fate.encode(), bytes, "each value must have exactly one encoding");
+            if let Ok(hold) = StoredHold::decode(&bytes) {
+                assert_eq!(hold.encode(), bytes, "each value must have exactly one encoding");
             }
         },
     );
@@ -134,7 +134,7 @@ fn fuzz_fate() {
 
 #[test]
 fn fuzz_term() {
-    Target::new("term", env!("CARGO_MANIFEST_DIR")).seeds(golden("term")).allocates(64 << 10, 16).run(
+    Target::new("term", env!("CARGO_MANIFEST_DIR")).seeds(golden("term")).max_allocation(64 << 10, 16).run(
         |input| {
             let bytes = signed(input, sign_end);
             if let Ok(term) = StoredTerm::decode(&bytes) {
@@ -146,35 +146,38 @@ fn fuzz_term() {
 
 #[test]
 fn fuzz_catalog() {
-    Target::new("catalog", env!("CARGO_MANIFEST_DIR")).seeds(golden("catalog")).allocates(64 << 10, 64).run(
-        |input| {
+    Target::new("catalog", env!("CARGO_MANIFEST_DIR"))
+        .seeds(golden("catalog"))
+        .max_allocation(64 << 10, 64)
+        .run(|input| {
             let bytes = signed(input, sign_end);
             if let Ok(catalog) = StoredCatalog::decode(&bytes) {
                 assert_eq!(catalog.encode(), bytes, "each value must have exactly one encoding");
             }
-        },
-    );
+        });
 }
 
 #[test]
 fn fuzz_record() {
     let seeds = golden("record").into_iter().map(|seed| seed[1..].to_vec());
-    Target::new("record", env!("CARGO_MANIFEST_DIR")).seeds(seeds).allocates(64 << 10, 16).run(|input| {
-        let Ok(read) = record::decode(input) else { return };
-        let mut page = ZERO_PAGE;
-        for entry in read.pages() {
-            let _ = diff::apply(entry.diff, &mut page);
-        }
-        assert!(read.pages().count() + read.outcomes().count() + read.segments().count() <= input.len());
-        read.cut();
-    });
+    Target::new("record", env!("CARGO_MANIFEST_DIR")).seeds(seeds).max_allocation(64 << 10, 16).run(
+        |input| {
+            let Ok(read) = record::decode(input) else { return };
+            let mut page = ZERO_PAGE;
+            for entry in read.pages() {
+                let _ = diff::apply(entry.diff, &mut page);
+            }
+            assert!(read.pages().count() + read.outcomes().count() + read.segments().count() <= input.len());
+            read.cut();
+        },
+    );
 }
 
 #[test]
 fn fuzz_diff() {
     let seeds = golden("diff").into_iter().map(|seed| seed[1..].to_vec());
     let target = Target::new("diff", env!("CARGO_MANIFEST_DIR")).seeds(seeds);
-    target.longest(2 * PAGE_SIZE).allocates(64 << 10, 16).run(|input| {
+    target.max_length(2 * PAGE_SIZE).max_allocation(64 << 10, 16).run(|input| {
         let mut page = ZERO_PAGE;
         if diff::apply(input, &mut page).is_err() {
             return;

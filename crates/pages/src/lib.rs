@@ -4,9 +4,9 @@
 //! | --- | --- | --- |
 //! | commit | page [`diff`]s in a [`record`] | a frame of the commit log |
 //! | flush | pages in a [`segment`]; a [`manifest`] | objects of the store |
-//! | close of a partition | page numbers in a list of [`hot`] pages | an object |
+//! | close of a partition | page numbers in a list of [`hot_pages`] pages | an object |
 //! | metadata change | keys and values in a [`catalog`] | an object |
-//! | garbage collection | the [`fate`] of a manifest: pinned or condemned | an object |
+//! | garbage collection | the [`manifest_hold`] of a manifest: pinned or condemned | an object |
 //! | start or end of a store owner | a [`term`] | an object |
 //!
 //! The crate does no I/O, starts no thread and reads no clock, so golden files can test every
@@ -23,20 +23,20 @@ pub mod catalog;
 mod codec;
 pub mod diff;
 mod error;
-pub mod fate;
 #[cfg(test)]
 mod fuzz;
-pub mod hot;
+pub mod hot_pages;
 pub mod manifest;
+pub mod manifest_hold;
 pub mod record;
 pub mod segment;
 pub mod term;
 
 pub use catalog::{CatalogEntry, StoredCatalog};
 pub use error::{FormatError, Problem};
-pub use fate::{Fate, StoredFate};
-pub use hot::HotPages;
+pub use hot_pages::HotPages;
 pub use manifest::{Manifest, SegmentRef};
+pub use manifest_hold::{HoldState, StoredHold};
 pub use record::{Record, RecordBuilder, RecordHeader, RecordKind};
 pub use segment::{FrameLocation, SegmentBuilder, SegmentIndex};
 pub use term::{StoredTerm, TermState};
@@ -71,7 +71,7 @@ pub struct SegmentId(pub u128);
 
 impl SegmentId {
     /// The id of a segment of this term. The upper 32 bits of `random` are ignored.
-    pub fn of_term(term: u32, random: u128) -> Self {
+    pub fn with_term(term: u32, random: u128) -> Self {
         SegmentId(u128::from(term) << 96 | random & (u128::MAX >> 32))
     }
 
@@ -145,7 +145,7 @@ impl Durability {
     }
 
     /// Finds a durability by its name.
-    pub fn of_name(name: &str) -> Option<Durability> {
+    pub fn from_name(name: &str) -> Option<Durability> {
         [Durability::Local, Durability::Shared].into_iter().find(|known| known.name() == name)
     }
 }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{
-    CatalogEntry, Fate, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
-    RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, StoredFate, StoredTerm,
+    CatalogEntry, HoldState, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
+    RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, StoredHold, StoredTerm,
     TermState, Version, ZERO_PAGE, diff, segment,
 };
 
@@ -183,23 +183,23 @@ fn hot_pages() {
 }
 
 #[test]
-fn fates() {
-    for (name, fate) in [
-        ("fate-v1-condemned.bin", Fate::Condemned),
-        ("fate-v1-pinned.bin", Fate::Pinned { until_unix_ms: 0x0192_1314_1516 }),
+fn manifest_holds() {
+    for (name, state) in [
+        ("fate-v1-condemned.bin", HoldState::Condemned),
+        ("fate-v1-pinned.bin", HoldState::Pinned { until_unix_ms: 0x0192_1314_1516 }),
     ] {
-        let decision = StoredFate {
+        let decision = StoredHold {
             partition: PartitionId(7),
             epoch: 300,
             number: 0x1112_1314_1516_1718,
-            turn: 70_000,
+            sequence: 70_000,
             by: 0x2122 << 100,
-            fate,
+            state,
         };
         let bytes = decision.encode();
         let stored = golden(name, &bytes);
         assert_eq!(bytes, stored);
-        assert_eq!(StoredFate::decode(&stored), Ok(decision));
+        assert_eq!(StoredHold::decode(&stored), Ok(decision));
     }
 }
 

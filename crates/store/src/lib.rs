@@ -28,21 +28,21 @@ mod reads;
 mod single_flight;
 mod store;
 
-pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MOST_COST, Reading};
+pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MAX_READ_COST, ReadHint};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
-    Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,
-    Lsn, MAX_RETRY_DELAY, OnDiscard, OnFlushDue, RecoveryProgress, SharedLogCheck, SharedLogOptions, Urgency,
-    say_when_this_thread_rests, this_thread_rests,
+    CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPosition, LogStatistics, LogTail, Lsn,
+    MAX_RETRY_DELAY, NextRecords, OnDiscard, OnFlushDue, RecoveryProgress, SharedLogCheck, SharedLogOptions,
+    Urgency, announce_idle, flush_on_idle,
 };
 pub use objects::{
-    FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,
-    SegmentWriter, StoreError, Term, VERSION_BITS,
+    HoldName, HotPagesName, MAX_TERM, ManifestName, PIN_RENEWAL_INTERVAL, PageStore, PartitionObjects,
+    PinOutcome, RawFrame, SegmentWriter, StoreError, Term, VERSION_BITS,
 };
-pub use reads::{reads_at_the_disk, serve_reads};
+pub use reads::{blocking_reads, serve_reads};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,
     Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload,
-    Uploads, time_bucket_us,
+    UploadCounts, time_bucket_us,
 };

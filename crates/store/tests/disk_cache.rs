@@ -7,8 +7,8 @@ use bytes::Bytes;
 use fulmar_pages::segment::FrameLocation;
 use fulmar_pages::{PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, ZERO_PAGE};
 use fulmar_store::{
-    Backend, DiskCache, DiskCacheOptions, FailureKind, FaultyStore, MOST_COST, PageStore, Reading, Store,
-    StoreError, StoreFault, StoreOperation,
+    Backend, DiskCache, DiskCacheOptions, FailureKind, FaultyStore, MAX_READ_COST, PageStore, ReadHint,
+    Store, StoreError, StoreFault, StoreOperation,
 };
 use tempfile::TempDir;
 
@@ -42,7 +42,7 @@ fn open(objects: &Arc<dyn Store>, directory: &TempDir) -> PageStore {
 
 fn gets(store: &PageStore) -> u64 {
     let of = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get);
-    of.map_or(0, |one| one.tries)
+    of.map_or(0, |one| one.attempts)
 }
 
 /// Waits until the cache has this number of entries.
@@ -62,7 +62,7 @@ async fn locations(store: &PageStore, id: SegmentId) -> Vec<FrameLocation> {
 
 async fn check_pages(store: &PageStore, id: SegmentId, locations: &[FrameLocation], first: u32) {
     let mut read = Vec::new();
-    store.read_pages(id, locations, Reading::Again, &mut read).await.unwrap();
+    store.read_pages(id, locations, ReadHint::WillReuse, &mut read).await.unwrap();
     assert_eq!(read.len(), locations.len() * PAGE_SIZE);
     for (no, found) in (first..).zip(read.as_chunks::<PAGE_SIZE>().0) {
         assert!(*found == page(no), "page {no}");
@@ -95,12 +95,12 @@ async fn repeated_reads_are_served_from_the_disk_cache() {
     check_pages(&store, id, &at[5..30], 6).await;
     let now = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
     let expected: u64 = at[25..30].iter().map(|location| u64::from(location.length)).sum();
-    assert_eq!((now.tries - moved.tries, now.bytes - moved.bytes), (1, expected));
+    assert_eq!((now.attempts - moved.attempts, now.bytes - moved.bytes), (1, expected));
     until_cached(&store, 31);
     // A full scan adds nothing to the cache.
     let mut all = Vec::new();
-    store.read_pages(id, &at, Reading::Once, &mut all).await.unwrap();
-    assert_eq!(gets(&store), now.tries + 1);
+    store.read_pages(id, &at, ReadHint::Scan, &mut all).await.unwrap();
+    assert_eq!(gets(&store), now.attempts + 1);
     let frames = store.read_frames(id, &at).await.unwrap();
     assert!((0..).zip(&frames).all(|(at, frame)| frame.is_cached == (at < 30)));
     assert_eq!(store.disk_cache().unwrap().statistics().entries, 31);
@@ -130,7 +130,7 @@ async fn cost_of_uncached_pages_follows_the_latency_of_the_store() {
     let mut read = ZERO_PAGE;
     store.read_page(id, at[0], &mut read).await.unwrap();
     until_cached(&store, 2);
-    assert_eq!(costs(), [1, MOST_COST], "a single short read must not lower the cost");
+    assert_eq!(costs(), [1, MAX_READ_COST], "a single short read must not lower the cost");
     for location in &at[1..99] {
         store.read_page(id, *location, &mut read).await.unwrap();
     }
@@ -172,7 +172,7 @@ async fn written_frames_can_be_cached() {
     for no in 1..=10_000 {
         let frame = builder.push(PARTITION, no, &page(no), writer.buffer());
         if no % 100 == 0 {
-            writer.keep(frame);
+            writer.cache_last_frame(frame);
         }
         writer.flush().await.unwrap();
     }

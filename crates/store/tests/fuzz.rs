@@ -42,8 +42,8 @@ fn sign_footer(bytes: &mut [u8]) {
 #[test]
 fn fuzz_objects() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let target = Target::new("objects", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).longest(16 << 10);
-    target.allocates(1 << 20, 64).run(|input| {
+    let target = Target::new("objects", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).max_length(16 << 10);
+    target.max_allocation(1 << 20, 64).run(|input| {
         let objects = Backend::memory();
         let store = PageStore::open(Arc::new(objects.clone()));
         let mut bytes = input.to_vec();

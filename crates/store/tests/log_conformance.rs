@@ -54,8 +54,8 @@ impl Place {
 async fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
     let body = commit(transaction, bytes);
     loop {
-        match log.append(&body, Urgency::Prompt) {
-            Err(LogError::Busy) => log.wait_room(body.len(), Urgency::Prompt).await.unwrap(),
+        match log.append(&body, Urgency::Immediate) {
+            Err(LogError::Busy) => log.wait_for_space(body.len(), Urgency::Immediate).await.unwrap(),
             other => return other.unwrap(),
         }
     }
@@ -101,8 +101,8 @@ async fn keeps_durable_records_in_order(place: &Place) {
     close(log.clone()).await.unwrap();
     close(log.clone()).await.unwrap();
     assert!(log.is_durable(last), "a close must make appended records durable");
-    assert!(matches!(log.append(&commit(52, 1), Urgency::Prompt), Err(LogError::Closed)));
-    assert!(matches!(log.wait_room(1, Urgency::Prompt).await, Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(52, 1), Urgency::Immediate), Err(LogError::Closed)));
+    assert!(matches!(log.wait_for_space(1, Urgency::Immediate).await, Err(LogError::Closed)));
     // The seal takes a few bytes.
     assert!(matches!(log.wait_durable(Lsn(last.0 + 1000)).await, Err(LogError::Closed)));
     let (log, seen) = place.open().await;
@@ -162,7 +162,7 @@ async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
         loop {
             match log.append(&body, urgency) {
                 Ok(_) => return None,
-                Err(LogError::Busy) => match log.wait_room(body.len(), urgency).await {
+                Err(LogError::Busy) => match log.wait_for_space(body.len(), urgency).await {
                     Ok(()) => {}
                     Err(error) => return Some(error),
                 },
@@ -170,7 +170,7 @@ async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
             }
         }
     };
-    for urgency in [Urgency::Prompt, Urgency::MakesRoom] {
+    for urgency in [Urgency::Immediate, Urgency::FreesSpace] {
         let mut taken = 0;
         let error = loop {
             match refused(transaction + 1, urgency).await {
@@ -180,8 +180,8 @@ async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
         };
         assert!(matches!(error, LogError::Full(_)), "{error}");
         assert!(taken >= 6, "{taken} {urgency:?}");
-        let commits = refused(transaction + 1, Urgency::Prompt).await;
-        assert!(matches!(commits, Some(LogError::Full(_))) && log.full().is_some(), "{commits:?}");
+        let commits = refused(transaction + 1, Urgency::Immediate).await;
+        assert!(matches!(commits, Some(LogError::Full(_))) && log.full_cause().is_some(), "{commits:?}");
         // The heads of objects in flight are not included in the limit.
         assert!(log.size_bytes() <= (64 + 8 + 1) << 10, "{}", log.size_bytes());
     }
@@ -189,12 +189,12 @@ async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
     log.wait_durable(end).await.unwrap();
     log.truncate(end);
     let has_space = async {
-        while refused(transaction + 1, Urgency::Prompt).await.is_some() {
+        while refused(transaction + 1, Urgency::Immediate).await.is_some() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(120), has_space).await.expect("timed out: the log has space");
-    assert_eq!(log.full(), None);
+    assert_eq!(log.full_cause(), None);
     close(log).await.unwrap();
     let (log, seen) = place.open().await;
     assert_eq!(seen.last().unwrap().0, transaction + 1);
@@ -204,9 +204,9 @@ async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
 
 async fn rejects_records_that_are_too_long(place: &Place) {
     let (log, _) = place.open().await;
-    let refused = log.append(&commit(1, 60 << 10), Urgency::Prompt);
+    let refused = log.append(&commit(1, 60 << 10), Urgency::Immediate);
     assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
-    let refused = log.wait_room(60 << 10, Urgency::Prompt).await;
+    let refused = log.wait_for_space(60 << 10, Urgency::Immediate).await;
     assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
 }
 
@@ -224,8 +224,8 @@ async fn objects_conform() {
 async fn read_only_log_rejects_appends_and_never_waits() {
     let log = CommitLog::read_only();
     assert!(log.is_read_only() && log.is_durable(Lsn(0)));
-    assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::ReadOnly)));
-    assert!(matches!(log.wait_room(1, Urgency::Prompt).await, Err(LogError::ReadOnly)));
+    assert!(matches!(log.append(&commit(1, 1), Urgency::Immediate), Err(LogError::ReadOnly)));
+    assert!(matches!(log.wait_for_space(1, Urgency::Immediate).await, Err(LogError::ReadOnly)));
     log.wait_durable(log.appended()).await.unwrap();
     log.truncate(Lsn(100));
     assert_eq!((log.appended(), log.oldest(), log.size_bytes()), (Lsn(0), Lsn(0), 0));

@@ -41,7 +41,7 @@ fn records_appended_during_a_sync_form_the_next_batch() {
     let syncs = files.count(Operation::Sync);
     files.hold(Operation::Sync, true);
     append(&log, 1, 10).unwrap();
-    until("the first batch is being synced", || files.count(Operation::Sync) == syncs + 1);
+    wait_until("the first batch is being synced", || files.count(Operation::Sync) == syncs + 1);
     for transaction in 2..=100 {
         append(&log, transaction, 10).unwrap();
     }
@@ -58,11 +58,12 @@ fn appends_are_rejected_while_too_much_is_pending() {
     let options = LogOptions { pending_bytes: 2000, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
     files.hold(Operation::Sync, true);
-    let refused =
-        (1..).find(|transaction| log.append(&commit(*transaction, 100), Urgency::Prompt).is_err()).unwrap();
-    let error = log.append(&commit(refused, 100), Urgency::Prompt).unwrap_err();
+    let refused = (1..)
+        .find(|transaction| log.append(&commit(*transaction, 100), Urgency::Immediate).is_err())
+        .unwrap();
+    let error = log.append(&commit(refused, 100), Urgency::Immediate).unwrap_err();
     assert!(matches!(error, LogError::Busy), "{error}");
-    let mut room = Box::pin(log.wait_room(commit(refused, 100).len(), Urgency::Prompt));
+    let mut room = Box::pin(log.wait_for_space(commit(refused, 100).len(), Urgency::Immediate));
     assert!(room.as_mut().now_or_never().is_none());
     files.hold(Operation::Sync, false);
     block_on(room).unwrap();
@@ -76,7 +77,7 @@ fn full_disk_rejects_commits_and_loses_none() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 100);
-    until("a file is ready", || log.size_bytes() >= 2 * 4096);
+    wait_until("a file is ready", || log.size_bytes() >= 2 * 4096);
     files.fail_while(Operation::Create, Some(Fault::NoSpace));
     let mut last = 1;
     let error = loop {
@@ -86,18 +87,18 @@ fn full_disk_rejects_commits_and_loses_none() {
         }
     };
     assert!(matches!(error, LogError::Full(FullCause::Disk { .. })), "{error}");
-    assert!(matches!(log.full(), Some(FullCause::Disk { .. })));
+    assert!(matches!(log.full_cause(), Some(FullCause::Disk { .. })));
     assert_eq!(log.statistics().failures.load(Relaxed), 0);
     block_on(log.wait_durable(log.appended())).unwrap();
     // Space becomes available by truncation alone, because files are reused.
     log.truncate(log.durable());
-    until("a file is reused", || append(&log, last + 1, 100).is_ok());
+    wait_until("a file is reused", || append(&log, last + 1, 100).is_ok());
     // Space also becomes available when the disk has some again.
     files.fail_while(Operation::Create, None);
     for transaction in last + 2..last + 200 {
-        until("there is space", || append(&log, transaction, 100).is_ok());
+        wait_until("there is space", || append(&log, transaction, 100).is_ok());
     }
-    until("the log is not full any more", || log.full().is_none());
+    wait_until("the log is not full any more", || log.full_cause().is_none());
     log.close().unwrap();
     let (_, seen) = open(files.process_kill());
     assert_eq!(seen.last().unwrap().0, last + 199);
@@ -116,12 +117,12 @@ fn log_stays_within_its_capacity() {
         }
     };
     assert!(matches!(error, LogError::Full(FullCause::Capacity { .. })), "{error}");
-    assert!(matches!(log.full(), Some(FullCause::Capacity { .. })));
+    assert!(matches!(log.full_cause(), Some(FullCause::Capacity { .. })));
     assert!(log.size_bytes() <= 5 * 4096);
     block_on(log.wait_durable(log.appended())).unwrap();
     log.truncate(log.durable());
-    until("there is space again", || append(&log, last + 1, 100).is_ok());
-    assert_eq!(log.full(), None);
+    wait_until("there is space again", || append(&log, last + 1, 100).is_ok());
+    assert_eq!(log.full_cause(), None);
     block_on(log.wait_durable(log.appended())).unwrap();
     assert_eq!(open(files.process_kill()).1.last().unwrap().0, last + 1);
 }
@@ -138,9 +139,9 @@ fn reserve_is_available_after_a_kill() {
         last += 1;
     }
     let makes_room = |log: &CommitLog, transaction| loop {
-        match log.append(&commit(transaction, 100), Urgency::MakesRoom) {
+        match log.append(&commit(transaction, 100), Urgency::FreesSpace) {
             Err(LogError::Busy) => {
-                block_on(log.wait_room(commit(transaction, 100).len(), Urgency::MakesRoom))?;
+                block_on(log.wait_for_space(commit(transaction, 100).len(), Urgency::FreesSpace))?;
             }
             appended => return appended,
         }
@@ -155,8 +156,8 @@ fn reserve_is_available_after_a_kill() {
     let end = makes_room(&log, last + 1).unwrap();
     block_on(log.wait_durable(end)).unwrap();
     log.truncate(log.durable());
-    until("there is space again", || append(&log, last + 2, 100).is_ok());
-    until("the log is not full any more", || log.full().is_none());
+    wait_until("there is space again", || append(&log, last + 2, 100).is_ok());
+    wait_until("the log is not full any more", || log.full_cause().is_none());
 }
 
 /// A new log needs a file, although the capacity is used up.
@@ -173,14 +174,14 @@ fn full_log_restarts_after_a_failure() {
     }
     files.fail_while(Operation::Sync, Some(Fault::Io));
     files.hold(Operation::Sync, false);
-    until("the log has failed", || log.works().is_err());
+    wait_until("the log has failed", || log.check_available().is_err());
     files.fail_while(Operation::Sync, None);
-    until("the log works again", || log.works().is_ok());
+    wait_until("the log works again", || log.check_available().is_ok());
     let end = block_on(async {
         loop {
-            match log.append(&commit(last + 1, 100), Urgency::MakesRoom) {
+            match log.append(&commit(last + 1, 100), Urgency::FreesSpace) {
                 Ok(end) => break end,
-                Err(_) => drop(log.wait_room(commit(1, 100).len(), Urgency::MakesRoom).await),
+                Err(_) => drop(log.wait_for_space(commit(1, 100).len(), Urgency::FreesSpace).await),
             }
         }
     });
@@ -201,7 +202,7 @@ fn failure_discards_records_and_notifies_waiters_once_that_is_durable() {
         assert_eq!(discards.recv().unwrap(), (kept, lost));
         // The new log cannot start yet, so waiters are not notified, and appends are rejected.
         assert!(log.wait_durable(lost).now_or_never().is_none());
-        let error = log.append(&commit(3, 100), Urgency::Prompt).unwrap_err();
+        let error = log.append(&commit(3, 100), Urgency::Immediate).unwrap_err();
         assert!(matches!(error, LogError::Failed { .. }), "{error}");
         assert!(log.wait_durable(kept).now_or_never().unwrap().is_ok());
         files.fail_while(operation, None);
@@ -271,8 +272,8 @@ fn failed_files_are_removed_after_truncation() {
     }
     append_durably(&log, 5000, 100);
     log.truncate(log.durable());
-    until("the old files are gone", || log.size_bytes() <= 6 * 4096);
-    until("the failed files are removed instead of reused", || files.count(Operation::Remove) >= 20);
+    wait_until("the old files are gone", || log.size_bytes() <= 6 * 4096);
+    wait_until("the failed files are removed instead of reused", || files.count(Operation::Remove) >= 20);
     let (_, seen) = open(files.process_kill());
     assert_eq!(transactions(&seen), [5000]);
 }
@@ -359,7 +360,7 @@ fn panicking_callback_releases_waiters() {
     let lsn = append(&log, 1, 100).unwrap();
     let error = block_on(log.wait_durable(lsn)).unwrap_err();
     assert!(matches!(error, LogError::Closed), "{error}");
-    assert!(matches!(log.append(&commit(2, 10), Urgency::Prompt), Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(2, 10), Urgency::Immediate), Err(LogError::Closed)));
     assert!(log.close().is_err());
 }
 
@@ -378,7 +379,7 @@ fn failed_preparation_of_a_file_is_retried() {
                 for _ in 0..20 {
                     last += 1;
                     // The preparation is retried after a short delay.
-                    until("a file is ready", || match append(&log, last, 500) {
+                    wait_until("a file is ready", || match append(&log, last, 500) {
                         Ok(lsn) => block_on(log.wait_durable(lsn)).is_ok(),
                         Err(LogError::Full(_)) => false,
                         Err(other) => panic!("{operation:?} {nth}: {other}"),

@@ -65,12 +65,12 @@ fn preallocated_file_is_reused_after_a_restart() {
     let inode = |sequence| ready(sequence).metadata().map(|found| found.ino());
     let open = || open_with(options(), StdFiles::open(directory.path()).unwrap()).unwrap().0;
     let log = open();
-    until("a file is ready", || inode(2).is_ok() && log.size_bytes() == 2 * (64 << 10));
+    wait_until("a file is ready", || inode(2).is_ok() && log.size_bytes() == 2 * (64 << 10));
     let made = inode(2).unwrap();
     log.close().unwrap();
     drop(log);
     let log = open();
-    until("a file is ready", || inode(4).is_ok());
+    wait_until("a file is ready", || inode(4).is_ok());
     assert_eq!(inode(4).unwrap(), made);
     log.close().unwrap();
 }

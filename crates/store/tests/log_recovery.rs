@@ -48,7 +48,7 @@ fn empty_directory_is_an_empty_log() {
     assert!(seen.is_empty());
     log.close().unwrap();
     log.close().unwrap();
-    assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(1, 1), Urgency::Immediate), Err(LogError::Closed)));
     assert!(open(files).1.is_empty());
 }
 
@@ -236,7 +236,7 @@ fn truncated_files_are_reused_and_their_old_records_ignored() {
             log.truncate(lsn);
         }
         // Each start creates a first file, which is kept here because it is as long as the others.
-        until("the old files are released", || log.size_bytes() <= (5 + round) * 4096);
+        wait_until("the old files are released", || log.size_bytes() <= (5 + round) * 4096);
         assert!(log.oldest() <= log.durable());
         assert!(log.durable().0 - log.oldest().0 <= 2 * 4096);
         files = files.power_cut(round);
@@ -250,7 +250,7 @@ fn truncation_keeps_uncovered_and_non_durable_records() {
     let (log, _) = open(files.clone());
     let lsns = committed(&log, 200);
     log.truncate(lsns[99]);
-    until("some files are released", || log.oldest() > Lsn(0));
+    wait_until("some files are released", || log.oldest() > Lsn(0));
     log.truncate(Lsn(u64::MAX));
     let durable = log.durable();
     assert!(log.oldest() < durable);
@@ -263,7 +263,7 @@ fn truncation_keeps_uncovered_and_non_durable_records() {
 fn truncation_keeps_a_file_until_the_next_one_has_started() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
-    until("a file is ready", || log.size_bytes() >= 2 * 4096);
+    wait_until("a file is ready", || log.size_bytes() >= 2 * 4096);
     committed(&log, 10);
     files.hold(Operation::Write, true);
     let mut last = 10;
@@ -284,7 +284,7 @@ fn record_longer_than_a_file_gets_a_longer_file() {
     append_durably(&log, 1, 100);
     append_durably(&log, 2, 50_000);
     append_durably(&log, 3, 100);
-    let error = log.append(&commit(4, 600_000), Urgency::Prompt).unwrap_err();
+    let error = log.append(&commit(4, 600_000), Urgency::Immediate).unwrap_err();
     assert!(matches!(error, LogError::TooLong { .. }), "{error}");
     append_durably(&log, 5, 4096);
     let (_, seen) = open(files.process_kill());
@@ -314,7 +314,7 @@ fn spare_files_of_an_earlier_process_are_reused() {
     let files = FaultyFiles::new();
     files.put("0000000000000003.log", vec![0; 4096]);
     let (log, _) = open(files.clone());
-    until("the next file is ready", || files.contents("0000000000000005.log").is_some());
+    wait_until("the next file is ready", || files.contents("0000000000000005.log").is_some());
     assert!(files.contents("0000000000000003.log").is_none());
     assert_eq!(files.count(Operation::Create), 2, "only a log file and `newest` may be created");
     for transaction in 1..=100 {
@@ -323,7 +323,7 @@ fn spare_files_of_an_earlier_process_are_reused() {
     log.truncate(log.durable());
     let spares =
         |files: &FaultyFiles| files.list().unwrap().iter().filter(|name| name.ends_with(".spare")).count();
-    until("files are spare", || spares(&files) > 10);
+    wait_until("files are spare", || spares(&files) > 10);
     drop(log);
 
     let files = files.process_kill();

@@ -9,7 +9,7 @@ use fulmar_pages::{
 };
 use fulmar_store::{
     Backend, FailureKind, FaultyStore, HotPagesName, ManifestName, PageStore, Store, StoreError, StoreFault,
-    StoreOperation, Uploads,
+    StoreOperation, UploadCounts,
 };
 use futures::future::join_all;
 
@@ -144,7 +144,7 @@ async fn concurrent_index_reads_share_a_failure() {
     let (outcomes, ()) = tokio::join!(all, release);
     assert!(outcomes.iter().all(Result::is_err));
     let gets = store.statistics().into_iter().find(|of| of.operation == StoreOperation::Get).unwrap();
-    assert_eq!(gets.tries, 1);
+    assert_eq!(gets.attempts, 1);
 }
 
 #[tokio::test]
@@ -193,11 +193,11 @@ async fn parts_of_an_aborted_segment_are_removed() {
     }
     faulty.hold(StoreOperation::Upload, false);
     faulty.uploads_have_ended().await;
-    assert_eq!(faulty.uploads(), Uploads { begun: 5, completed: 0, aborted: 5 });
+    assert_eq!(faulty.uploads(), UploadCounts { started: 5, completed: 0, aborted: 5 });
     assert!(store.list_segments().await.unwrap().is_empty());
     let id = write().await.unwrap();
     assert_eq!(store.list_segments().await.unwrap(), [id]);
-    assert_eq!(faulty.uploads(), Uploads { begun: 6, completed: 1, aborted: 5 });
+    assert_eq!(faulty.uploads(), UploadCounts { started: 6, completed: 1, aborted: 5 });
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn damage_is_reported_with_object_and_offset() {
     let name = format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5);
     objects.put(&name, manifest(7, 1, 6).encode().into()).await.unwrap();
     let outcome = store.latest_manifest(PartitionId(7), 1, None).await;
-    assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(StoreError::WrongIdentity { .. })), "{outcome:?}");
     objects.delete(&name).await.unwrap();
     objects.put(&name, Bytes::from_static(b"no manifest")).await.unwrap();
     assert!(matches!(store.latest_manifest(PartitionId(7), 1, None).await, Err(StoreError::Damaged { .. })));
@@ -323,7 +323,7 @@ async fn damage_is_reported_with_object_and_offset() {
     let object = format!("manifests/{}/hot-00000001-{:016x}", PartitionId(7), 6);
     objects.put(&object, list.encode().into()).await.unwrap();
     let outcome = store.read_hot_pages(name).await;
-    assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(StoreError::WrongIdentity { .. })), "{outcome:?}");
     // A read beyond the end of a truncated segment reports damage, too.
     let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();
     let outcome = store.read_page(cut, location, &mut read).await;
@@ -341,7 +341,7 @@ async fn index_is_read_once() {
     let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
     let reads = || {
         let of = |one: &fulmar_store::OperationStatistics| one.operation == StoreOperation::Get;
-        store.statistics().into_iter().find(of).unwrap().tries
+        store.statistics().into_iter().find(of).unwrap().attempts
     };
     futures::future::join_all((0..16).map(|_| store.segment_index(id))).await;
     store.segment_index(id).await.unwrap();

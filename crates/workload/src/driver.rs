@@ -14,7 +14,7 @@ use tokio::task::LocalSet;
 
 /// Runs `work` on a new thread. Dropping the returned future drops the work, including its
 /// connections.
-pub(crate) async fn on_own_thread<T, W, F>(work: W) -> anyhow::Result<T>
+pub(crate) async fn run_on_driver_thread<T, W, F>(work: W) -> anyhow::Result<T>
 where
     T: Send + 'static,
     W: FnOnce() -> F + Send + 'static,
@@ -53,7 +53,7 @@ where
 /// other thread wants. A niced thread would still finish its time slice of some milliseconds when
 /// another thread wakes up.
 #[expect(unsafe_code, reason = "no dependency wraps sched_setscheduler")]
-pub(crate) fn give_way() -> anyhow::Result<()> {
+pub(crate) fn use_idle_priority() -> anyhow::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call only reads the parameter, and changes only the scheduling of this thread.
     let outcome = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
@@ -76,8 +76,8 @@ mod tests {
 
     #[tokio::test]
     async fn results_and_errors_are_returned() {
-        assert_eq!(on_own_thread(|| async { Ok(7) }).await.unwrap(), 7);
-        let failed: anyhow::Result<()> = on_own_thread(|| async { anyhow::bail!("no") }).await;
+        assert_eq!(run_on_driver_thread(|| async { Ok(7) }).await.unwrap(), 7);
+        let failed: anyhow::Result<()> = run_on_driver_thread(|| async { anyhow::bail!("no") }).await;
         assert_eq!(failed.unwrap_err().to_string(), "no");
     }
 
@@ -85,7 +85,7 @@ mod tests {
     async fn dropping_the_future_drops_the_work() {
         let (held, released) = oneshot::channel::<()>();
         let (started, running) = oneshot::channel();
-        let work = on_own_thread(move || async move {
+        let work = run_on_driver_thread(move || async move {
             let _held = held;
             started.send(()).unwrap();
             std::future::pending::<anyhow::Result<()>>().await

@@ -58,10 +58,10 @@ pub trait Workload: clap::Args + Clone + Serialize + Send + Sync + 'static {
 
     /// Creates the tables and procedures of a database and loads missing rows with COPY. Fails if
     /// existing tables have another size.
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()>;
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()>;
 
     /// Creates a terminal, which is not connected.
-    fn terminal(self: &Rc<Self>, place: Place) -> Self::Terminal;
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> Self::Terminal;
 
     /// Checks the data after the run, when no transactions are in progress.
     async fn check(&self, _client: &mut Client) -> anyhow::Result<()> {
@@ -88,15 +88,19 @@ pub trait Terminal: 'static {
     fn draw(&mut self, kind: usize);
 
     /// Runs one attempt of the transaction drawn last. If it fails, the driver rolls back.
-    async fn attempt(&mut self, client: &mut Client, statements: &Self::Statements) -> Result<Done, Failure>;
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Self::Statements,
+    ) -> Result<TransactionOutcome, AttemptError>;
 
     /// Closed loop: the pause between drawing a transaction and sending it (TPC-C's keying time).
-    fn keying(&mut self) -> Duration {
+    fn keying_time(&mut self) -> Duration {
         Duration::ZERO
     }
 
     /// Closed loop: the pause after the answer (TPC-C's think time).
-    fn thinking(&mut self) -> Duration {
+    fn think_time(&mut self) -> Duration {
         Duration::ZERO
     }
 }
@@ -112,7 +116,7 @@ pub struct Kind {
 
 /// The outcome of a transaction that ended as intended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum TransactionOutcome {
     /// Committed.
     Committed,
     /// Without effect, as the specification of the workload expects for some transactions (TPC-C's
@@ -123,22 +127,22 @@ pub enum Done {
 
 /// Why an attempt failed.
 #[derive(Debug)]
-pub enum Failure {
+pub enum AttemptError {
     /// The server returned an error or is gone. Conflicts are retried.
     Client(Error),
     /// The data differs from what the workload has loaded. Ends the run with this message.
     Data(String),
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Client(error)
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> AttemptError {
+        AttemptError::Client(error)
     }
 }
 
 /// Identifies a terminal of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TerminalId {
     /// The number of the tenant.
     pub tenant: usize,
     /// The number of the terminal within its tenant.
@@ -149,7 +153,7 @@ pub struct Place {
     pub seed: u64,
 }
 
-impl Place {
+impl TerminalId {
     /// The random generator of this terminal.
     pub fn random(&self) -> Random {
         generator(self.seed, &[self.tenant as u64, self.number as u64])
@@ -173,7 +177,7 @@ pub fn generator(seed: u64, path: &[u64]) -> Random {
 }
 
 /// The context for loading a database.
-pub struct Loading<'a> {
+pub struct LoadContext<'a> {
     /// A connection to the database.
     pub client: &'a mut Client,
     /// The dialect of the server.
@@ -224,10 +228,10 @@ mod tests {
         for seed in 0..20 {
             for tenant in 0..20 {
                 for number in 0..20 {
-                    assert!(seen.insert(Place { tenant, number, of: 20, seed }.random().next_u64()));
+                    assert!(seen.insert(TerminalId { tenant, number, of: 20, seed }.random().next_u64()));
                     assert_eq!(
                         generator(seed, &[tenant as u64, number as u64]),
-                        Place { tenant, number, of: 1, seed }.random()
+                        TerminalId { tenant, number, of: 1, seed }.random()
                     );
                 }
             }

@@ -92,7 +92,7 @@ async fn killed_server_is_detected_and_restarts_with_its_data() {
     let target = server.target();
     server.start_until(&target, "SELECT n FROM kept").await.unwrap();
     server.stop().await.unwrap();
-    server.start_again().await.unwrap();
+    server.restart().await.unwrap();
     let mut client = Client::connect(&target).await.unwrap();
     assert_eq!(client.query("SELECT n FROM kept").await.unwrap(), [[Some("7".to_owned())]]);
     assert!(server.processes().unwrap().cpu().unwrap() > Duration::ZERO);
@@ -269,10 +269,10 @@ async fn run_with_patience_survives_a_server_restart() {
     let mut server = postgres().await;
     let mut options = options(&server);
     options.measure = Duration::from_secs(5);
-    options.patience = Duration::from_secs(60);
+    options.reconnect_timeout = Duration::from_secs(60);
     let run = start(options, 0).await;
     server.kill().await.unwrap();
-    server.start_again().await.unwrap();
+    server.restart().await.unwrap();
     let report = run.await.unwrap().unwrap();
     assert!(report.lost_connections >= 3, "{report}");
     assert_eq!(report.failed, report.lost_connections, "each lost connection must fail one transaction");

@@ -235,7 +235,7 @@ impl Beside {
             let polling = PollGuard(&beside.polling);
             let number = beside.begun.fetch_add(1, Ordering::AcqRel) + 1;
             let (monotonic_ms, unix_ms) = (node.clock.monotonic_ms(), node.clock.unix_ms());
-            let found = beside.tail.look().await;
+            let found = beside.tail.poll().await;
             // Before the result is published: a session that receives it may start the next poll.
             drop(polling);
             beside.last.send_modify(|last| {

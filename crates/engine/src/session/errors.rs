@@ -20,7 +20,7 @@ pub(super) fn lost(error: LogError, log: &CommitLog) -> Error {
 
 /// The error of an answer whose version was discarded.
 pub(super) fn discarded(log: &CommitLog) -> Error {
-    let error = match log.works() {
+    let error = match log.check_available() {
         Err(fenced @ LogError::Fenced { .. }) => log_error(fenced),
         _ => Error::new(sqlstate::IO_ERROR, "could not write the commit log")
             .hint("Retry the transaction, and check the disk of the data directory."),

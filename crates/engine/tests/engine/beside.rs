@@ -10,7 +10,7 @@ use crate::common::{Client, ManualClock, start_when_free, until, within};
 use fulmar_engine::{Config, Engine, Era, Owner, Standing, SystemTime, TimeSource, Value, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{
-    Backend, FailureKind, FateName, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation,
+    Backend, FailureKind, FaultyStore, HoldName, ReadOnlyStore, Store, StoreFault, StoreOperation,
 };
 use parking_lot::Mutex;
 
@@ -100,7 +100,7 @@ impl Rig {
             catalog.lock().get(&id).copied()
         });
         let config = Config {
-            store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone()), FateName::is_one))),
+            store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone()), HoldName::is_valid))),
             beside: Some(Owner { node_id: NODE, standing }),
             time: self.clock.clone(),
             ..Config::new(self.scratch.path(), memory_bytes)
@@ -396,7 +396,7 @@ async fn pinned_historical_version_is_kept() {
         replica_client.session.set_as_of(Some(rig.clock.unix_ms()));
         assert_eq!(replica_client.int("SELECT count(*) FROM sqlite_schema").await, 1);
         let manifests = rig.objects.list("manifests", None).await.unwrap().names;
-        let pins = manifests.iter().filter(|name| FateName::is_one(name)).count();
+        let pins = manifests.iter().filter(|name| HoldName::is_valid(name)).count();
         assert_eq!(pins, usize::from(may_pin));
         overwrite_and_compact(&owner, 501).await;
         owner.collect().await.unwrap();

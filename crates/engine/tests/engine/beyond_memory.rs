@@ -323,7 +323,7 @@ async fn file_larger_than_memory_is_exported_imported_and_checked() {
 
 fn reads(node: &Node) -> u64 {
     let operations = node.engine.store_statistics();
-    operations.iter().filter(|one| one.operation == StoreOperation::Get).map(|one| one.tries).sum()
+    operations.iter().filter(|one| one.operation == StoreOperation::Get).map(|one| one.attempts).sum()
 }
 
 /// A scan reads many pages per request. A lookup of one row reads only the pages that it needs.

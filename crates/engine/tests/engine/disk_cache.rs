@@ -34,7 +34,7 @@ fn client(engine: &Arc<Engine>) -> Client {
 
 fn gets(engine: &Engine) -> u64 {
     let of = engine.store_statistics().into_iter().find(|one| one.operation == StoreOperation::Get);
-    of.map_or(0, |one| one.tries)
+    of.map_or(0, |one| one.attempts)
 }
 
 fn statistics(engine: &Engine) -> DiskCacheStatistics {

@@ -8,7 +8,7 @@ use crate::common::crashing::CrashingNode as Node;
 use crate::common::until;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
-use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, Uploads};
+use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, UploadCounts};
 
 const NO_SPACE: Option<StoreFault> = Some(StoreFault::Fail(FailureKind::Other));
 
@@ -100,7 +100,7 @@ async fn failed_flush_aborts_its_upload() {
     }
     assert!(node.segments().await.is_empty());
     node.engine.flush().await.unwrap();
-    assert_eq!(node.store.uploads(), Uploads { begun: 4, completed: 1, aborted: 3 });
+    assert_eq!(node.store.uploads(), UploadCounts { started: 4, completed: 1, aborted: 3 });
     let node = node.crash().await;
     assert_eq!(node.client(1).int("SELECT sum(length(v)) FROM t").await, 12_000_000);
 }
@@ -156,14 +156,14 @@ async fn flush_continues_after_finding_its_own_manifest() {
     let node = two_tables().await;
     node.insert().await;
     for _ in 0..3 {
-        node.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        node.store.next(StoreOperation::Put, StoreFault::LoseResponse);
     }
     node.engine.flush().await.unwrap();
     node.insert().await;
     // The segment and the manifests are stored, but the manifests cannot be read back.
     node.store.next(StoreOperation::Put, StoreFault::Delay(Duration::ZERO));
     for _ in 0..2 {
-        node.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        node.store.next(StoreOperation::Put, StoreFault::LoseResponse);
     }
     node.store.always(StoreOperation::Get, NO_SPACE);
     node.engine.flush().await.unwrap_err();

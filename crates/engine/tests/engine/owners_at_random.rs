@@ -275,7 +275,7 @@ impl Schedule {
         let delay = Duration::from_millis(self.random.below(100));
         let operation = *self.random.pick(&[Put, Put, Get, List, Delete, Upload]);
         let mut faults = vec![
-            StoreFault::LoseAnswer,
+            StoreFault::LoseResponse,
             StoreFault::Delay(delay),
             StoreFault::Linger(delay),
             StoreFault::Fail(FailureKind::Unavailable),

@@ -25,7 +25,7 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
 /// The number of requests to the store since the engine started, by operation.
 fn tries(engine: &Engine) -> Vec<(StoreOperation, u64)> {
     let statistics = engine.store_statistics().into_iter();
-    statistics.filter(|one| one.tries > 0).map(|one| (one.operation, one.tries)).collect()
+    statistics.filter(|one| one.attempts > 0).map(|one| (one.operation, one.attempts)).collect()
 }
 
 /// Small and large transactions, with flushes and lost answers in between. The contents are checked
@@ -46,7 +46,7 @@ async fn commits_survive_crashes() {
         for _ in 0..20 {
             a.run("INSERT INTO t(v) VALUES (randomblob(3000))").await.unwrap();
         }
-        store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        store.next(StoreOperation::Put, StoreFault::LoseResponse);
         engine.flush().await.unwrap();
         // The pages of a large transaction are stored before its record is logged.
         let large = "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700) \
@@ -57,7 +57,7 @@ async fn commits_survive_crashes() {
             .unwrap();
         expected = a.int("SELECT count(*) FROM t").await;
         if round % 2 == 0 {
-            store.next(StoreOperation::Get, StoreFault::LoseAnswer);
+            store.next(StoreOperation::Get, StoreFault::LoseResponse);
             engine.flush().await.unwrap();
         }
         a.run("INSERT INTO t(v) VALUES ('after the flush')").await.unwrap();

@@ -105,7 +105,7 @@ async fn commits_in_the_shared_log_survive_crashes() {
     let rig = rig();
     for round in 1..=4 {
         let engine = rig.start(&[SHARED]).await;
-        rig.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        rig.store.next(StoreOperation::Put, StoreFault::LoseResponse);
         assert_eq!(write(&engine).await, [2 * round - 1; 2]);
         if round == 2 {
             engine.flush().await.unwrap();

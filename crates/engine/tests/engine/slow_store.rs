@@ -166,7 +166,7 @@ async fn sessions_waiting_for_one_request_fail_together() {
     for (operation, let_through) in [(StoreOperation::List, 0), (StoreOperation::Get, 1)] {
         let tries = || {
             let counted = engine.store_statistics().into_iter().find(|of| of.operation == operation);
-            counted.unwrap().tries
+            counted.unwrap().attempts
         };
         (0..let_through).for_each(|_| store.next(operation, StoreFault::Delay(Duration::ZERO)));
         store.always(operation, Some(StoreFault::Fail(FailureKind::Refused)));

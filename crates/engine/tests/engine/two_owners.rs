@@ -294,7 +294,7 @@ async fn delayed_collection_deletes_nothing_of_the_next_owner() {
     let engine = zombie.engine.clone();
     let collecting = tokio::spawn(async move { engine.collect().await });
     // A condemned manifest shows that the collection has checked its ownership.
-    let is_condemned = async || !zombie.pages().list_partitions(None).await.unwrap().fates.is_empty();
+    let is_condemned = async || !zombie.pages().list_partitions(None).await.unwrap().holds.is_empty();
     until("a manifest is condemned", is_condemned).await;
     within("the deletion is held", zombie.store.is_holding()).await;
     let owner = world.start().await;

@@ -19,7 +19,7 @@ use crate::cli::ServerArgs;
 
 /// Connects to a database of the node.
 pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
-    let (url, tls_options) = tls::taken_out(&arguments.server)?;
+    let (url, tls_options) = tls::split_tls_options(&arguments.server)?;
     let mut config = parse_url(&url)?;
     let tls = Tls::new(&tls_options, &mut config)?;
     config.dbname(database).application_name("fulmar");
@@ -40,7 +40,7 @@ impl ServerArgs {
 
     /// Parses the URL, without its TLS parameters.
     pub fn config(&self) -> anyhow::Result<Config> {
-        parse_url(&tls::taken_out(&self.server)?.0)
+        parse_url(&tls::split_tls_options(&self.server)?.0)
     }
 }
 

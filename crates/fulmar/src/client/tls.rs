@@ -36,7 +36,7 @@ use tokio_rustls::TlsConnector;
 
 /// The TLS parameters of a URL.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct TlsOptions {
     mode: Option<Mode>,
     roots: Option<PathBuf>,
 }
@@ -52,8 +52,8 @@ enum Mode {
 
 /// Splits a URL into one without TLS parameters, which tokio-postgres does not know, and these
 /// parameters.
-pub(super) fn taken_out(url: &str) -> anyhow::Result<(String, Wanted)> {
-    let mut options = Wanted::default();
+pub(super) fn split_tls_options(url: &str) -> anyhow::Result<(String, TlsOptions)> {
+    let mut options = TlsOptions::default();
     let Some((address, query)) = url.split_once('?') else { return Ok((url.to_owned(), options)) };
     let mut rest = Vec::new();
     for pair in query.split('&') {
@@ -99,7 +99,7 @@ pub(super) struct Tls {
 
 impl Tls {
     /// Creates a connector for the options, and sets whether `config` requires TLS.
-    pub(super) fn new(options: &Wanted, config: &mut Config) -> anyhow::Result<Tls> {
+    pub(super) fn new(options: &TlsOptions, config: &mut Config) -> anyhow::Result<Tls> {
         if let Some(mode) = options.mode {
             config.ssl_mode(match mode {
                 Mode::Disable => SslMode::Disable,
@@ -226,45 +226,45 @@ impl ServerCertVerifier for Verifier {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
-    type Stream = Encrypted<S>;
-    type TlsConnect = ToHost;
+    type Stream = ClientTlsStream<S>;
+    type TlsConnect = HostConnector;
     type Error = io::Error;
 
-    fn make_tls_connect(&mut self, host: &str) -> io::Result<ToHost> {
-        Ok(ToHost { tls: self.clone(), host: host.to_owned() })
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<HostConnector> {
+        Ok(HostConnector { tls: self.clone(), host: host.to_owned() })
     }
 }
 
 /// The handshake with one host.
-pub(super) struct ToHost {
+pub(super) struct HostConnector {
     tls: Tls,
     host: String,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ToHost {
-    type Stream = Encrypted<S>;
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for HostConnector {
+    type Stream = ClientTlsStream<S>;
     type Error = io::Error;
-    type Future = BoxFuture<'static, io::Result<Encrypted<S>>>;
+    type Future = BoxFuture<'static, io::Result<ClientTlsStream<S>>>;
 
     fn connect(self, stream: S) -> Self::Future {
         async move {
             let host = ServerName::try_from(self.host).map_err(io::Error::other)?;
-            Ok(Encrypted(TlsConnector::from(self.tls.config).connect(host, stream).await?))
+            Ok(ClientTlsStream(TlsConnector::from(self.tls.config).connect(host, stream).await?))
         }
         .boxed()
     }
 }
 
 /// A tokio-rustls stream with the traits that tokio-postgres requires.
-pub(super) struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
+pub(super) struct ClientTlsStream<S>(tokio_rustls::client::TlsStream<S>);
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for ClientTlsStream<S> {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientTlsStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,
@@ -274,7 +274,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientTlsStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn tls_parameters_are_removed_from_the_url_and_checked() {
-        let options = |mode, roots: Option<&str>| Wanted { mode, roots: roots.map(Into::into) };
+        let options = |mode, roots: Option<&str>| TlsOptions { mode, roots: roots.map(Into::into) };
         for (url, rest, expected) in [
             ("postgres://a@h:1/d", "postgres://a@h:1/d", options(None, None)),
             ("postgres://a@h?sslmode=require", "postgres://a@h", options(Some(Mode::Require), None)),
@@ -309,14 +309,15 @@ mod tests {
             ),
             ("host=h password=a?b sslmode=x", "host=h password=a?b sslmode=x", options(None, None)),
         ] {
-            assert_eq!(taken_out(url).unwrap(), (rest.to_owned(), expected));
+            assert_eq!(split_tls_options(url).unwrap(), (rest.to_owned(), expected));
         }
         for (url, problem) in [
             ("postgres://a@h?sslmode=allow", "verify-full"),
             ("postgres://a@h?sslmode=verify-full", "requires sslrootcert"),
             ("postgres://a@h?sslmode=verify-ca&sslrootcert=/nowhere", "/nowhere"),
         ] {
-            let created = taken_out(url).and_then(|(_, options)| Tls::new(&options, &mut Config::new()));
+            let created =
+                split_tls_options(url).and_then(|(_, options)| Tls::new(&options, &mut Config::new()));
             let error = created.err().expect("invalid TLS parameters must be rejected");
             assert!(format!("{error:#}").contains(problem), "{error:#}");
         }

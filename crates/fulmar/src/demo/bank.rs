@@ -7,8 +7,8 @@ use anyhow::{Context, ensure};
 use fulmar_workload::Target;
 use fulmar_workload::client::Client;
 
-use super::live::Live;
-use super::pgbench::{self, CONNECTIONS, Ended, Report};
+use super::live::DemoStatistics;
+use super::pgbench::{self, CONNECTIONS, PgbenchRun, Report};
 
 /// Duration of a pgbench run that the crash ends: longer than any demo.
 const UNTIL_CRASH: Duration = Duration::from_secs(86_400);
@@ -21,7 +21,7 @@ const BOOKS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELEC
 /// A tenant that runs pgbench.
 pub struct Bank {
     target: Target,
-    live: Arc<Live>,
+    live: Arc<DemoStatistics>,
     acknowledged: u64,
     /// Maximum number of transactions in flight at a crash, which may have committed.
     in_doubt: u64,
@@ -31,14 +31,14 @@ pub struct Bank {
 
 impl Bank {
     /// Creates and fills pgbench's tables.
-    pub async fn open(target: Target, live: Arc<Live>) -> anyhow::Result<Self> {
+    pub async fn open(target: Target, live: Arc<DemoStatistics>) -> anyhow::Result<Self> {
         fulmar_workload::pgbench::initialise(&target, 1).await?;
         Ok(Self { target, live, acknowledged: 0, in_doubt: 0, failed: 0, latency_ms: None })
     }
 
     /// Runs pgbench until it loses its connections to the server.
-    pub async fn work_until_cut_off(&mut self) -> anyhow::Result<()> {
-        let Ended { report, status, said } = self.run(UNTIL_CRASH).await?;
+    pub async fn run_until_disconnected(&mut self) -> anyhow::Result<()> {
+        let PgbenchRun { report, status, stderr: said } = self.run(UNTIL_CRASH).await?;
         ensure!(
             status.code() == Some(2),
             "expected pgbench to lose its connections, but it ended with {status}:\n{said}"
@@ -49,17 +49,17 @@ impl Bank {
     }
 
     /// Runs pgbench for `duration`.
-    pub async fn work_for(&mut self, duration: Duration) -> anyhow::Result<()> {
-        let Ended { report, status, said } = self.run(duration).await?;
+    pub async fn run_for(&mut self, duration: Duration) -> anyhow::Result<()> {
+        let PgbenchRun { report, status, stderr: said } = self.run(duration).await?;
         ensure!(status.success(), "pgbench in {} ended with {status}:\n{said}", self.target.database);
         self.count(&report);
         Ok(())
     }
 
-    async fn run(&self, duration: Duration) -> anyhow::Result<Ended> {
+    async fn run(&self, duration: Duration) -> anyhow::Result<PgbenchRun> {
         let bank = self.target.database.as_str();
         let ended = pgbench::run(&self.target, duration, |progress| self.live.bank(bank, progress)).await;
-        self.live.bank_rests(bank);
+        self.live.bank_finished(bank);
         ended
     }
 

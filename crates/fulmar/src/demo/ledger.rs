@@ -15,7 +15,7 @@ use fulmar_workload::Target;
 use fulmar_workload::client::Client;
 use tokio::task::JoinHandle;
 
-use super::live::Live;
+use super::live::DemoStatistics;
 
 /// Interval between attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Creates the table and starts the client.
-    pub async fn open(target: Target, live: Arc<Live>) -> anyhow::Result<Self> {
+    pub async fn open(target: Target, live: Arc<DemoStatistics>) -> anyhow::Result<Self> {
         let mut client = Client::connect(&target).await.context("cannot connect to the ledger")?;
         client.query("CREATE TABLE entry (id INTEGER PRIMARY KEY, note TEXT NOT NULL)").await?;
         let (book, stop) = (Arc::<Mutex<Book>>::default(), Arc::<AtomicBool>::default());
@@ -114,7 +114,7 @@ struct Worker {
     target: Target,
     book: Arc<Mutex<Book>>,
     stop: Arc<AtomicBool>,
-    live: Arc<Live>,
+    live: Arc<DemoStatistics>,
 }
 
 impl Worker {

@@ -21,7 +21,7 @@ const PRINT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The latest statistics of each load, updated by its task.
 #[derive(Default)]
-pub struct Live {
+pub struct DemoStatistics {
     statistics: Mutex<Statistics>,
 }
 
@@ -32,7 +32,7 @@ struct Statistics {
     ledger_rows: u64,
 }
 
-impl Live {
+impl DemoStatistics {
     /// Sets the shops' statistics of the last second.
     pub fn shops(&self, tick: &RunTick) {
         self.lock().shops = Some(tick.clone());
@@ -44,7 +44,7 @@ impl Live {
     }
 
     /// Removes a bank's statistics when its pgbench has ended.
-    pub fn bank_rests(&self, name: &str) {
+    pub fn bank_finished(&self, name: &str) {
         self.lock().banks.remove(name);
     }
 
@@ -108,7 +108,7 @@ impl Screen {
     }
 
     /// Shows the statistics until `work` ends.
-    pub async fn show_while<T>(&self, live: &Live, work: impl Future<Output = T>) -> T {
+    pub async fn show_while<T>(&self, live: &DemoStatistics, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         let mut refresh = tokio::time::interval(REFRESH_INTERVAL);
         let mut printed = Instant::now();
@@ -139,15 +139,15 @@ mod tests {
 
     #[test]
     fn status_line_adds_up_banks_and_weights_their_latency() {
-        let live = Live::default();
+        let live = DemoStatistics::default();
         assert_eq!(live.line(), "shops - | banks - | ledger 0");
         live.bank("a", Progress { tps: 300.0, latency_ms: 2.0 });
         live.bank("b", Progress { tps: 100.0, latency_ms: 6.0 });
         live.bank("b", Progress { tps: 100.0, latency_ms: 4.0 });
         live.ledger(7);
         assert_eq!(live.line(), "shops - | banks 400/s 2.5 ms | ledger 7");
-        live.bank_rests("a");
-        live.bank_rests("b");
+        live.bank_finished("a");
+        live.bank_finished("b");
         assert_eq!(live.line(), "shops - | banks - | ledger 7");
     }
 }

@@ -42,7 +42,7 @@ use crate::cli::DemoArgs;
 use crate::{output, size::Bytes};
 use bank::Bank;
 use ledger::Ledger;
-use live::{Live, Screen};
+use live::{DemoStatistics, Screen};
 use shops::Shops;
 
 /// Memory budget of the node: a small part of any machine's memory, and several times the demo's
@@ -67,7 +67,7 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
 
     let names = Names::new(arguments.tenants);
     create(&target, &names).await?;
-    let live = Arc::new(Live::default());
+    let live = Arc::new(DemoStatistics::default());
     let screen = Screen::new();
     screen.busy("running pgbench -i in four tenants and loading the shops");
     let banks = names.banks.iter().map(|name| Bank::open(target.with_database(name), live.clone()));
@@ -80,7 +80,7 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     let opened = Instant::now();
     work_until_killed(&mut node, &mut banks, &screen, &live, opened + load / 2).await?;
     screen.note("Killed the node with SIGKILL under load. Restarting it ...");
-    let back_after = node.start_again().await?;
+    let back_after = node.restart().await?;
     check(&banks, &ledger).await?;
     screen.note(&format!(
         "The node is back after {} ms. Checked: no acknowledged commit of {} and {} is lost; all \
@@ -91,7 +91,7 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     ));
 
     let left = (opened + load).saturating_duration_since(Instant::now()).max(Duration::from_secs(2));
-    let working = async { try_join_all(banks.iter_mut().map(|bank| bank.work_for(left))).await.map(drop) };
+    let working = async { try_join_all(banks.iter_mut().map(|bank| bank.run_for(left))).await.map(drop) };
     screen.show_while(&live, working).await?;
     let report = screen.show_while(&live, shops.finish()).await?;
     ledger.stop().await?;
@@ -110,10 +110,10 @@ async fn work_until_killed(
     node: &mut Server,
     banks: &mut [Bank],
     screen: &Screen,
-    live: &Live,
+    live: &DemoStatistics,
     at: Instant,
 ) -> anyhow::Result<()> {
-    let working = try_join_all(banks.iter_mut().map(Bank::work_until_cut_off));
+    let working = try_join_all(banks.iter_mut().map(Bank::run_until_disconnected));
     tokio::pin!(working);
     tokio::select! {
         early = &mut working => {

@@ -54,7 +54,7 @@ pub async fn run(
     target: &Target,
     duration: Duration,
     on_progress: impl Fn(Progress),
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<PgbenchRun> {
     let mut child = command(target, duration).spawn().context("cannot run pgbench")?;
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         bail!("cannot read the output of pgbench");
@@ -81,7 +81,7 @@ pub async fn run(
     let status = child.wait().await.context("cannot wait for pgbench")?;
     let report = Report::parse(&text)
         .with_context(|| format!("pgbench in {} printed no report ({status}):\n{said}", target.database))?;
-    Ok(Ended { report, status, said })
+    Ok(PgbenchRun { report, status, stderr: said })
 }
 
 fn command(target: &Target, duration: Duration) -> Command {
@@ -104,13 +104,13 @@ fn command(target: &Target, duration: Duration) -> Command {
 
 /// The result of a pgbench run.
 #[derive(Debug)]
-pub struct Ended {
+pub struct PgbenchRun {
     /// The final report.
     pub report: Report,
     /// Exit code 2 means that connections were lost.
     pub status: ExitStatus,
     /// The first lines on stderr, without the progress lines.
-    pub said: String,
+    pub stderr: String,
 }
 
 impl Progress {

@@ -16,7 +16,7 @@ use fulmar_workload::ycsb::Ycsb;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::live::Live;
+use super::live::DemoStatistics;
 
 /// Transactions per second over all shops, of twelve statements each. They need a fraction of one
 /// CPU.
@@ -37,7 +37,7 @@ impl Shops {
         target: &Target,
         databases: &[String],
         duration: Duration,
-        live: Arc<Live>,
+        live: Arc<DemoStatistics>,
     ) -> anyhow::Result<Self> {
         let (opened, opens) = oneshot::channel();
         let opened = Mutex::new(Some(opened));
@@ -57,7 +57,7 @@ impl Shops {
             warm_up: Duration::from_secs(1),
             measure: duration,
             arrival: Arrival::poisson(RATE_TPS),
-            patience: RECONNECT_TIMEOUT,
+            reconnect_timeout: RECONNECT_TIMEOUT,
             watcher: Some(Arc::new(watcher)),
             ..RunOptions::new(target.clone())
         };

@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 use crate::cli::LogFormat;
 
 /// Installs the process-wide logger, with `level` as its filter.
-pub fn begin(format: LogFormat, level: &str) -> anyhow::Result<()> {
+pub fn init(format: LogFormat, level: &str) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(format!("rustls=error,{level}")).with_context(|| {
         format!("invalid --log-level {level}; use a level such as info, or fulmar_gateway=debug,info")
     })?;

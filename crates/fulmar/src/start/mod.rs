@@ -10,8 +10,8 @@
 //!    partitions.
 //! 5. Store: open the one that the data directory is bound to, or refuse the start ([`store`]).
 //! 6. Engine: recover from the log. Refuse the start if the log or the store has data of a
-//!    partition that the catalog does not know ([`census`]). Drop tenants whose creation or drop a
-//!    crash has interrupted.
+//!    partition that the catalog does not know ([`catalog_check`]). Drop tenants whose creation or
+//!    drop a crash has interrupted.
 //! 7. Superuser: at the first start without `--insecure`, generate a password and write it to a
 //!    file ([`superuser`]).
 //! 8. Gateway: listen, and print one line on stdout: `fulmar ready: ...`.
@@ -20,20 +20,20 @@
 //! stop the process immediately.
 //!
 //! With `--read-only` there is no data directory and no recovery. The catalog is the copy that the
-//! primary publishes in the store ([`reader`]).
+//! primary publishes in the store ([`replica`]).
 //!
 //! From the lock on, a crash is equivalent to a clean shutdown, except that the next start replays
 //! more of the log.
 
-mod census;
+mod catalog_check;
 mod data;
 mod disk_cache;
 mod limits;
 mod logs;
 mod memory;
 mod node;
-mod reader;
 mod ready;
+mod replica;
 mod store;
 mod superuser;
 mod tls;
@@ -50,8 +50,8 @@ pub use data::DataDirectory;
 pub use limits::raise_open_files;
 pub use node::METADATA_FILE;
 use node::Node;
-pub use reader::open as open_anothers_store;
-pub use store::{Marks, StoreToRead, open_to_read as open_store_to_read};
+pub use replica::open_read_only as open_store_read_only;
+pub use store::{ExpectedBinding, StoreToRead, open_for_reading as open_store_for_reading};
 use tls::Tls;
 
 /// Runs a node until a signal shuts it down.
@@ -62,7 +62,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let tls = Tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
     let memory = memory::budget(arguments.memory)?;
     disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
-    logs::begin(arguments.log_format, &arguments.log_level)?;
+    logs::init(arguments.log_format, &arguments.log_level)?;
     raise_open_files();
     fulmar_engine::huge_pages::follow();
     let mut signals = EndSignals::listen()?;
@@ -73,7 +73,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let start = async {
         match &data {
             Some(data) => Node::start(&arguments, data, memory, tls).await,
-            None => reader::start(&arguments, memory, tls).await,
+            None => replica::start(&arguments, memory, tls).await,
         }
     };
     let node = tokio::select! {
@@ -91,7 +91,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     output::line(&ready::line(node.sql_addr(), node.http_addr(), &source, password_file.as_deref()))?;
     let signal = signals.next().await;
     tracing::info!(signal, "shutting down; a second signal stops the node immediately");
-    node.stopping(signal);
+    node.record_shutdown(signal);
     tokio::select! {
         result = node.shutdown() => result?,
         signal = signals.next() => {

@@ -16,9 +16,9 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
-use super::census::{Census, with_remedy};
+use super::catalog_check::{CatalogCheck, with_remedy};
 use super::data::DataDirectory;
-use super::store::OwnStore;
+use super::store::NodeStore;
 use super::tls::Tls;
 use super::{disk_cache, store, superuser};
 use crate::cli::StartArgs;
@@ -48,22 +48,22 @@ pub struct Node {
 /// The role of the node for its store.
 pub(super) enum Role {
     /// The primary, which owns the store.
-    Owner {
-        store: OwnStore,
+    Primary {
+        store: NodeStore,
         /// Publishes the catalog in the store, for replicas.
         publisher: Publisher,
     },
     /// A read-only replica on the store of another node.
-    Reader {
+    Replica {
         /// The task that applies new versions of the catalog.
-        following: JoinHandle<()>,
+        catalog_task: JoinHandle<()>,
         /// The directory for temporary files, deleted on shutdown.
         scratch: TempDir,
     },
 }
 
 /// The components of a node.
-pub(super) struct Rooms {
+pub(super) struct NodeParts {
     pub engine: Arc<Engine>,
     pub catalog: Arc<Catalog>,
     pub journal: Arc<Journal>,
@@ -96,13 +96,13 @@ impl Node {
         let embedded = Arc::new(embedded);
         let metadata: Arc<dyn MetadataStore> = embedded.clone();
         let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
-        let census = Census::new(catalog.clone(), census_accepts);
+        let census = CatalogCheck::new(catalog.clone(), census_accepts);
         let journal = Arc::new(journal.await.context("the task that reads the event log panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         config.whole_process = true;
         config.max_statement_bytes = arguments.max_statement_size.0 as usize;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
-        config.known = Some(census.known());
+        config.known = Some(census.partition_callbacks());
         config.eras = catalog
             .partitions()
             .iter()
@@ -110,7 +110,7 @@ impl Node {
             .collect();
         config.retention = retention(catalog.clone());
         config.store = Some(store.store());
-        config.alone = store.is_below();
+        config.alone = store.is_default();
         config.node_id = store.id();
         let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
         config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
@@ -127,20 +127,20 @@ impl Node {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
         let publisher = Publisher::start(metadata, engine.store(), store.id());
-        let role = Role::Owner { store, publisher };
+        let role = Role::Primary { store, publisher };
         let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
-        let rooms = Rooms { engine, catalog, journal, role, temporary_directory, http };
+        let rooms = NodeParts { engine, catalog, journal, role, temporary_directory, http };
         Self::serve(arguments, rooms, memory, tls).await
     }
 
     /// Starts to accept connections.
     pub(super) async fn serve(
         arguments: &StartArgs,
-        rooms: Rooms,
+        rooms: NodeParts,
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
-        let Rooms { engine, catalog, journal, role, temporary_directory, http } = rooms;
+        let NodeParts { engine, catalog, journal, role, temporary_directory, http } = rooms;
         let mut config = GatewayConfig::new(arguments.sql);
         config.tls = tls.as_ref().map(Tls::server);
         config.public_metrics = arguments.public_metrics;
@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Records in the event log that a signal shuts the node down.
-    pub fn stopping(&self, signal: &'static str) {
+    pub fn record_shutdown(&self, signal: &'static str) {
         self.journal.record(Event::new(Kind::NodeStopping).detail("signal", signal));
     }
 
@@ -185,13 +185,13 @@ impl Node {
             tls.abort();
         }
         let recorded = match self.role {
-            Role::Owner { store, publisher } => {
+            Role::Primary { store, publisher } => {
                 publisher.stop().await;
                 let stopped = self.engine.shutdown().await;
                 stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
-                store.stopped().await
+                store.record_clean_shutdown().await
             }
-            Role::Reader { following, scratch } => {
+            Role::Replica { catalog_task: following, scratch } => {
                 following.abort();
                 self.engine.shutdown().await.context("engine shutdown failed; no data is lost")?;
                 drop(scratch);
@@ -228,7 +228,7 @@ fn progress(config: &Config) -> StartProgress {
 /// called only if there are certificates.
 fn spawn_tls_reload(tls: Arc<Tls>, journal: Arc<Journal>) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    Ok(tokio::spawn(tls.follow(hangups, journal)))
+    Ok(tokio::spawn(tls.reload_on_change(hangups, journal)))
 }
 
 /// Returns the event for the start of the node.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use binding::{Binding, OWN_DIRECTORY, Place};
+use binding::{Binding, DEFAULT_STORE_DIRECTORY, StoreLocation};
 use bytes::Bytes;
 use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl};
 
@@ -39,21 +39,21 @@ const STOPPED_OBJECT: &str = "stopped";
 const SWEEP_DELAY: Duration = Duration::from_secs(10);
 
 /// The store of a running node.
-pub struct OwnStore {
+pub struct NodeStore {
     backend: Backend,
     data: PathBuf,
     binding: Binding,
 }
 
-impl OwnStore {
+impl NodeStore {
     pub fn store(&self) -> Arc<dyn Store> {
         Arc::new(self.backend.clone())
     }
 
     /// Returns true for the default store in the data directory. The lock of the directory excludes
     /// other processes.
-    pub fn is_below(&self) -> bool {
-        self.binding.place == Some(Place::Own)
+    pub fn is_default(&self) -> bool {
+        self.binding.location == Some(StoreLocation::Default)
     }
 
     /// The id that the store and the data directory share.
@@ -63,31 +63,35 @@ impl OwnStore {
 
     /// Records a clean shutdown, after which the store can be moved. Call it when the node has
     /// stopped and all its data is in the store.
-    pub async fn stopped(self) -> anyhow::Result<()> {
+    pub async fn record_clean_shutdown(self) -> anyhow::Result<()> {
         let number = rand::random();
         let store = Reliable::new(self.store(), Limits::default());
         let put = store.put(STOPPED_OBJECT, encode(number)).await;
         put.map_err(|failure| cannot_use(&store, failure))?;
-        Binding { stopped: Some(number), ..self.binding }.write(&self.data)
+        Binding { shutdown_id: Some(number), ..self.binding }.write(&self.data)
     }
 }
 
 /// Opens the requested store, or the default store in the data directory, which this process must
 /// have locked. Fails if the store belongs to another data directory, or the data directory to
 /// another store.
-pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<OwnStore> {
+pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<NodeStore> {
     let began = SystemTime::now();
-    let place = requested.map_or(Place::Own, |url| Place::Url(url.clone()));
+    let place = requested.map_or(StoreLocation::Default, |url| StoreLocation::Url(url.clone()));
     let url = place.url(data);
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
     let id = match Binding::read(data)? {
-        Some(Binding { id, place: Some(known), stopped }) => {
+        Some(Binding { id, location: Some(known), shutdown_id: stopped }) => {
             if let Some(problem) = wrong_owner(read(&store, OWNER_OBJECT).await?.as_ref(), Some(id)) {
                 // If the location has changed, report that. A store in memory is always another
                 // one.
-                let is_same = known == place && place != Place::Url(StoreUrl::Memory);
-                ensure!(is_same, "{url} is not the store of this data directory; {}", known.flag());
+                let is_same = known == place && place != StoreLocation::Url(StoreUrl::Memory);
+                ensure!(
+                    is_same,
+                    "{url} is not the store of this data directory; {}",
+                    known.start_instruction()
+                );
                 bail!("the object `{OWNER_OBJECT}` of the store {url} {problem}");
             }
             ensure!(
@@ -95,51 +99,52 @@ pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<O
                     || (stopped.is_some() && read(&store, STOPPED_OBJECT).await? == stopped.map(encode)),
                 "{url} is not a copy of the store as of this node's last shutdown; {}, stop the \
                  node, and copy all of {} again",
-                known.flag(),
+                known.start_instruction(),
                 known.url(data)
             );
             id
         }
         unfinished => {
             ensure!(
-                place == Place::Own || !data.join(OWN_DIRECTORY).join("manifests").exists(),
-                "the store of this data directory is {0}/{OWN_DIRECTORY}; to move it, start once \
-                 without --store, stop the node, copy all of {0}/{OWN_DIRECTORY} to {url}, and \
+                place == StoreLocation::Default
+                    || !data.join(DEFAULT_STORE_DIRECTORY).join("manifests").exists(),
+                "the store of this data directory is {0}/{DEFAULT_STORE_DIRECTORY}; to move it, start once \
+                 without --store, stop the node, copy all of {0}/{DEFAULT_STORE_DIRECTORY} to {url}, and \
                  start with --store {url}",
                 data.display()
             );
             let id = unfinished.map_or_else(rand::random, |binding| binding.id);
-            Binding { id, place: None, stopped: None }.write(data)?;
+            Binding { id, location: None, shutdown_id: None }.write(data)?;
             claim(&store, id).await?;
             id
         }
     };
-    let binding = Binding { id, place: Some(place), stopped: None };
+    let binding = Binding { id, location: Some(place), shutdown_id: None };
     // In this order: once `store.id` has no stop number, all earlier copies of the store are
     // rejected, even if the node crashes here.
     binding.write(data)?;
     store.delete(STOPPED_OBJECT).await.map_err(|failure| cannot_use(&store, failure))?;
     sweep(backend.clone(), began);
-    Ok(OwnStore { backend, data: data.to_owned(), binding })
+    Ok(NodeStore { backend, data: data.to_owned(), binding })
 }
 
 /// The store of a data directory, opened for reading.
 pub struct StoreToRead {
     pub store: Arc<dyn Store>,
     /// Its location, for reports.
-    pub place: String,
+    pub location: String,
     /// The expected binding. `None` until the store is known to have the id.
-    pub marks: Option<Marks>,
+    pub binding: Option<ExpectedBinding>,
 }
 
 /// Opens the store of a data directory for reading.
-pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
+pub fn open_for_reading(data: &Path) -> anyhow::Result<StoreToRead> {
     let binding = Binding::read(data)?;
-    let known = binding.as_ref().and_then(|binding| binding.place.clone());
-    let marks = binding
-        .filter(|_| known.is_some())
-        .map(|Binding { id, stopped, .. }| Marks { owner: Some(id), stopped });
-    let url = known.unwrap_or(Place::Own).url(data);
+    let known = binding.as_ref().and_then(|binding| binding.location.clone());
+    let marks = binding.filter(|_| known.is_some()).map(|Binding { id, shutdown_id: stopped, .. }| {
+        ExpectedBinding { owner: Some(id), shutdown_id: stopped }
+    });
+    let url = known.unwrap_or(StoreLocation::Default).url(data);
     let place = match &url {
         StoreUrl::Directory(directory) => {
             ensure!(directory.is_dir(), "store directory {} does not exist", directory.display());
@@ -148,24 +153,24 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
         url => url.to_string(),
     };
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok(StoreToRead { store: Arc::new(backend), place, marks })
+    Ok(StoreToRead { store: Arc::new(backend), location: place, binding: marks })
 }
 
 /// The expected contents of the store's binding objects, as far as known.
-pub struct Marks {
+pub struct ExpectedBinding {
     /// The id that `owner` must contain.
     pub owner: Option<u128>,
     /// The number that `stopped` must contain.
-    pub stopped: Option<u128>,
+    pub shutdown_id: Option<u128>,
 }
 
-impl Marks {
+impl ExpectedBinding {
     /// Returns the binding objects with unexpected contents, each with the problem and the remedy.
     pub async fn verify(&self, store: Arc<dyn Store>) -> anyhow::Result<Vec<(&'static str, String)>> {
         let store = Reliable::new(store, Limits::default());
         let (owner, stopped) = (read(&store, OWNER_OBJECT).await?, read(&store, STOPPED_OBJECT).await?);
         let owner = wrong_owner(owner.as_ref(), self.owner).map(|problem| (OWNER_OBJECT, problem));
-        let stopped = wrong_stop(stopped.as_ref(), self.stopped).map(|problem| (STOPPED_OBJECT, problem));
+        let stopped = wrong_stop(stopped.as_ref(), self.shutdown_id).map(|problem| (STOPPED_OBJECT, problem));
         Ok(owner
             .into_iter()
             .chain(stopped)
@@ -315,7 +320,7 @@ mod tests {
         open(other_data.path(), None).await.unwrap();
         let error = open_error(other_data.path(), Some(&other_store)).await;
         assert!(error.contains("start without --store"), "{error}");
-        assert_eq!(open_to_read(data.path()).unwrap().store.to_string(), store.to_string());
+        assert_eq!(open_for_reading(data.path()).unwrap().store.to_string(), store.to_string());
     }
 
     /// The error for the right store with a damaged `owner` does not ask for that same store.
@@ -328,10 +333,10 @@ mod tests {
                 Some(directory) => directory.path().to_owned(),
                 None => data.path().join("store"),
             };
-            open(data.path(), requested.as_ref()).await.unwrap().stopped().await.unwrap();
+            open(data.path(), requested.as_ref()).await.unwrap().record_clean_shutdown().await.unwrap();
             let id = Binding::read(data.path()).unwrap().unwrap().id;
-            let opened = || open_to_read(data.path()).unwrap();
-            let problems = async || opened().marks.unwrap().verify(opened().store).await.unwrap();
+            let opened = || open_for_reading(data.path()).unwrap();
+            let problems = async || opened().binding.unwrap().verify(opened().store).await.unwrap();
             assert_eq!(problems().await, []);
             let remedy = format!("recreate it with a single line: {id:032x}");
             let other = format!("{:032x}\n", id ^ 1);
@@ -385,21 +390,21 @@ mod tests {
             let error = open_error(data.path(), Some(&moved)).await;
             assert!(error.contains("as of this node's last shutdown; start without --store"), "{error}");
         };
-        open(data.path(), None).await.unwrap().stopped().await.unwrap();
+        open(data.path(), None).await.unwrap().record_clean_shutdown().await.unwrap();
         copy();
         // The copy is outdated after the next start, and after the next shutdown.
         let running = open(data.path(), None).await.unwrap();
         assert_rejected().await;
-        running.stopped().await.unwrap();
+        running.record_clean_shutdown().await.unwrap();
         assert_rejected().await;
         copy();
-        open(data.path(), Some(&moved)).await.unwrap().stopped().await.unwrap();
+        open(data.path(), Some(&moved)).await.unwrap().record_clean_shutdown().await.unwrap();
         // The original location is outdated now.
         let error = open_error(data.path(), None).await;
         assert!(error.contains(&format!("last shutdown; start with --store {moved}")), "{error}");
         let binding = Binding::read(data.path()).unwrap().unwrap();
-        assert_eq!(binding.place, Some(Place::Url(moved)));
-        assert!(binding.stopped.is_some());
+        assert_eq!(binding.location, Some(StoreLocation::Url(moved)));
+        assert!(binding.shutdown_id.is_some());
     }
 
     /// A store that ignores `If-None-Match`.
@@ -480,9 +485,9 @@ mod tests {
         let other_store = tempfile::tempdir().unwrap();
         let error = open_error(data.path(), Some(&url(other_store.path()))).await;
         assert!(error.contains("start once without --store"), "{error}");
-        Binding { id: 7, place: None, stopped: None }.write(data.path()).unwrap();
+        Binding { id: 7, location: None, shutdown_id: None }.write(data.path()).unwrap();
         open(data.path(), None).await.unwrap();
-        let expected = Binding { id: 7, place: Some(Place::Own), stopped: None };
+        let expected = Binding { id: 7, location: Some(StoreLocation::Default), shutdown_id: None };
         assert_eq!(Binding::read(data.path()).unwrap(), Some(expected));
         std::fs::write(data.path().join(BINDING_FILE), "id x\n").unwrap();
         assert!(open_error(data.path(), None).await.contains("restore it from a backup"));

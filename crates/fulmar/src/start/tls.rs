@@ -62,7 +62,7 @@ impl Tls {
     }
 
     /// Reloads the files on every SIGHUP, and whenever they have changed. Never returns.
-    pub async fn follow(self: Arc<Self>, mut hangups: Signal, journal: Arc<Journal>) {
+    pub async fn reload_on_change(self: Arc<Self>, mut hangups: Signal, journal: Arc<Journal>) {
         let mut seen = self.loaded;
         loop {
             let signalled = tokio::select! {

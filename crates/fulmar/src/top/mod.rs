@@ -1,11 +1,11 @@
 //! `fulmar top`: shows the busiest tenants and the longest-running statements.
 //!
 //! A node counts the activity of its tenants since its start (`fulmar.tenant_stats`). The command
-//! samples these counters once per interval, computes rates from two samples ([`figures`]), and
+//! samples these counters once per interval, computes rates from two samples ([`stats`]), and
 //! displays them ([`screen`]).
 
-mod figures;
 mod screen;
+mod stats;
 
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -19,8 +19,8 @@ use crate::client::{connect, server_error};
 use crate::interrupt::{Interrupted, or_interrupted};
 use crate::output;
 use crate::tenant::SYSTEM_DATABASE;
-use figures::{COUNTERS, Counters, Interval, Look, RUNNING, Running};
 use screen::Screen;
+use stats::{COUNTERS, CounterSample, Counters, Interval, RUNNING, Running};
 
 /// Number of tenants shown if stdout is not a terminal.
 const DEFAULT_ROWS: usize = 20;
@@ -41,7 +41,7 @@ async fn watch(arguments: &TopArgs) -> anyhow::Result<()> {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await; // the first tick completes immediately
     let is_live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
-    let screen = is_live.then(Screen::begin).transpose()?;
+    let screen = is_live.then(Screen::enter).transpose()?;
     loop {
         ticks.tick().await;
         let now = node.sample().await?;
@@ -81,10 +81,10 @@ impl Node {
     }
 
     /// Samples the counters.
-    async fn sample(&self) -> anyhow::Result<Look> {
+    async fn sample(&self) -> anyhow::Result<CounterSample> {
         let rows = self.client.query(&self.counters, &[]).await.map_err(|error| server_error(&error))?;
         let tenants = rows.iter().map(Counters::read).collect::<Result<_, _>>();
-        Ok(Look { at: Instant::now(), tenants: tenants.context(VERSION_MISMATCH)? })
+        Ok(CounterSample { at: Instant::now(), tenants: tenants.context(VERSION_MISMATCH)? })
     }
 
     /// Returns the longest-running statements and transactions.

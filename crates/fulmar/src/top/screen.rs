@@ -9,7 +9,7 @@ use anyhow::Context;
 use comfy_table::CellAlignment;
 use rustix::termios::tcgetwinsize;
 
-use super::figures::{Figures, Interval, Running, Tenant};
+use super::stats::{Interval, Running, Tenant, TenantStats};
 use crate::output;
 use crate::size::Bytes;
 
@@ -34,7 +34,7 @@ pub struct Screen(());
 
 impl Screen {
     /// Switches to the alternate screen.
-    pub fn begin() -> anyhow::Result<Self> {
+    pub fn enter() -> anyhow::Result<Self> {
         let screen = Self(()); // from here on, its drop restores the terminal
         write(ENTER_SCREEN)?;
         Ok(screen)
@@ -104,7 +104,7 @@ impl Interval {
     }
 }
 
-fn summary(seconds: f64, total: &Figures) -> String {
+fn summary(seconds: f64, total: &TenantStats) -> String {
     format!(
         "in {seconds:.1} s: {} sessions, {} statements/s, {} % busy, {} commits/s, {} conflicts/s, {} errors/s, {} in memory",
         total.sessions,
@@ -118,7 +118,7 @@ fn summary(seconds: f64, total: &Figures) -> String {
 }
 
 fn cells(tenant: &Tenant) -> [String; 10] {
-    let figures = &tenant.figures;
+    let figures = &tenant.stats;
     [
         printable(&tenant.name),
         figures.sessions.to_string(),
@@ -159,7 +159,7 @@ fn bytes(count: Option<i64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::interval;
+    use super::super::stats::tests::interval;
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_engine::{KnownPartitions, Verified};
-use fulmar_meta::{Catalog, Embedded, Followed, MetaError};
+use fulmar_meta::{Catalog, CatalogReplica, Embedded, MetaError};
 use fulmar_pages::PartitionId;
 use fulmar_store::{PageStore, Store, StoreUrl};
 use indicatif::ProgressBar;
@@ -14,7 +14,7 @@ use indicatif::ProgressBar;
 use super::{Damage, Report};
 use crate::output;
 use crate::start::{
-    DataDirectory, METADATA_FILE, Marks, StoreToRead, open_anothers_store, open_store_to_read,
+    DataDirectory, ExpectedBinding, METADATA_FILE, StoreToRead, open_store_for_reading, open_store_read_only,
 };
 
 /// Verifies a data directory and its store. Locks the directory, so that no node can start.
@@ -38,7 +38,7 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
-    let StoreToRead { store, place: store_place, marks } = open_store_to_read(data.path())?;
+    let StoreToRead { store, location: store_place, binding: marks } = open_store_for_reading(data.path())?;
     let place = |file: &str| match file.strip_prefix("store/") {
         Some(object) => format!("{store_place}/{object}"),
         None => data.path().join(file).display().to_string(),
@@ -58,7 +58,7 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
 
 /// Verifies a store.
 pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
-    let store = open_anothers_store(url)?;
+    let store = open_store_read_only(url)?;
     let (owner, known) = catalog_in(store.clone()).await.unzip();
     let mut report = Report::default();
     let live = known.as_ref().map(|known| &known.epochs);
@@ -67,8 +67,8 @@ pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
     let found = fulmar_engine::verify_store(store.clone(), live, progress_callback(&bar)).await?;
     bar.finish_and_clear();
     report.add(found, known.as_ref(), place);
-    // The expected contents of `stopped` are only in the data directory.
-    report.add_marks(&Marks { owner, stopped: None }, store, place).await?;
+    // The expected contents of `shutdown_id` are only in the data directory.
+    report.add_marks(&ExpectedBinding { owner, shutdown_id: None }, store, place).await?;
     Ok(report)
 }
 
@@ -103,7 +103,7 @@ impl Report {
     /// Adds the problems of the objects that bind the store to its data directory.
     async fn add_marks(
         &mut self,
-        marks: &Marks,
+        marks: &ExpectedBinding,
         store: Arc<dyn Store>,
         place: impl Fn(&str) -> String,
     ) -> anyhow::Result<()> {
@@ -183,7 +183,7 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<CatalogInfo, MetaError>> 
 /// Returns `None` if that catalog is unusable: the verification of all catalogs reports the damage,
 /// and the report has partition ids instead of names.
 async fn catalog_in(store: Arc<dyn Store>) -> Option<(u128, CatalogInfo)> {
-    let followed = Followed::open(PageStore::open(store)).await.ok()?;
+    let followed = CatalogReplica::open(PageStore::open(store)).await.ok()?;
     let owner = followed.node();
     let catalog = Catalog::read_only(followed).await.ok()?;
     Some((owner, CatalogInfo::of(&catalog)))

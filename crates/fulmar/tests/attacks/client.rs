@@ -14,65 +14,65 @@ use tokio_postgres::{CancelToken, Client, Config, NoTls};
 pub const PASSWORD: &str = "correct horse";
 
 /// Timeout for a response or a login.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The response of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum Response {
     /// Success.
-    Done,
+    Success,
     /// An error with its SQLSTATE and message.
     Error(String, String),
     /// The connection was closed without an error message.
     Closed(String),
-    /// No response within [`PATIENCE`].
-    Nothing,
+    /// No response within [`RESPONSE_TIMEOUT`].
+    Timeout,
     /// A response after its deadline.
     Late(Duration),
     /// An incorrect response.
     Wrong(String),
 }
 
-impl Answer {
-    pub fn of<T>(result: Result<T, tokio_postgres::Error>) -> Answer {
-        let Err(error) = result else { return Answer::Done };
+impl Response {
+    pub fn of<T>(result: Result<T, tokio_postgres::Error>) -> Response {
+        let Err(error) = result else { return Response::Success };
         match error.as_db_error() {
-            Some(error) => Answer::Error(error.code().code().to_owned(), error.message().to_owned()),
-            None => Answer::Closed(error.to_string()),
+            Some(error) => Response::Error(error.code().code().to_owned(), error.message().to_owned()),
+            None => Response::Closed(error.to_string()),
         }
     }
 
     /// Returns the SQLSTATE, with `00000` for success, or a word for the other cases.
     pub fn state(&self) -> &str {
         match self {
-            Answer::Done => "00000",
-            Answer::Error(state, _) => state,
-            Answer::Closed(_) => "closed",
-            Answer::Nothing => "nothing",
-            Answer::Late(_) => "late",
-            Answer::Wrong(_) => "wrong",
+            Response::Success => "00000",
+            Response::Error(state, _) => state,
+            Response::Closed(_) => "closed",
+            Response::Timeout => "nothing",
+            Response::Late(_) => "late",
+            Response::Wrong(_) => "wrong",
         }
     }
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for Response {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Answer::Done => write!(f, "success"),
-            Answer::Error(state, message) => {
+            Response::Success => write!(f, "success"),
+            Response::Error(state, message) => {
                 write!(f, "{state} {}", message.chars().take(120).collect::<String>())
             }
-            Answer::Closed(cause) => write!(f, "connection closed ({cause})"),
-            Answer::Nothing => write!(f, "no response within {PATIENCE:?}"),
-            Answer::Late(took) => write!(f, "late response after {took:.1?}"),
-            Answer::Wrong(text) => write!(f, "incorrect response: {text}"),
+            Response::Closed(cause) => write!(f, "connection closed ({cause})"),
+            Response::Timeout => write!(f, "no response within {RESPONSE_TIMEOUT:?}"),
+            Response::Late(took) => write!(f, "late response after {took:.1?}"),
+            Response::Wrong(text) => write!(f, "incorrect response: {text}"),
         }
     }
 }
 
-/// Waits up to [`PATIENCE`] for the response to a statement.
-pub async fn answer<T>(statement: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Answer {
-    timeout(PATIENCE, statement).await.map_or(Answer::Nothing, Answer::of)
+/// Waits up to [`RESPONSE_TIMEOUT`] for the response to a statement.
+pub async fn answer<T>(statement: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Response {
+    timeout(RESPONSE_TIMEOUT, statement).await.map_or(Response::Timeout, Response::of)
 }
 
 /// Returns the connection settings of a user. `sql` is the address of the node.
@@ -125,7 +125,7 @@ impl Raw {
     }
 
     /// Reads messages until `count` messages of the type `wanted`, or an error, have arrived.
-    pub async fn read_until(&mut self, wanted: u8, count: usize) -> Answer {
+    pub async fn read_until(&mut self, wanted: u8, count: usize) -> Response {
         let Raw { socket, unread, .. } = self;
         let reading = async {
             let mut seen = 0;
@@ -137,7 +137,7 @@ impl Raw {
                     }
                     seen += usize::from(message[0] == wanted);
                     if seen == count {
-                        return Ok(Answer::Done);
+                        return Ok(Response::Success);
                     }
                 }
                 socket.readable().await?;
@@ -152,10 +152,10 @@ impl Raw {
                 }
             }
         };
-        match timeout(PATIENCE, reading).await {
-            Err(_) => Answer::Nothing,
+        match timeout(RESPONSE_TIMEOUT, reading).await {
+            Err(_) => Response::Timeout,
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => Answer::Closed(error.to_string()),
+            Ok(Err(error)) => Response::Closed(error.to_string()),
         }
     }
 }
@@ -167,13 +167,13 @@ fn complete(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Parses the fields of an ErrorResponse: each one is a letter and a C string.
-fn error(fields: &[u8]) -> Answer {
+fn error(fields: &[u8]) -> Response {
     let field = |name: u8| {
         let mut fields = fields.split(|byte| *byte == 0).filter(|field| !field.is_empty());
         let field = fields.find(|field| field[0] == name).map(|field| &field[1..]);
         String::from_utf8_lossy(field.unwrap_or_default()).into_owned()
     };
-    Answer::Error(field(b'C'), field(b'M'))
+    Response::Error(field(b'C'), field(b'M'))
 }
 
 /// Encodes a message of the wire protocol, version 3.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 
-use crate::arena::{Arena, OWNER, READER, Target};
-use crate::client::{Answer, query};
+use crate::client::{Response, query};
+use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Rejected, or executed within the limit.
 const BOUNDED: &[&str] = &["00000", "53400", "53100", "53200", "54000", "57014"];
@@ -19,7 +19,7 @@ const UNREAD_DURATION: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn temporary_files_are_bounded() {
-    let mut arena = Arena::new("disk", SCHEMA).await;
+    let mut arena = TestBench::new("disk", SCHEMA).await;
     arena
         .attack("4 sessions that do not read 1.3 GB each", BOUNDED, async |target| {
             unread(target, 4, "SELECT hex(zeroblob(650000)) FROM t").await
@@ -61,11 +61,11 @@ async fn temporary_files_are_bounded() {
     ] {
         arena.statement(name, BOUNDED, OWNER, sql).await;
     }
-    arena.judge();
+    arena.assert_no_failures();
 }
 
 /// Sends a query in each session, leaves the results unread for some time, and disconnects.
-async fn unread(target: &Target, sessions: usize, sql: &str) -> Answer {
+async fn unread(target: &Target, sessions: usize, sql: &str) -> Response {
     let sent = join_all((0..sessions).map(|_| async {
         let mut raw = target.log_in_raw(READER).await?;
         raw.send(&query(sql)).await?;
@@ -75,8 +75,8 @@ async fn unread(target: &Target, sessions: usize, sql: &str) -> Answer {
         Ok(sessions) => {
             tokio::time::sleep(UNREAD_DURATION).await;
             drop(sessions);
-            Answer::Done
+            Response::Success
         }
-        Err(error) => Answer::Closed(error.to_string()),
+        Err(error) => Response::Closed(error.to_string()),
     }
 }

@@ -5,8 +5,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::NoTls;
 
-use crate::arena::{Arena, READER, TENANT, Target};
-use crate::client::{self, Answer};
+use crate::client::{self, Response};
+use crate::test_bench::{READER, TENANT, Target, TestBench};
 
 const CONNECTIONS: usize = 300;
 /// Number of logins with a wrong password. The node delays its response to each one.
@@ -20,14 +20,14 @@ const CANCEL_CODE: u32 = 80_877_102;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn floods_do_not_block_the_neighbour() {
-    let mut arena = Arena::new("flood", &[]).await;
+    let mut arena = TestBench::new("flood", &[]).await;
     let mut silent = Vec::new();
     arena
         .attack("connections that send nothing", &["00000"], async |target| {
             for _ in 0..CONNECTIONS {
                 silent.push(TcpStream::connect(target.address()).await.unwrap());
             }
-            Answer::Done
+            Response::Success
         })
         .await;
     drop(silent);
@@ -39,9 +39,9 @@ async fn floods_do_not_block_the_neighbour() {
             logins
                 .await
                 .into_iter()
-                .map(Answer::of)
-                .find(|answer| *answer != Answer::Done)
-                .unwrap_or(Answer::Done)
+                .map(Response::of)
+                .find(|answer| *answer != Response::Success)
+                .unwrap_or(Response::Success)
         })
         .await;
     arena
@@ -52,9 +52,9 @@ async fn floods_do_not_block_the_neighbour() {
             logins
                 .await
                 .into_iter()
-                .map(Answer::of)
-                .find(|answer| *answer != Answer::Done)
-                .unwrap_or(Answer::Done)
+                .map(Response::of)
+                .find(|answer| *answer != Response::Success)
+                .unwrap_or(Response::Success)
         })
         .await;
     arena
@@ -62,7 +62,7 @@ async fn floods_do_not_block_the_neighbour() {
             for number in 0..CANCEL_REQUESTS as u32 {
                 cancel(target, number).await.unwrap();
             }
-            Answer::Done
+            Response::Success
         })
         .await;
     arena
@@ -80,7 +80,7 @@ async fn floods_do_not_block_the_neighbour() {
             }
         })
         .await;
-    arena.judge();
+    arena.assert_no_failures();
 }
 
 /// Sends a cancel request with a made-up key, and waits until the node closes the connection.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::NoTls;
 
-use crate::arena::{Arena, OWNER, READER, Target};
-use crate::client::{self, Answer};
+use crate::client::{self, Response};
+use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Sets the `statement_timeout` of the attacking sessions.
 const SET_TIMEOUT: &str = "SET statement_timeout = 500";
@@ -82,7 +82,7 @@ fn statements() -> Vec<(&'static str, &'static [&'static str], String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn uninterruptible_calls_block_only_their_own_session() {
     let schema = schema();
-    let mut arena = Arena::new("freeze", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let mut arena = TestBench::new("freeze", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await;
     for (name, expected, sql) in statements() {
         let statements = [SET_TIMEOUT, &sql];
         arena.attack(name, expected, async |target| in_time(target.run(READER, &statements)).await).await;
@@ -124,14 +124,14 @@ async fn uninterruptible_calls_block_only_their_own_session() {
             in_time(target.run(READER, &statements)).await
         })
         .await;
-    arena.judge();
+    arena.assert_no_failures();
 }
 
-/// Replaces a response after the deadline by [`Answer::Late`].
-async fn in_time(answer: impl Future<Output = Answer>) -> Answer {
+/// Replaces a response after the deadline by [`Response::Late`].
+async fn in_time(answer: impl Future<Output = Response>) -> Response {
     let began = Instant::now();
     let answer = answer.await;
-    if began.elapsed() <= RESPONSE_DEADLINE { answer } else { Answer::Late(began.elapsed()) }
+    if began.elapsed() <= RESPONSE_DEADLINE { answer } else { Response::Late(began.elapsed()) }
 }
 
 /// Returns the process id of a session's backend.
@@ -154,7 +154,7 @@ async fn interrupted(
     session: &tokio_postgres::Client,
     sql: &str,
     interrupt: impl Future<Output = ()>,
-) -> Answer {
+) -> Response {
     let statement = client::answer(session.batch_execute(sql));
     tokio::pin!(statement);
     tokio::select! {
@@ -164,7 +164,7 @@ async fn interrupted(
     statement.await
 }
 
-async fn cancelled(target: &Target, sql: &str) -> Answer {
+async fn cancelled(target: &Target, sql: &str) -> Response {
     let (session, observer) = (target.log_in(READER).await.unwrap(), target.log_in(OWNER).await.unwrap());
     let (token, process) = (session.cancel_token(), process_id(&session).await);
     let cancel = async {
@@ -174,7 +174,7 @@ async fn cancelled(target: &Target, sql: &str) -> Answer {
     interrupted(&session, sql, cancel).await
 }
 
-async fn terminated(target: &Target, sql: &str) -> Answer {
+async fn terminated(target: &Target, sql: &str) -> Response {
     let (session, other) = (target.log_in(READER).await.unwrap(), target.log_in(READER).await.unwrap());
     let process = process_id(&session).await;
     let terminate = async {

@@ -1,7 +1,7 @@
 //! An interrupted integrity check fails with SQLSTATE 57014, and does not report damage.
 
-use crate::arena::{Arena, OWNER};
-use crate::client::Answer;
+use crate::client::Response;
+use crate::test_bench::{OWNER, TestBench};
 
 /// About 40 MB in a table and an index. A check takes many times the shortest timeout.
 const SCHEMA: &[&str] = &[
@@ -13,7 +13,7 @@ const SCHEMA: &[&str] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupted_integrity_check_reports_no_damage() {
-    let mut arena = Arena::new("integrity", SCHEMA).await;
+    let mut arena = TestBench::new("integrity", SCHEMA).await;
     for check in ["PRAGMA integrity_check", "PRAGMA quick_check", "PRAGMA integrity_check(t)"] {
         for timeout_ms in [1, 3, 10, 30] {
             let name = format!("{check} within {timeout_ms} ms");
@@ -23,12 +23,12 @@ async fn interrupted_integrity_check_reports_no_damage() {
                     let session = target.log_in(OWNER).await.unwrap();
                     session.batch_execute(&format!("SET statement_timeout = {timeout_ms}")).await.unwrap();
                     match session.query_one(check, &[]).await {
-                        Ok(row) if row.get::<_, &str>(0) != "ok" => Answer::Wrong(row.get(0)),
-                        result => Answer::of(result),
+                        Ok(row) if row.get::<_, &str>(0) != "ok" => Response::Wrong(row.get(0)),
+                        result => Response::of(result),
                     }
                 })
                 .await;
         }
     }
-    arena.judge();
+    arena.assert_no_failures();
 }

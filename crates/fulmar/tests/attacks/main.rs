@@ -8,7 +8,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`arena`] | starts the node and checks each attack |
+//! | [`test_bench`] | starts the node and checks each attack |
 //! | [`neighbour`] | another tenant, and the latency of its requests |
 //! | [`process`] | memory and temporary files of the node |
 //! | [`client`] | sessions and raw connections |
@@ -32,7 +32,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod arena;
 mod client;
 mod disk;
 mod flood;
@@ -44,3 +43,4 @@ mod neighbour;
 mod pipeline;
 mod process;
 mod stack;
+mod test_bench;

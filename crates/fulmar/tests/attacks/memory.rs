@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::timeout;
 
-use crate::arena::{Arena, OWNER, READER, Target};
-use crate::client::{self, Answer, FLUSH, Raw, bind, message, parse};
+use crate::client::{self, FLUSH, Raw, Response, bind, message, parse};
+use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Rejected for its size, before or after it was received.
 const REJECTED: &[&str] = &["54000", "53200", "53400"];
@@ -28,7 +28,7 @@ const SCHEMA: &[&str] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded() {
-    let mut arena = Arena::new("memory", SCHEMA).await;
+    let mut arena = TestBench::new("memory", SCHEMA).await;
     let list = "1,".repeat(30 * MB);
     for (name, sql) in [
         ("60 MB of = ANY (ARRAY[...])", format!("SELECT count(*) FROM t WHERE b = any(ARRAY[{list}1])")),
@@ -71,8 +71,10 @@ async fn memory_is_bounded() {
             "30 queries of 63 MB, sent in part",
             &["00000", "53200", "54000", "53300", "closed"],
             async |target| {
-                in_sessions(target, 30, async |raw: &mut Raw| raw.send(half).await.map(|()| Answer::Done))
-                    .await
+                in_sessions(target, 30, async |raw: &mut Raw| {
+                    raw.send(half).await.map(|()| Response::Success)
+                })
+                .await
             },
         )
         .await;
@@ -163,7 +165,7 @@ async fn memory_is_bounded() {
     }
     let join = "SELECT current_schemas(true), array_to_string('{NULL' || replace(hex(zeroblob(200000)), '00', ',NULL') || '}', ',', hex(zeroblob(1000000)))";
     arena.statement("array_to_string of 400 GB", REJECTED, READER, join).await;
-    arena.judge();
+    arena.assert_no_failures();
 }
 
 /// Runs an attack in several raw sessions. Returns the first error, or success. A session that
@@ -172,36 +174,36 @@ async fn memory_is_bounded() {
 async fn in_sessions(
     target: &Target,
     sessions: usize,
-    attack: impl AsyncFn(&mut Raw) -> io::Result<Answer>,
-) -> Answer {
+    attack: impl AsyncFn(&mut Raw) -> io::Result<Response>,
+) -> Response {
     let attack = &attack;
     let sessions = (0..sessions).map(|_| async move {
         let mut raw = match target.log_in_raw(READER).await {
             Ok(raw) => raw,
-            Err(error) => return (None, Answer::Closed(error.to_string())),
+            Err(error) => return (None, Response::Closed(error.to_string())),
         };
-        let answer = timeout(SEND_TIMEOUT, attack(&mut raw)).await.unwrap_or(Ok(Answer::Done));
-        let answer = answer.unwrap_or_else(|error| Answer::Closed(error.to_string()));
+        let answer = timeout(SEND_TIMEOUT, attack(&mut raw)).await.unwrap_or(Ok(Response::Success));
+        let answer = answer.unwrap_or_else(|error| Response::Closed(error.to_string()));
         (Some(raw), answer)
     });
     let answers = join_all(sessions).await;
     answers
         .into_iter()
         .map(|(_, answer)| answer)
-        .find(|answer| *answer != Answer::Done)
-        .unwrap_or(Answer::Done)
+        .find(|answer| *answer != Response::Success)
+        .unwrap_or(Response::Success)
 }
 
 /// Creates the tables, then reads `information_schema.columns` in three sessions.
-async fn many_columns(target: &Target) -> Answer {
+async fn many_columns(target: &Target) -> Response {
     let columns: Vec<String> = (0..1900).map(|n| format!("c{n}")).collect();
     let columns = columns.join(",");
     let tables: String = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns});")).collect();
     let created = target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await;
-    if created != Answer::Done {
+    if created != Response::Success {
         return created;
     }
     let count = ["SET statement_timeout = 5000", "SELECT count(*) FROM information_schema.columns"];
     let counts = join_all((0..3).map(async |_| target.run(READER, &count).await)).await;
-    counts.into_iter().find(|answer| *answer != Answer::Done).unwrap_or(Answer::Done)
+    counts.into_iter().find(|answer| *answer != Response::Success).unwrap_or(Response::Success)
 }

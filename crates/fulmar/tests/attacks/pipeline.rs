@@ -10,9 +10,9 @@
 
 use tokio_postgres::Client;
 
-use crate::arena::{Arena, OWNER, READER, Target};
-use crate::client::{Answer, bind, parse, query};
-use crate::common::until;
+use crate::client::{Response, bind, parse, query};
+use crate::common::wait_until;
+use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Numbers of keys of two objects. `json_patch` of the two is a single call that takes seconds: its
 /// time is quadratic in this number.
@@ -55,9 +55,9 @@ const SLOW: &str = "SELECT length(json_patch(a, b))";
 /// Reads the pages of the objects into the cache.
 const WARM: &str = "SELECT count(*) FROM docs WHERE a > b";
 
-async fn arena() -> Arena {
+async fn arena() -> TestBench {
     let schema = schema();
-    Arena::new("pipeline", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await
+    TestBench::new("pipeline", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
 type Form = fn(&str, &str) -> Vec<u8>;
@@ -101,7 +101,7 @@ async fn statements_behind_a_cancelled_one_are_not_run() {
         arena.attack(&name, &["57014"], async |target| cancelled(target, form, 100 * id).await).await;
         arena.end_node();
     }
-    arena.judge();
+    arena.assert_no_failures();
 }
 
 /// Checks that the INSERT runs if the statement before it is not cancelled.
@@ -109,26 +109,26 @@ async fn uncancelled(target: &Target, form: Form, id: u64) {
     let mut raw = target.log_in_raw(OWNER).await.unwrap();
     raw.send(&form("SELECT 1", &insert(id))).await.unwrap();
     let observer = target.log_in(OWNER).await.unwrap();
-    until("the row is inserted", async || rows(&observer, id).await == 1).await;
+    wait_until("the row is inserted", async || rows(&observer, id).await == 1).await;
 }
 
-async fn cancelled(target: &Target, form: Form, id: u64) -> Answer {
+async fn cancelled(target: &Target, form: Form, id: u64) -> Response {
     for (attempt, keys) in (0..).zip(KEYS.into_iter().flat_map(|keys| [keys; ATTEMPTS])) {
         if let Some(answer) = cancel_during_call(target, form, id + attempt, keys).await {
             return answer;
         }
     }
-    Answer::Wrong("every call has returned within the grace period".to_owned())
+    Response::Wrong("every call has returned within the grace period".to_owned())
 }
 
 /// Cancels a call. Returns `None` if it has returned before the node closed the connection.
-async fn cancel_during_call(target: &Target, form: Form, id: u64, keys: u64) -> Option<Answer> {
+async fn cancel_during_call(target: &Target, form: Form, id: u64, keys: u64) -> Option<Response> {
     let observer = target.log_in(OWNER).await.unwrap();
     observer.batch_execute(WARM).await.unwrap();
     let mut raw = target.log_in_raw(OWNER).await.unwrap();
     raw.send(&form(&slow(keys), &insert(id))).await.unwrap();
     let mut sessions = Vec::new();
-    until("the statement runs", async || {
+    wait_until("the statement runs", async || {
         sessions = running(&observer, SLOW).await;
         !sessions.is_empty() || rows(&observer, id).await > 0
     })
@@ -136,15 +136,15 @@ async fn cancel_during_call(target: &Target, form: Form, id: u64, keys: u64) -> 
     raw.cancel().await.unwrap();
     // Read all messages until an error or the end of the connection.
     let answer = raw.read_until(b'Z', usize::MAX).await;
-    if !matches!(raw.read_until(b'Z', 1).await, Answer::Closed(_)) {
+    if !matches!(raw.read_until(b'Z', 1).await, Response::Closed(_)) {
         return None;
     }
     // The tenant's thread becomes available when the call has returned.
-    until("the call returns", async || observer.batch_execute(NEEDS_A_THREAD).await.is_ok()).await;
-    until("the session ends", async || are_gone(&observer, &sessions).await).await;
+    wait_until("the call returns", async || observer.batch_execute(NEEDS_A_THREAD).await.is_ok()).await;
+    wait_until("the session ends", async || are_gone(&observer, &sessions).await).await;
     match rows(&observer, id).await {
         0 => Some(answer),
-        _ => Some(Answer::Wrong(format!("the row was inserted, but the client received {answer}"))),
+        _ => Some(Response::Wrong(format!("the row was inserted, but the client received {answer}"))),
     }
 }
 
@@ -158,21 +158,21 @@ async fn statements_of_disconnected_clients_are_not_run() {
             disconnected(target).await
         })
         .await;
-    arena.judge();
+    arena.assert_no_failures();
 }
 
-async fn disconnected(target: &Target) -> Answer {
+async fn disconnected(target: &Target) -> Response {
     for keys in KEYS {
         if let Some(answer) = disconnect_during_call(target, keys).await {
             return answer;
         }
     }
-    Answer::Wrong("every call has returned before all statements were waiting".to_owned())
+    Response::Wrong("every call has returned before all statements were waiting".to_owned())
 }
 
 /// Disconnects clients with statements that wait for the tenant's thread, which one session
 /// occupies. Returns `None` if the thread became available before all of them waited.
-async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Answer> {
+async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Response> {
     let observer = target.log_in(OWNER).await.unwrap();
     observer.batch_execute("DELETE FROM t").await.unwrap();
     observer.batch_execute(WARM).await.unwrap();
@@ -184,14 +184,14 @@ async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Answer> {
     let memory = || target.metric("fulmar_session_memory_bytes");
     let before = memory();
     first.send(&query(&slow(keys))).await.unwrap();
-    until("the first statement runs", async || !running(&observer, SLOW).await.is_empty()).await;
+    wait_until("the first statement runs", async || !running(&observer, SLOW).await.is_empty()).await;
     let parameter = vec![b'x'; PARAMETER_BYTES];
     for (id, raw) in leaving.iter_mut().enumerate() {
         let sql = format!("INSERT INTO t VALUES ({id}, $1)");
         raw.send(&[&parse(&sql), &bind("", &parameter)[..], &EXECUTE_AND_SYNC].concat()).await.unwrap();
     }
     let mut sessions = Vec::new();
-    until("all statements wait, or the first one has ended", async || {
+    wait_until("all statements wait, or the first one has ended", async || {
         sessions = running(&observer, "INSERT").await;
         sessions.len() == LEAVING || running(&observer, SLOW).await.is_empty()
     })
@@ -204,13 +204,13 @@ async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Answer> {
         "waiting statements must be counted as session memory"
     );
     drop(leaving);
-    until("the sessions of the disconnected clients end", async || are_gone(&observer, &sessions).await)
+    wait_until("the sessions of the disconnected clients end", async || are_gone(&observer, &sessions).await)
         .await;
     let answer = first.read_until(b'Z', 1).await;
     let count: i64 = observer.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0);
     if count != 0 {
-        return Some(Answer::Wrong(format!("{count} statements of disconnected clients were run")));
+        return Some(Response::Wrong(format!("{count} statements of disconnected clients were run")));
     }
-    until("their memory is released", async || memory() <= before + TOLERANCE_BYTES).await;
+    wait_until("their memory is released", async || memory() <= before + TOLERANCE_BYTES).await;
     Some(answer)
 }

@@ -3,7 +3,7 @@
 //!
 //! Each entry of a table is an attack: its name, the allowed SQLSTATEs, its SQL.
 
-use crate::arena::{Arena, OWNER, READER, with_smallest_stack};
+use crate::test_bench::{OWNER, READER, TestBench, with_smallest_stack};
 
 /// The statement needs more than the smallest stack.
 const TOO_DEEP: &[&str] = &["54001"];
@@ -21,7 +21,7 @@ const SCHEMA: &[&str] = &[
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deep_statements_are_rejected_without_a_crash() {
-    let mut arena = Arena::new("stack", SCHEMA).await.configured(with_smallest_stack);
+    let mut arena = TestBench::new("stack", SCHEMA).await.configured(with_smallest_stack);
     for (name, expected, sql) in [
         ("250 generated columns, each of the one before", DEEP, generated_columns("g250", 250)),
         ("400 generated columns, each of the one before", TOO_DEEP, generated_columns("g400", 400)),
@@ -105,7 +105,7 @@ async fn deep_statements_are_rejected_without_a_crash() {
     ] {
         arena.statement(name, expected, READER, &sql).await;
     }
-    arena.judge();
+    arena.assert_no_failures();
 }
 
 fn nested(before: &str, inner: &str, after: &str, depth: usize) -> String {

@@ -13,41 +13,41 @@ use std::time::{Duration, Instant};
 use tokio_postgres::NoTls;
 
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Polls until `condition` returns true. Panics after [`PATIENCE`].
-pub async fn until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
+/// Polls until `condition` returns true. Panics after [`WAIT_TIMEOUT`].
+pub async fn wait_until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(description, poll).await;
+    with_timeout(description, poll).await;
 }
 
-/// Awaits `future` and returns its result. Panics after [`PATIENCE`].
-pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+/// Awaits `future` and returns its result. Panics after [`WAIT_TIMEOUT`].
+pub async fn with_timeout<T>(description: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(WAIT_TIMEOUT, future).await {
         Ok(value) => value,
         Err(_) => panic!("timed out: {description}"),
     }
 }
 
-/// Waits until a process exits. Panics after [`PATIENCE`].
+/// Waits until a process exits. Panics after [`WAIT_TIMEOUT`].
 pub fn wait(process: &mut Child) -> ExitStatus {
     let began = Instant::now();
     loop {
         if let Some(status) = process.try_wait().unwrap() {
             return status;
         }
-        assert!(began.elapsed() < PATIENCE, "timed out: process exit");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "timed out: process exit");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Wraps a command so that it starts with SIGHUP ignored, or with its default action. A process
 /// inherits this from its parent, and tests run under nohup ignore SIGHUP.
-pub fn with_hangups(ignored: bool, command: Command) -> Command {
+pub fn with_sighup_disposition(ignored: bool, command: Command) -> Command {
     let mut env = Command::new("env");
     env.arg(if ignored { "--ignore-signal=HUP" } else { "--default-signal=HUP" });
     env.arg(command.get_program()).args(command.get_args());
@@ -77,7 +77,7 @@ pub fn stdout(output: &Output) -> String {
 }
 
 /// Returns stderr of a command. Panics unless it failed with this exit code.
-pub fn refusal(output: &Output, code: i32) -> String {
+pub fn stderr_of_failure(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr.clone()).unwrap()
 }
@@ -140,7 +140,7 @@ impl Node {
     }
 
     /// Sends a signal, waits for the exit, and returns the exit code.
-    pub fn end(mut self, signal: rustix::process::Signal) -> Option<i32> {
+    pub fn stop_with(mut self, signal: rustix::process::Signal) -> Option<i32> {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
         wait(&mut self.process).code()
     }
@@ -162,6 +162,6 @@ pub async fn client(node: &Node, database: &str) -> tokio_postgres::Client {
     client
 }
 
-pub async fn number(client: &tokio_postgres::Client, sql: &str) -> i64 {
+pub async fn query_i64(client: &tokio_postgres::Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use anyhow::Context;
 
 use crate::node::Node;
-use crate::sql::{Answer, Client};
+use crate::sql::{Client, QueriedOutcome};
 
 /// Number of accounts of a tenant. Their ids start at 1.
 pub const ACCOUNTS: i64 = 4;
@@ -44,14 +44,14 @@ pub enum Change {
 
 /// The outcome of a transaction as its client knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum ClientOutcome {
     /// Acknowledged: the node has confirmed the commit.
-    Yes,
+    Acknowledged,
     /// Not committed: the node has rejected it, or the client has rolled it back or has lost the
     /// connection before it sent COMMIT.
-    No,
+    NotCommitted,
     /// Unknown: the connection was lost before the response.
-    Nothing,
+    Unknown,
 }
 
 /// A transaction attempted by a client.
@@ -61,15 +61,15 @@ pub struct Attempt {
     /// key.
     pub xact: Option<i64>,
     pub changes: Vec<Change>,
-    pub told: Told,
+    pub outcome: ClientOutcome,
 }
 
 /// The transactions of a tenant's clients in a round, in the order of each client.
 #[derive(Default, Debug)]
-pub struct Heard {
+pub struct RoundRecord {
     pub attempts: Vec<Attempt>,
     /// Outcomes queried under load.
-    pub answers: Vec<Answer>,
+    pub queried_outcomes: Vec<QueriedOutcome>,
 }
 
 /// The expected contents of one tenant.
@@ -79,15 +79,15 @@ pub struct Books {
     /// Notes with the lengths of their texts in bytes.
     pub notes: BTreeMap<i64, i64>,
     /// Transactions of the last round with an unknown outcome.
-    pub unanswered: Vec<Attempt>,
+    pub unknown: Vec<Attempt>,
     /// Outcomes queried under load in the last round.
-    pub answers: Vec<Answer>,
+    pub queried_outcomes: Vec<QueriedOutcome>,
     /// Ids of transactions that did not commit, of all rounds.
     pub aborted: Vec<i64>,
     /// Number of ids in `aborted` that were checked in earlier rounds.
-    pub aborted_before: usize,
+    pub checked_aborted: usize,
     /// Ids of committed read-only transactions.
-    pub unchanging: Vec<i64>,
+    pub read_only: Vec<i64>,
 }
 
 impl Books {
@@ -96,11 +96,11 @@ impl Books {
             name: format!("tenant-{tenant}"),
             ledger: BTreeMap::new(),
             notes: BTreeMap::new(),
-            unanswered: Vec::new(),
-            answers: Vec::new(),
+            unknown: Vec::new(),
+            queried_outcomes: Vec::new(),
             aborted: Vec::new(),
-            aborted_before: 0,
-            unchanging: Vec::new(),
+            checked_aborted: 0,
+            read_only: Vec::new(),
         }
     }
 
@@ -131,13 +131,13 @@ impl Books {
     }
 
     /// Applies the transactions of a round.
-    pub fn enter(&mut self, heard: Heard) {
-        self.answers = heard.answers;
+    pub fn apply_round(&mut self, heard: RoundRecord) {
+        self.queried_outcomes = heard.queried_outcomes;
         for attempt in heard.attempts {
-            match (attempt.told, attempt.xact) {
-                (Told::Yes, _) => self.apply(&attempt),
-                (Told::No, xact) => self.aborted.extend(xact),
-                (Told::Nothing, _) => self.unanswered.push(attempt),
+            match (attempt.outcome, attempt.xact) {
+                (ClientOutcome::Acknowledged, _) => self.apply(&attempt),
+                (ClientOutcome::NotCommitted, xact) => self.aborted.extend(xact),
+                (ClientOutcome::Unknown, _) => self.unknown.push(attempt),
             }
         }
     }

@@ -10,7 +10,7 @@ use rand::seq::IteratorRandom;
 
 use crate::books::{Attempt, Books, Change, Entry, TOKEN_BYTES, balances};
 use crate::node::Node;
-use crate::sql::{Answer, Client, Outcome, number};
+use crate::sql::{Client, Outcome, QueriedOutcome, number};
 
 /// Number of older transactions of each kind with an outcome that is queried again in each round.
 const RECHECKED_OUTCOMES: usize = 5;
@@ -74,7 +74,7 @@ async fn compare(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result<us
     // Read before any outcome is queried, because such a query may write.
     let contents = Contents::read(&client).await?;
     let (mut outcomes, mut committed) = (Vec::new(), 0);
-    for attempt in std::mem::take(&mut books.unanswered) {
+    for attempt in std::mem::take(&mut books.unknown) {
         outcomes.extend(query_outcome(&client, &contents, attempt.xact).await?);
         if has_committed(&contents, &attempt)? {
             committed += 1;
@@ -88,7 +88,7 @@ async fn compare(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result<us
     compare_maps("balances", &balances(&books.ledger), &contents.balances)?;
     integrity(&client).await?;
 
-    for (xact, outcome) in std::mem::take(&mut books.answers) {
+    for (xact, outcome) in std::mem::take(&mut books.queried_outcomes) {
         let exists = contents.ledger.contains_key(&xact);
         ensure!(
             exists == (outcome == Outcome::Committed),
@@ -101,12 +101,12 @@ async fn compare(node: &Node, books: &mut Books, seed: u64) -> anyhow::Result<us
     let another = Client::connect(node, &books.name).await?;
     for (xact, expected) in outcomes {
         let outcome = another.outcome(xact).await?;
-        let kind = if books.unchanging.contains(&xact) { "read-only transaction" } else { "transaction" };
+        let kind = if books.read_only.contains(&xact) { "read-only transaction" } else { "transaction" };
         ensure!(outcome == expected, "{kind} {xact} is {expected:?}, but pg_xact_status returns {outcome:?}");
     }
     let after = Contents::read(&another).await?;
     ensure!(after == contents, "outcome queries must not change the data");
-    books.unchanging.push(commit_read_only_transaction(&another).await?);
+    books.read_only.push(commit_read_only_transaction(&another).await?);
     Ok(committed)
 }
 
@@ -115,7 +115,7 @@ async fn query_outcome(
     client: &Client,
     contents: &Contents,
     xact: Option<i64>,
-) -> anyhow::Result<Option<Answer>> {
+) -> anyhow::Result<Option<QueriedOutcome>> {
     let Some(xact) = xact else { return Ok(None) };
     let outcome = client.outcome(xact).await?;
     let exists = contents.ledger.contains_key(&xact);
@@ -147,16 +147,16 @@ async fn commit_read_only_transaction(client: &Client) -> anyhow::Result<i64> {
 
 /// Returns outcomes known from the books: of all transactions that did not commit in this round,
 /// and of a sample of all others.
-fn known_outcomes(books: &mut Books, seed: u64) -> Vec<Answer> {
+fn known_outcomes(books: &mut Books, seed: u64) -> Vec<QueriedOutcome> {
     let mut random = StdRng::seed_from_u64(seed);
-    let (before, fresh) = books.aborted.split_at(books.aborted_before);
+    let (before, fresh) = books.aborted.split_at(books.checked_aborted);
     let again = before.iter().sample(&mut random, RECHECKED_OUTCOMES);
     let aborted = fresh.iter().chain(again).map(|xact| (*xact, Outcome::Aborted));
     let committed = books.ledger.keys().sample(&mut random, RECHECKED_OUTCOMES);
-    let unchanging = books.unchanging.iter().rev().take(RECHECKED_OUTCOMES);
+    let unchanging = books.read_only.iter().rev().take(RECHECKED_OUTCOMES);
     let committed = committed.into_iter().chain(unchanging).map(|xact| (*xact, Outcome::Committed));
     let known = aborted.chain(committed).collect();
-    books.aborted_before = books.aborted.len();
+    books.checked_aborted = books.aborted.len();
     known
 }
 

@@ -16,9 +16,9 @@ use anyhow::{Context, ensure};
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 
-use crate::books::{Books, Told, balances};
+use crate::books::{Books, ClientOutcome, balances};
 use crate::check::{self, Contents};
-use crate::load::{Tenant, told_by};
+use crate::load::{Tenant, outcome_of_error};
 use crate::node::Node;
 use crate::sql::Client;
 
@@ -30,7 +30,7 @@ pub struct Copy {
     name: String,
     /// Index of the source among the tenants.
     source: usize,
-    told: Told,
+    outcome: ClientOutcome,
     /// Ids of the source's transactions that were acknowledged before the request.
     acknowledged: Vec<i64>,
 }
@@ -66,11 +66,11 @@ async fn create_copies(
         acknowledged.extend(tenant.acknowledged());
         let created = client.query(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{}\"", tenant.name)).await;
         let told = match created {
-            Ok(_) => Told::Yes,
-            Err(error) => told_by(&error)?,
+            Ok(_) => ClientOutcome::Acknowledged,
+            Err(error) => outcome_of_error(&error)?,
         };
-        copies.push(Copy { name, source, told, acknowledged });
-        if told == Told::Nothing {
+        copies.push(Copy { name, source, outcome: told, acknowledged });
+        if told == ClientOutcome::Unknown {
             break;
         }
     }
@@ -91,14 +91,22 @@ pub async fn check_and_drop(node: &Node, copies: Vec<Copy>, books: &[Books]) -> 
         let context = || format!("{}, a copy of {}", copy.name, source.name);
         match Client::connect(node, &copy.name).await {
             Ok(client) => {
-                ensure!(copy.told != Told::No, "{} exists, but its creation failed", context());
+                ensure!(
+                    copy.outcome != ClientOutcome::NotCommitted,
+                    "{} exists, but its creation failed",
+                    context()
+                );
                 check(&client, &copy, source).await.with_context(context)?;
                 drop(client);
                 let statement = format!("DROP DATABASE \"{}\" WITH (FORCE)", copy.name);
                 system.query(&statement).await.with_context(context)?;
             }
             Err(error) if error.code() == Some(&SqlState::INVALID_CATALOG_NAME) => {
-                ensure!(copy.told != Told::Yes, "{} was acknowledged, but does not exist", context());
+                ensure!(
+                    copy.outcome != ClientOutcome::Acknowledged,
+                    "{} was acknowledged, but does not exist",
+                    context()
+                );
             }
             Err(error) => return Err(error).with_context(context),
         }

@@ -24,9 +24,11 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use crate::books::{ACCOUNTS, Attempt, Books, Change, Entry, Heard, TOKEN_BYTES, Told, WORKERS, body};
+use crate::books::{
+    ACCOUNTS, Attempt, Books, Change, ClientOutcome, Entry, RoundRecord, TOKEN_BYTES, WORKERS, body,
+};
 use crate::node::Node;
-use crate::sql::{self, Answer, Client};
+use crate::sql::{self, Client, QueriedOutcome};
 
 /// Timeout for a client to end after the node was killed, which it should detect immediately.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
@@ -71,7 +73,7 @@ impl Tenant {
 pub struct Clients {
     pub tenants: Vec<Arc<Tenant>>,
     workers: Vec<Vec<JoinHandle<anyhow::Result<Vec<Attempt>>>>>,
-    outcome_pollers: Vec<JoinHandle<anyhow::Result<Vec<Answer>>>>,
+    outcome_pollers: Vec<JoinHandle<anyhow::Result<Vec<QueriedOutcome>>>>,
 }
 
 /// Starts the load on all tenants.
@@ -100,14 +102,14 @@ pub fn start(node: &Node, round: u64, books: &[Books], random: &mut StdRng) -> C
 
 impl Clients {
     /// Waits for all clients after the node is gone. Returns their records for each tenant.
-    pub async fn join(self) -> anyhow::Result<Vec<Heard>> {
+    pub async fn join(self) -> anyhow::Result<Vec<RoundRecord>> {
         let mut all = Vec::new();
         for (workers, poller) in self.workers.into_iter().zip(self.outcome_pollers) {
-            let mut heard = Heard::default();
+            let mut heard = RoundRecord::default();
             for worker in workers {
                 heard.attempts.extend(join(worker).await?);
             }
-            heard.answers = join(poller).await?;
+            heard.queried_outcomes = join(poller).await?;
             all.push(heard);
         }
         Ok(all)
@@ -122,12 +124,14 @@ pub async fn join<T>(client: JoinHandle<anyhow::Result<T>>) -> anyhow::Result<T>
 /// Returns the outcome of a statement that failed with `error`.
 ///
 /// Fails on errors that this load must not cause.
-pub fn told_by(error: &Error) -> anyhow::Result<Told> {
+pub fn outcome_of_error(error: &Error) -> anyhow::Result<ClientOutcome> {
     match error.code() {
-        None if is_lost(error) => Ok(Told::Nothing),
-        Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED) => Ok(Told::No),
+        None if is_lost(error) => Ok(ClientOutcome::Unknown),
+        Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED) => {
+            Ok(ClientOutcome::NotCommitted)
+        }
         // A shutdown error does not say whether the statement has been executed.
-        Some(&SqlState::ADMIN_SHUTDOWN) => Ok(Told::Nothing),
+        Some(&SqlState::ADMIN_SHUTDOWN) => Ok(ClientOutcome::Unknown),
         _ => bail!("a client received an unexpected error: {error:?}"),
     }
 }
@@ -211,7 +215,7 @@ impl Worker {
         let begun = client.query("BEGIN; SELECT pg_current_xact_id()").await;
         let xact: i64 = match begun {
             Ok(rows) => sql::number(rows.first().context("no transaction id")?, 0)?,
-            Err(error) => return self.roll_back(client, told_by(&error)?).await,
+            Err(error) => return self.roll_back(client, outcome_of_error(&error)?).await,
         };
         self.tenant.note_begun(xact);
         let Entry { payer, payee, amount } = entry;
@@ -220,31 +224,35 @@ impl Worker {
         for statement in &statements {
             if let Err(error) = client.query(statement).await {
                 // COMMIT was not sent.
-                self.attempts.push(Attempt { xact: Some(xact), changes, told: Told::No });
-                return self.roll_back(client, told_by(&error)?).await;
+                self.attempts.push(Attempt {
+                    xact: Some(xact),
+                    changes,
+                    outcome: ClientOutcome::NotCommitted,
+                });
+                return self.roll_back(client, outcome_of_error(&error)?).await;
             }
         }
         if end == End::Rollback {
-            self.attempts.push(Attempt { xact: Some(xact), changes, told: Told::No });
-            return self.roll_back(client, Told::No).await;
+            self.attempts.push(Attempt { xact: Some(xact), changes, outcome: ClientOutcome::NotCommitted });
+            return self.roll_back(client, ClientOutcome::NotCommitted).await;
         }
         let told = match client.query("COMMIT").await {
-            Ok(_) => Told::Yes,
-            Err(error) => told_by(&error)?,
+            Ok(_) => ClientOutcome::Acknowledged,
+            Err(error) => outcome_of_error(&error)?,
         };
-        if told == Told::Yes {
+        if told == ClientOutcome::Acknowledged {
             self.tenant.note_acknowledged(xact);
         }
-        self.record(Attempt { xact: Some(xact), changes, told });
-        Ok(told != Told::Nothing)
+        self.record(Attempt { xact: Some(xact), changes, outcome: told });
+        Ok(told != ClientOutcome::Unknown)
     }
 
     /// Rolls back after an error, or as planned. Returns false if the connection is lost.
-    async fn roll_back(&mut self, client: &Client, told: Told) -> anyhow::Result<bool> {
+    async fn roll_back(&mut self, client: &Client, told: ClientOutcome) -> anyhow::Result<bool> {
         match (told, client.query("ROLLBACK").await) {
-            (Told::Nothing, _) => Ok(false),
+            (ClientOutcome::Unknown, _) => Ok(false),
             (_, Ok(_)) => Ok(true),
-            (_, Err(error)) => told_by(&error).map(|told| told != Told::Nothing),
+            (_, Err(error)) => outcome_of_error(&error).map(|told| told != ClientOutcome::Unknown),
         }
     }
 
@@ -270,15 +278,15 @@ impl Worker {
 
     fn record_autocommit(&mut self, result: Result<(), Error>, change: Change) -> anyhow::Result<bool> {
         let told = match result {
-            Ok(()) => Told::Yes,
-            Err(error) => told_by(&error)?,
+            Ok(()) => ClientOutcome::Acknowledged,
+            Err(error) => outcome_of_error(&error)?,
         };
-        self.record(Attempt { xact: None, changes: vec![change], told });
-        Ok(told != Told::Nothing)
+        self.record(Attempt { xact: None, changes: vec![change], outcome: told });
+        Ok(told != ClientOutcome::Unknown)
     }
 
     fn record(&mut self, attempt: Attempt) {
-        if attempt.told == Told::Yes {
+        if attempt.outcome == ClientOutcome::Acknowledged {
             self.notes.extend(attempt.changes.iter().filter_map(|change| match change {
                 Change::Add { note, .. } => Some(*note),
                 _ => None,
@@ -294,7 +302,11 @@ impl Worker {
 }
 
 /// Queries the outcome of the newest transaction periodically.
-async fn poll_outcomes(tenant: Arc<Tenant>, sql: SocketAddr, pause: Duration) -> anyhow::Result<Vec<Answer>> {
+async fn poll_outcomes(
+    tenant: Arc<Tenant>,
+    sql: SocketAddr,
+    pause: Duration,
+) -> anyhow::Result<Vec<QueriedOutcome>> {
     let mut answers = Vec::new();
     let Ok(client) = Client::connect_to(sql, &tenant.name).await else { return Ok(answers) };
     loop {
@@ -307,8 +319,8 @@ async fn poll_outcomes(tenant: Arc<Tenant>, sql: SocketAddr, pause: Duration) ->
         };
         match client.outcome(xact).await {
             Ok(outcome) => answers.push((xact, outcome)),
-            Err(error) => match error.downcast_ref().map(told_by) {
-                Some(Ok(Told::Nothing)) => return Ok(answers),
+            Err(error) => match error.downcast_ref().map(outcome_of_error) {
+                Some(Ok(ClientOutcome::Unknown)) => return Ok(answers),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
                 None => return Err(error),

@@ -33,8 +33,8 @@ mod copies;
 mod large;
 mod load;
 mod node;
-mod past;
 mod plan;
+mod restore;
 mod sql;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ use rand::{RngExt, SeedableRng};
 
 use books::Books;
 use node::Node;
-use plan::{Between, Death, Plan, Trigger};
+use plan::{Death, Plan, RoundEnd, Trigger};
 
 /// Default number of rounds. `FULMAR_CRASH_ROUNDS` overrides it.
 const ROUNDS: u64 = 100;
@@ -113,7 +113,7 @@ async fn run(directory: &Path, seed: u64, rounds: u64) -> anyhow::Result<()> {
     run.end().await.context("after the last round")?;
     run.report(rounds, began.elapsed());
     if rounds >= plan::DECK.len() as u64 {
-        let missed: BTreeSet<_> = plan::places().filter(|place| !run.hits.contains_key(place)).collect();
+        let missed: BTreeSet<_> = plan::failpoints().filter(|place| !run.hits.contains_key(place)).collect();
         ensure!(
             missed.is_empty(),
             "no node was killed at {missed:?}; check that `fulmar start` arms its failpoints"
@@ -167,7 +167,7 @@ impl Run<'_> {
         };
         for (books, heard) in self.books.iter_mut().zip(heard) {
             self.totals.count(&heard);
-            books.enter(heard);
+            books.apply_round(heard);
         }
         for after in &plan.recoveries {
             node::start_and_kill(self.directory, *after).await?;
@@ -176,14 +176,14 @@ impl Run<'_> {
         self.check(&node, &mut random).await?;
         self.totals.copies += copies.len();
         copies::check_and_drop(&node, copies, &self.books).await?;
-        match plan.between {
-            Between::Kill => node.kill().await,
-            Between::Stop => node.stop().await,
+        match plan.round_end {
+            RoundEnd::Kill => node.kill().await,
+            RoundEnd::Stop => node.stop().await,
         }
     }
 
     fn note_hit(&mut self, death: &Death, hit: bool) {
-        if let (Death::Place { name, .. }, true) = (death, hit) {
+        if let (Death::Failpoint { name, .. }, true) = (death, hit) {
             *self.hits.entry(name).or_default() += 1;
         }
     }
@@ -233,15 +233,15 @@ impl Run<'_> {
 }
 
 impl Totals {
-    fn count(&mut self, heard: &books::Heard) {
+    fn count(&mut self, heard: &books::RoundRecord) {
         for attempt in &heard.attempts {
-            *match attempt.told {
-                books::Told::Yes => &mut self.acknowledged,
-                books::Told::No => &mut self.rejected,
-                books::Told::Nothing => &mut self.unknown,
+            *match attempt.outcome {
+                books::ClientOutcome::Acknowledged => &mut self.acknowledged,
+                books::ClientOutcome::NotCommitted => &mut self.rejected,
+                books::ClientOutcome::Unknown => &mut self.unknown,
             } += 1;
         }
-        self.outcome_queries += heard.answers.len();
+        self.outcome_queries += heard.queried_outcomes.len();
     }
 }
 
@@ -251,12 +251,12 @@ async fn die(node: &mut Node, plan: &Plan) -> anyhow::Result<bool> {
     /// Timeout for the node to reach its failpoint. After it, the round counts as a miss.
     const FAILPOINT_TIMEOUT: Duration = Duration::from_secs(30);
     let killed_itself = match &plan.death {
-        Death::Moment => {
+        Death::Random => {
             tokio::time::sleep(plan.load).await;
             false
         }
-        Death::Place { trigger: Trigger::Load, .. } => node.is_killed_within(FAILPOINT_TIMEOUT).await?,
-        Death::Place { trigger: Trigger::Stop, .. } => {
+        Death::Failpoint { trigger: Trigger::Load, .. } => node.is_killed_within(FAILPOINT_TIMEOUT).await?,
+        Death::Failpoint { trigger: Trigger::Stop, .. } => {
             if !node.is_killed_within(plan.load).await? {
                 node.ask_to_stop()?;
             }

@@ -23,24 +23,24 @@ pub enum Trigger {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Death {
     /// SIGKILL by the test, after the load has run for some time.
-    Moment,
+    Random,
     /// By itself, at the given passage of a failpoint of the crate `fulmar-store`.
-    Place { name: &'static str, passage: u64, trigger: Trigger },
+    Failpoint { name: &'static str, passage: u64, trigger: Trigger },
 }
 
 impl Death {
     /// Returns the value of `FULMAR_FAILPOINTS`.
     pub fn failpoints(&self) -> Option<String> {
         match self {
-            Death::Moment => None,
-            Death::Place { name, passage, .. } => Some(format!("{name}=exit:{passage}")),
+            Death::Random => None,
+            Death::Failpoint { name, passage, .. } => Some(format!("{name}=exit:{passage}")),
         }
     }
 }
 
 /// How the checked node ends before the next round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Between {
+pub enum RoundEnd {
     Kill,
     Stop,
 }
@@ -54,7 +54,7 @@ pub struct Plan {
     pub copies: bool,
     /// The node is restarted and killed after each of these times, during its recovery.
     pub recoveries: Vec<Duration>,
-    pub between: Between,
+    pub round_end: RoundEnd,
 }
 
 /// A kind of death, with the range of passages at which it happens.
@@ -93,7 +93,7 @@ pub const DECK: [Card; 14] = [
 ];
 
 /// Returns the failpoints in the deck.
-pub fn places() -> impl Iterator<Item = &'static str> {
+pub fn failpoints() -> impl Iterator<Item = &'static str> {
     DECK.iter().filter_map(|card| card.failpoint).map(|(name, _)| name)
 }
 
@@ -106,9 +106,9 @@ impl Plan {
         let card = &DECK[order[((round - 1) % deck) as usize]];
         let mut random = StdRng::seed_from_u64(seed ^ (round << 20));
         let death = match card.failpoint {
-            None => Death::Moment,
+            None => Death::Random,
             Some((name, trigger)) => {
-                Death::Place { name, passage: random.random_range(1..=card.max_passage), trigger }
+                Death::Failpoint { name, passage: random.random_range(1..=card.max_passage), trigger }
             }
         };
         let load = Duration::from_millis(random.random_range(60..=260));
@@ -118,19 +118,19 @@ impl Plan {
                 .collect(),
             _ => Vec::new(),
         };
-        let between = if random.random_range(0..4) == 0 { Between::Stop } else { Between::Kill };
-        Plan { death, load, copies: card.copies, recoveries, between }
+        let between = if random.random_range(0..4) == 0 { RoundEnd::Stop } else { RoundEnd::Kill };
+        Plan { death, load, copies: card.copies, recoveries, round_end: between }
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.death {
-            Death::Moment => write!(f, "killed after {:?}", self.load)?,
-            Death::Place { name, passage, trigger: Trigger::Load } => {
+            Death::Random => write!(f, "killed after {:?}", self.load)?,
+            Death::Failpoint { name, passage, trigger: Trigger::Load } => {
                 write!(f, "killed at {name}, passage {passage}")?
             }
-            Death::Place { name, passage, trigger: Trigger::Stop } => {
+            Death::Failpoint { name, passage, trigger: Trigger::Stop } => {
                 write!(f, "SIGTERM after {:?}, killed at {name}, passage {passage}", self.load)?;
             }
         }

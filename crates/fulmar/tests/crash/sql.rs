@@ -65,7 +65,7 @@ pub enum Outcome {
 }
 
 /// The id of a transaction, and its queried outcome.
-pub type Answer = (i64, Outcome);
+pub type QueriedOutcome = (i64, Outcome);
 
 /// Parses a column of a row as a number.
 pub fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(

@@ -29,7 +29,7 @@ async fn run(rig: &Rig, sql: &str) {
     let system = log_in(&node, "fulmar", &rig.password(), "fulmar").await.unwrap();
     system.batch_execute(sql).await.unwrap();
     drop(system);
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,7 +44,7 @@ async fn old_copies_of_the_catalog_are_refused() {
     late.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
     let now = contents(&node, &password).await.unwrap();
     drop(late);
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     let new = Rig { contents: now, ..new };
 
     // Replace SQLite's files, meta.head, and all files.
@@ -76,7 +76,7 @@ async fn old_copies_of_the_catalog_are_refused() {
         let fresh = log_in(&node, "fulmar", &password, "fresh").await.unwrap();
         assert!(fresh.query("SELECT * FROM t", &[]).await.is_err(), "partition ids must not be reused");
         drop((system, fresh));
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         let accepted = trial.read().await.unwrap();
         assert!(!accepted.contains(&"database late".to_owned()), "{accepted:?}");
         assert!(accepted.contains(&"user bob".to_owned()) && accepted.contains(&"database fresh".to_owned()));

@@ -88,7 +88,7 @@ impl Rig {
     async fn read(&self) -> Result<Vec<String>, String> {
         let node = self.start(&[])?;
         let contents = contents(&node, &self.password()).await;
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
         contents.map_err(|error| error + &self.stderr())
     }
 
@@ -197,6 +197,6 @@ async fn rig(end: Signal) -> Rig {
         shop.batch_execute("CREATE TABLE IF NOT EXISTS last(x); INSERT INTO last VALUES (1)").await.unwrap();
     }
     drop((system, shop));
-    assert_eq!(node.end(end), (end == Signal::TERM).then_some(0));
+    assert_eq!(node.stop_with(end), (end == Signal::TERM).then_some(0));
     Rig { contents, ..rig }
 }

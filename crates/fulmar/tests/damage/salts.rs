@@ -44,7 +44,7 @@ async fn salts_of_unknown_users_are_stable_across_restarts() {
     system.batch_execute("CREATE USER ada PASSWORD 'secret-of-ada'").await.unwrap();
     let before = users.map(|user| challenge(&node, user));
     drop(system);
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     let node = rig.start(&[]).unwrap();
     assert_eq!(users.map(|user| challenge(&node, user)), before);
     let shape = |challenge: &String| (challenge.len(), challenge.split_once(",i=").unwrap().1.to_owned());

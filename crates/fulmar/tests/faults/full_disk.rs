@@ -214,7 +214,7 @@ async fn full_disk_rejects_catalog_changes() {
     // Kill the node on a full disk, and restart it there.
     disk.fill();
     assert!(outcomes.create(&system).await.is_some());
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     start_on_full_disk(&disk, &outcomes).await;
     disk.free();
     let node = disk.start().unwrap();
@@ -233,7 +233,7 @@ async fn start_on_full_disk(disk: &SmallDisk, outcomes: &Outcomes) {
     match disk.start() {
         Ok(node) => {
             outcomes.check(&node).await;
-            assert_eq!(node.end(Signal::KILL), None);
+            assert_eq!(node.stop_with(Signal::KILL), None);
         }
         Err(error) => assert!(is_lack_of_space(&error), "{error}"),
     }
@@ -275,7 +275,7 @@ async fn failed_write_of_the_catalog_head_loses_nothing() {
     let later = system.batch_execute("CREATE USER later").await.unwrap_err();
     let later = later.as_db_error().unwrap_or_else(|| panic!("{later}")).message();
     assert!(later.contains("failed before"), "{later}");
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
 
     disk.fill();
     start_on_full_disk(&disk, &outcomes).await;
@@ -284,7 +284,7 @@ async fn failed_write_of_the_catalog_head_loses_nothing() {
         let node = disk.start().unwrap();
         outcomes.check(&node).await;
         assert_eq!(outcomes.create(&client(&node, "fulmar").await).await, None);
-        assert_eq!(node.end(Signal::KILL), None);
+        assert_eq!(node.stop_with(Signal::KILL), None);
     }
 }
 
@@ -315,6 +315,6 @@ async fn first_start_on_a_full_disk_is_refused_until_space_is_free() {
     assert!(catalog_errors > 3, "the catalog was never created partially: {errors:?}");
     let mut outcomes = Outcomes::default();
     assert_eq!(outcomes.create(&client(&node, "fulmar").await).await, None);
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     outcomes.check(&disk.start().unwrap()).await;
 }

@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::*;
-use crate::common::{client, until, within};
+use crate::common::{client, wait_until, with_timeout};
 
 const CATALOG: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
 /// Delay of each chunk that the slow store sends.
@@ -157,7 +157,7 @@ async fn rig() -> Rig {
     let sql = "CREATE TABLE t(x); INSERT INTO t VALUES ('kept')";
     client(&node, "kept").await.batch_execute(sql).await.unwrap();
     drop(system);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     copy(&rig.path("data"), &rig.path("old"));
     let node = rig.start(None, &[]).unwrap();
     let system = client(&node, "fulmar").await;
@@ -166,7 +166,7 @@ async fn rig() -> Rig {
     client(&node, "late").await.batch_execute(sql).await.unwrap();
     client(&node, "kept").await.batch_execute("INSERT INTO t VALUES ('newer')").await.unwrap();
     drop(system);
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     for file in CATALOG {
         let (old, new) = (rig.path("old").join(file), rig.path("data").join(file));
         let _ = std::fs::remove_file(&new); // a file of a running node may be absent
@@ -209,7 +209,7 @@ async fn accept_catalog_has_the_same_result_with_a_slow_store() {
     let rig = rig().await;
     let node = rig.start(None, &rig.accept_flags()).unwrap();
     let expected = contents(&node).await;
-    assert_eq!(node.end(Signal::KILL), None);
+    assert_eq!(node.stop_with(Signal::KILL), None);
     assert!(expected.contains(&"ada".to_owned()) && !expected.contains(&"late".to_owned()), "{expected:?}");
     assert!(
         expected.contains(&"newer".to_owned()),
@@ -229,19 +229,19 @@ async fn accept_catalog_has_the_same_result_with_a_slow_store() {
     command_with_port.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let log = rig.path("stderr");
     let starting = tokio::task::spawn_blocking(move || start(command_with_port, &log));
-    until("the start waits for the store", async || gate.requests.load(Ordering::Relaxed) > 0).await;
-    until(
+    wait_until("the start waits for the store", async || gate.requests.load(Ordering::Relaxed) > 0).await;
+    wait_until(
         "the start reports its progress",
         async || matches!(health(&http).await, Some((503, body)) if body.starts_with("starting: ")),
     )
     .await;
     assert!(!starting.is_finished(), "the node must not be ready before the store has responded");
     gate.state.send_replace(State::Open(DELAY));
-    let node = within("the start ends", starting).await.unwrap().unwrap();
+    let node = with_timeout("the start ends", starting).await.unwrap().unwrap();
     assert_eq!(health(&http).await.map(|(status, _)| status), Some(200));
     assert_eq!(contents(&node).await, expected);
     gate.state.send_replace(State::Open(Duration::ZERO));
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     let node = rig.start(None, &[]).unwrap();
     assert_eq!(column(&client(&node, "kept").await, "SELECT x FROM t ORDER BY 1").await, ["kept", "newer"]);
 }
@@ -252,7 +252,7 @@ async fn start_without_a_response_of_the_store_fails_and_can_be_repeated() {
     let gate = Gate::start(rig.store(), State::Closed).await;
     let (command, log) = (rig.command(Some(&gate), &rig.accept_flags()), rig.path("stderr"));
     let starting = tokio::task::spawn_blocking(move || start(command, &log));
-    let result = within("the start ends", starting).await.unwrap();
+    let result = with_timeout("the start ends", starting).await.unwrap();
     let error = result.err().expect("a start without a response of the store must fail");
     assert!(error.contains("store"), "{error}");
     // The failed start has not accepted the catalog, not even partially.

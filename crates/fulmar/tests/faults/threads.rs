@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tokio_postgres::SimpleQueryMessage;
 
 use super::*;
-use crate::common::{client, until, within};
+use crate::common::{client, wait_until, with_timeout};
 
 /// The id of an unprivileged user. The limit does not apply to root.
 const NOBODY: u32 = 65_534;
@@ -98,13 +98,13 @@ async fn large_statements_work_without_offload_threads() {
 
     limit_threads(&node, Some(1));
     for (sql, expected) in statements() {
-        assert_eq!(within(&sql, value(&one, &sql)).await, expected, "{sql}");
+        assert_eq!(with_timeout(&sql, value(&one, &sql)).await, expected, "{sql}");
     }
     let insert = "INSERT INTO t SELECT hex(zeroblob(1000000))";
-    within("a large commit", one.batch_execute(insert)).await.unwrap();
+    with_timeout("a large commit", one.batch_execute(insert)).await.unwrap();
     let large = "x".repeat(200_000);
     let length = async { one.query_one("SELECT CAST(length($1) AS TEXT)", &[&large]).await };
-    assert_eq!(within("a large parameter", length).await.unwrap().get::<_, String>(0), "200000");
+    assert_eq!(with_timeout("a large parameter", length).await.unwrap().get::<_, String>(0), "200000");
 
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
@@ -115,11 +115,11 @@ async fn large_statements_work_without_offload_threads() {
             }
         }));
     }
-    within("a small statement of another tenant", two.batch_execute("INSERT INTO t VALUES (1)"))
+    with_timeout("a small statement of another tenant", two.batch_execute("INSERT INTO t VALUES (1)"))
         .await
         .unwrap();
     for session in sessions {
-        within("concurrent large statements", session).await.unwrap();
+        with_timeout("concurrent large statements", session).await.unwrap();
     }
     assert!(!has_offload_threads(&node), "the node has started threads despite the limit");
 
@@ -127,7 +127,7 @@ async fn large_statements_work_without_offload_threads() {
     let token = one.cancel_token();
     let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(length(hex(zeroblob(40000)))) FROM n";
     let mut statement = std::pin::pin!(one.batch_execute(endless));
-    let error = within("a cancelled statement", async {
+    let error = with_timeout("a cancelled statement", async {
         loop {
             tokio::select! {
                 result = &mut statement => return result.unwrap_err(),
@@ -139,7 +139,7 @@ async fn large_statements_work_without_offload_threads() {
     assert_eq!(error.code().map(|code| code.code()), Some("57014"), "{error}");
 
     // The last cancel request may arrive after its statement has ended, and cancel a later one.
-    until("the cancelled session is usable again", async || match one.batch_execute("SELECT 1").await {
+    wait_until("the cancelled session is usable again", async || match one.batch_execute("SELECT 1").await {
         Ok(()) => true,
         Err(error) => {
             assert_eq!(error.code().map(|code| code.code()), Some("57014"), "{error}");
@@ -149,13 +149,13 @@ async fn large_statements_work_without_offload_threads() {
     .await;
     let one = client(&node, "one").await;
     limit_threads(&node, None);
-    until("large statements run on offload threads again", async || {
+    wait_until("large statements run on offload threads again", async || {
         value(&one, &statements()[0].0).await;
         has_offload_threads(&node)
     })
     .await;
     assert_eq!(value(&one, "SELECT length(x) FROM t").await, "2000000");
-    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(node.stop_with(Signal::TERM), Some(0));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("could not start a thread of the offload pool"), "{log}");
     assert!(!log.contains("panicked"), "{log}");

@@ -1,10 +1,10 @@
-//! What administrative statements change, and steps that several statements share.
+//! ObjectKind administrative statements change, and steps that several statements share.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_engine::{Engine, Error, sqlstate};
-use fulmar_meta::{Catalog, MetaError, SYSTEM_TENANT, Tenant, What};
+use fulmar_meta::{Catalog, MetaError, ObjectKind, SYSTEM_TENANT, Tenant};
 
 use crate::Result;
 use crate::events::{Event, Journal};
@@ -32,7 +32,7 @@ impl Context {
 
     /// The tenant with this name.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Tenant>> {
-        let missing = || answer(&MetaError::Missing { what: What::Tenant, name: name.to_owned() });
+        let missing = || answer(&MetaError::Missing { what: ObjectKind::Tenant, name: name.to_owned() });
         self.catalog.tenant(name).ok_or_else(missing)
     }
 
@@ -74,18 +74,18 @@ pub(crate) fn answer(error: &MetaError) -> Error {
     const INVALID_NAME: &str = "42602";
     let message = error.to_string();
     let (state, message) = match error {
-        MetaError::Exists { what: What::Tenant, name } => {
+        MetaError::Exists { what: ObjectKind::Tenant, name } => {
             (sqlstate::DUPLICATE_DATABASE, format!("database \"{name}\" already exists"))
         }
-        MetaError::Exists { what: What::User, name } => {
+        MetaError::Exists { what: ObjectKind::User, name } => {
             (sqlstate::DUPLICATE_OBJECT, format!("role \"{name}\" already exists"))
         }
-        MetaError::Exists { what: What::Token, .. } => (sqlstate::DUPLICATE_OBJECT, message),
-        MetaError::Missing { what: What::Token, .. } => (UNDEFINED_OBJECT, message),
-        MetaError::Missing { what: What::Tenant, name } => {
+        MetaError::Exists { what: ObjectKind::Token, .. } => (sqlstate::DUPLICATE_OBJECT, message),
+        MetaError::Missing { what: ObjectKind::Token, .. } => (UNDEFINED_OBJECT, message),
+        MetaError::Missing { what: ObjectKind::Tenant, name } => {
             (sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"))
         }
-        MetaError::Missing { what: What::User, name } => {
+        MetaError::Missing { what: ObjectKind::User, name } => {
             (UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
         }
         MetaError::UnknownLimit { .. } => (UNDEFINED_OBJECT, message),

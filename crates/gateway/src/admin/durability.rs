@@ -17,7 +17,7 @@ pub(super) const NAME: &str = "durability";
 /// Parses a value. `None` is the default.
 pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
     let Some(value) = value else { return Ok(Durability::default()) };
-    Durability::of_name(&value.to_lowercase()).ok_or_else(|| {
+    Durability::from_name(&value.to_lowercase()).ok_or_else(|| {
         let message = format!("invalid value for parameter \"{NAME}\": \"{}\"", shorten(value));
         Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
             .hint("Available values: 'local' (the node's disk), 'shared' (the store).")

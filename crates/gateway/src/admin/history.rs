@@ -19,7 +19,7 @@ pub(super) async fn restore(name: &str, at_unix_ms: u64, context: &Context) -> R
     let tenant = context.find_ordinary(name, "cannot be restored", hint)?;
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
-        let changed = context.catalog.begin_era(partition, era.lineage, era.epoch).await;
+        let changed = context.catalog.begin_timeline(partition, era.lineage, era.epoch).await;
         changed.map_err(|error| answer(&error))
     };
     context.engine.restore_partition(partition, at_unix_ms, decide).await?;

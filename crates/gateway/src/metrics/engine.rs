@@ -179,13 +179,13 @@ pub(super) fn write_store(out: &mut String, store: &[OperationStatistics]) {
     for one in store {
         let operation = one.operation.label();
         let mut total = 0;
-        for (bucket, count) in one.times.iter().enumerate() {
+        for (bucket, count) in one.durations.iter().enumerate() {
             total += count;
             let bound = time_bucket_us(bucket).map_or("+Inf".to_owned(), |us| (us as f64 / 1e6).to_string());
             line(out, format_args!("{NAME}_bucket{{operation=\"{operation}\",le=\"{bound}\"}} {total}"));
         }
         line(out, format_args!("{NAME}_sum{{operation=\"{operation}\"}} {}", one.time_us as f64 / 1e6));
-        line(out, format_args!("{NAME}_count{{operation=\"{operation}\"}} {}", one.tries));
+        line(out, format_args!("{NAME}_count{{operation=\"{operation}\"}} {}", one.attempts));
     }
     type Value = fn(&OperationStatistics) -> u64;
     let totals: [(&str, &str, Value); 2] = [

@@ -23,7 +23,7 @@ use crate::Result;
 impl Session {
     /// Applies changed access rights. Fails if the session must end.
     pub(super) fn follow_rights(&mut self) -> Result<(), End> {
-        let generation = self.context.catalog.rights_generation();
+        let generation = self.context.catalog.privileges_generation();
         if generation == self.rights_seen {
             return Ok(());
         }

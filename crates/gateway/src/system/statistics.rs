@@ -92,7 +92,7 @@ pub(super) const TABLES: &[Filled] = &[
                     .limits
                     .shown()
                     .map(|limit| {
-                        row![tenant.name.as_str(), limit.name, limit.value, limit.default, limit.about]
+                        row![tenant.name.as_str(), limit.name, limit.value, limit.default, limit.description]
                     })
                     .chain([row![
                         tenant.name.as_str(),

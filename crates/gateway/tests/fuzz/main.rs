@@ -74,7 +74,7 @@ fn fuzz_wire() {
     let mut server = ServedNode::start();
     let secured = server.runtime.block_on(Node::start(|_| ()));
     let target = Target::new("wire", env!("CARGO_MANIFEST_DIR")).seeds(conversation::seeds());
-    target.words(conversation::WORDS).longest(400).runs(400).whole_process(RESIDENT_BYTES).run(|input| {
+    target.words(conversation::WORDS).max_length(400).runs(400).whole_process(RESIDENT_BYTES).run(|input| {
         server.prepare();
         let conversation = Conversation::of(input);
         server.runtime.block_on(async {
@@ -100,7 +100,7 @@ fn fuzz_lua() {
     let mut server = ServedNode::start();
     let mut client: Option<Client> = None;
     let target = Target::new("lua", env!("CARGO_MANIFEST_DIR")).seeds(lua::seeds());
-    target.words(lua::WORDS).longest(512).runs(300).whole_process(RESIDENT_BYTES).run(|input| {
+    target.words(lua::WORDS).max_length(512).runs(300).whole_process(RESIDENT_BYTES).run(|input| {
         if server.inputs.is_multiple_of(INPUTS_PER_DATABASE) {
             client = None;
         }

@@ -156,7 +156,7 @@ impl Maintenance {
                 // A cached frame will soon be requested from the new segment, so it is cached there
                 // too.
                 if frame.is_cached {
-                    writer.keep(location);
+                    writer.cache_last_frame(location);
                 }
             }
             writer.flush().await.map_err(store_error)?;

@@ -286,7 +286,7 @@ async fn push_pages(
             // Recently changed pages are likely to be read again, so they are cached.
             Ok(true) => {
                 let frame = builder.push(one.partition.id, *no, &page, writer.buffer());
-                writer.keep(frame);
+                writer.cache_last_frame(frame);
             }
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
@@ -351,7 +351,7 @@ async fn put(maintenance: &Maintenance, partition: &Partition, manifest: &Manife
         Err(exists @ StoreError::Exists { .. }) => {
             match store.read_manifest(ManifestName::of(manifest)).await {
                 Ok(other) if other == *manifest => Ok(()),
-                Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
+                Ok(_) | Err(StoreError::Damaged { .. } | StoreError::WrongIdentity { .. }) => {
                     partition.number_is_taken(manifest);
                     Err(exists)
                 }
@@ -449,7 +449,7 @@ mod tests {
             2,
             "no manifest is deleted while the process owns the store"
         );
-        let _term = PageStore::open(Arc::new(store.clone())).begin_term().await.unwrap();
+        let _term = PageStore::open(Arc::new(store.clone())).start_term().await.unwrap();
         delete_if_taken_over(&zombie, &[readable.clone(), broken]).await.unwrap_err();
         assert_eq!(pages.list_manifests(None).await.unwrap(), [ManifestName::of(&readable)]);
     }

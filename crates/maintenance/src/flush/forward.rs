@@ -26,7 +26,7 @@
 //! Copies that are not durable when the time-out ends are awaited by the next round, and not
 //! appended again.
 //!
-//! A full log still accepts copies, in a reserve that commits do not use ([`Urgency::MakesRoom`]):
+//! A full log still accepts copies, in a reserve that commits do not use ([`Urgency::FreesSpace`]):
 //! if the store was unavailable for long enough, all commits of other partitions may come after the
 //! records to be relocated.
 //!
@@ -199,9 +199,9 @@ async fn wait_for_copies(log: &CommitLog, records: &[&Logged], deadline: Instant
 
 async fn append(log: &CommitLog, body: &[u8], deadline: Instant) -> Result<Lsn> {
     while Instant::now() < deadline {
-        match log.append(body, Urgency::MakesRoom) {
+        match log.append(body, Urgency::FreesSpace) {
             Err(LogError::Busy) => {
-                let room = timeout_at(deadline, log.wait_room(body.len(), Urgency::MakesRoom)).await;
+                let room = timeout_at(deadline, log.wait_for_space(body.len(), Urgency::FreesSpace)).await;
                 room.map_err(|_| log_timeout())?.map_err(log_error)?;
             }
             appended => return appended.map_err(log_error),
@@ -246,7 +246,7 @@ mod tests {
         let mut replay = Replay::default();
         for number in [1, 2] {
             let body = body(number);
-            let end = log.append(&body, Urgency::Prompt).unwrap();
+            let end = log.append(&body, Urgency::Immediate).unwrap();
             log.wait_durable(end).await.unwrap();
             replay.push(end, &record::decode(&body).unwrap());
         }
@@ -257,7 +257,7 @@ mod tests {
         records[0].copied(append(&log, &records[0].body, soon).await.unwrap());
         log.wait_durable(records[0].copy().unwrap()).await.unwrap_err();
         let works = async {
-            while log.works().is_err() {
+            while log.check_available().is_err() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -186,7 +186,7 @@ async fn flush_unopened(
 /// Returns true if an earlier process left a record at this position in the shared log. Every
 /// object that stays in the shared log slows down each further start.
 fn is_left_behind(log: &CommitLog, since: Lsn) -> bool {
-    log.is_shared() && since < log.began()
+    log.is_shared() && since < log.start_position()
 }
 
 /// The pressure of each of the node's logs.
@@ -256,8 +256,8 @@ pub(crate) fn delete(maintenance: &Maintenance, id: PartitionId) -> BoxFuture<'_
         drop((flush_guard, past_guard));
         // Holds go after manifests: the collector deletes what is left of a partition without a
         // manifest.
-        for fate in listed.fates.into_iter().rev() {
-            store.delete_fate(fate).await.map_err(store_error)?;
+        for hold in listed.holds.into_iter().rev() {
+            store.delete_hold(hold).await.map_err(store_error)?;
         }
         for list in listed.hot_pages {
             store.delete_hot_pages(list).await.map_err(store_error)?;

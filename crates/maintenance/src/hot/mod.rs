@@ -81,7 +81,7 @@ impl HotLists {
     /// Creates the lists of a node.
     pub fn new(store: Arc<PageStore>) -> Self {
         HotLists {
-            reads: Arc::new(Semaphore::new(store.reads_at_once().div_ceil(READS_DIVISOR))),
+            reads: Arc::new(Semaphore::new(store.read_concurrency().div_ceil(READS_DIVISOR))),
             puts: Arc::new(Semaphore::new(MAX_CONCURRENT_PUTS)),
             waiting: Arc::new(Semaphore::new(MAX_PENDING_PUTS)),
             store,

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 
 use fulmar_mvcc::{Partition, Run};
 use fulmar_pages::{HotPages, PAGE_SIZE};
-use fulmar_store::{HotPagesName, PageStore, Reading, StoreError};
+use fulmar_store::{HotPagesName, PageStore, ReadHint, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
@@ -101,7 +101,7 @@ impl Warming {
         let mut bytes = Vec::with_capacity(locations.len() * PAGE_SIZE);
         // If the segment was merged and collected meanwhile the task ends: soon all listed pages
         // have moved.
-        self.store.read_pages(run.segment, &locations, Reading::Again, &mut bytes).await?;
+        self.store.read_pages(run.segment, &locations, ReadHint::WillReuse, &mut bytes).await?;
         if self.partition()?.warmed(&run, &bytes) { Ok(()) } else { Err(Ended::Quietly) }
     }
 }

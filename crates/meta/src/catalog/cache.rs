@@ -40,8 +40,8 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Cache {
     state: RwLock<State>,
-    /// See [`super::Catalog::rights_generation`].
-    rights: AtomicU64,
+    /// See [`super::Catalog::privileges_generation`].
+    privileges_generation: AtomicU64,
 }
 
 impl Cache {
@@ -49,14 +49,14 @@ impl Cache {
         self.state.read()
     }
 
-    pub(super) fn rights_generation(&self) -> u64 {
-        self.rights.load(Ordering::Acquire)
+    pub(super) fn privileges_generation(&self) -> u64 {
+        self.privileges_generation.load(Ordering::Acquire)
     }
 
     /// Called while the state is locked: a reader that sees the new number and then locks the state
     /// sees the change.
-    fn rights_changed(&self) {
-        self.rights.fetch_add(1, Ordering::Release);
+    fn increment_privileges_generation(&self) {
+        self.privileges_generation.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -70,7 +70,7 @@ impl Observer for Cache {
         let mut current = self.state.write();
         state.keep_limits(std::mem::take(&mut current.limits));
         *current = state;
-        self.rights_changed();
+        self.increment_privileges_generation();
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Observer for Cache {
             .iter()
             .any(|change| matches!(Key::parse(&change.key), Ok(Some(Key::User(_) | Key::Grant(..)))))
         {
-            self.rights_changed();
+            self.increment_privileges_generation();
         }
     }
 }

@@ -68,7 +68,7 @@ impl Catalog {
         let catalog = Self::follow(store, now_unix_ms).await?;
         catalog.create_system_tenant().await?;
         catalog.add_missing_records().await?;
-        catalog.keep_leaving_users().await?;
+        catalog.undo_interrupted_drops().await?;
         Ok(Arc::new(catalog))
     }
 

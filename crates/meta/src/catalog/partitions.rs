@@ -25,7 +25,7 @@ use fulmar_pages::PartitionId;
 use super::cache::State;
 use super::records::{self, Key};
 use super::{Catalog, PartitionRecord, SaltKey};
-use crate::{MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
+use crate::{MAX_TRANSACTION_STEPS, MetaError, ObjectKind, Revision, Transaction};
 
 /// Number of ids per reservation.
 const BLOCK_IDS: u64 = 64;
@@ -124,14 +124,14 @@ impl Catalog {
     ///
     /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and those
     /// of the store.
-    pub async fn begin_era(&self, id: PartitionId, lineage: u64, epoch: u32) -> Result<(), MetaError> {
+    pub async fn begin_timeline(&self, id: PartitionId, lineage: u64, epoch: u32) -> Result<(), MetaError> {
         let key = Key::Partition(id).to_string();
         self.change(|state| {
-            let missing = || MetaError::missing(What::Tenant, &id.to_string());
+            let missing = || MetaError::missing(ObjectKind::Tenant, &id.to_string());
             let current = state.partitions.get(&id).ok_or_else(missing)?;
             if current.epoch >= epoch {
                 return Err(MetaError::InUse {
-                    what: What::Tenant,
+                    what: ObjectKind::Tenant,
                     name: id.to_string(),
                     reason: "was restored concurrently".to_owned(),
                     remedy: "Check its contents and repeat the restore if needed.",

@@ -193,7 +193,7 @@ pub(super) fn tenant_value(tenant: &Tenant) -> Vec<u8> {
         owner: tenant.owner.clone(),
         created_unix_ms: tenant.created_unix_ms,
         state: tenant.state,
-        limits: tenant.limits.own().map(|(limit, value)| (limit.name().to_owned(), value)).collect(),
+        limits: tenant.limits.iter_set().map(|(limit, value)| (limit.name().to_owned(), value)).collect(),
         durability: Some(tenant.durability)
             .filter(|durability| *durability != Durability::default())
             .map(|durability| durability.name().to_owned()),
@@ -217,7 +217,7 @@ pub(super) fn tenant(name: &str, entry: &Entry) -> Result<Tenant, MetaError> {
 fn durability(name: Option<&str>, entry: &Entry) -> Result<Durability, MetaError> {
     let Some(name) = name else { return Ok(Durability::default()) };
     let unknown = || corrupt(&entry.key, &format!("unknown durability \"{name}\""));
-    Durability::of_name(name).ok_or_else(unknown)
+    Durability::from_name(name).ok_or_else(unknown)
 }
 
 fn limits(values: &BTreeMap<String, u64>, entry: &Entry) -> Result<Limits, MetaError> {

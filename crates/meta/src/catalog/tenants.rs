@@ -8,7 +8,7 @@ use fulmar_pages::{Durability, PartitionId};
 use super::cache::State;
 use super::records::{self, Key};
 use super::{Catalog, PartitionRecord, SYSTEM_TENANT, Tenant, TenantState, names};
-use crate::{Limit, Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
+use crate::{Limit, Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, ObjectKind, Revision, Transaction};
 
 impl Catalog {
     /// The tenant of that name, if it is ready.
@@ -45,7 +45,7 @@ impl Catalog {
     /// dropped), `Missing` (no user `owner`; [`super::SYSTEM_USER`] always exists), and those of
     /// the store.
     pub async fn create_tenant(&self, name: &str, owner: &str) -> Result<Arc<Tenant>, MetaError> {
-        names::check(What::Tenant, name)?;
+        names::check(ObjectKind::Tenant, name)?;
         // Checked before an id is used up, and again in the plan.
         check_name_is_free(&self.cache.state(), name)?;
         let partition = self.new_partition_id().await?;
@@ -101,7 +101,7 @@ impl Catalog {
         self.alter_tenant(
             |state| match state.tenants.get(name) {
                 Some(tenant) if tenant.state != TenantState::Creating => Ok(tenant),
-                _ => Err(MetaError::missing(What::Tenant, name)),
+                _ => Err(MetaError::missing(ObjectKind::Tenant, name)),
             },
             |tenant| tenant.state = TenantState::Dropping,
         )
@@ -114,7 +114,7 @@ impl Catalog {
     pub async fn finish_drop(&self, tenant: &Tenant) -> Result<(), MetaError> {
         self.cache.state().unfinished_tenant(tenant)?;
         // Grants and tokens are created only for ready tenants, so none can be added here.
-        self.forget(|state| {
+        self.delete_records(|state| {
             let users = state.grants.get(&tenant.partition).into_iter().flat_map(|users| users.keys());
             let grants = users.map(|user| Key::Grant(tenant.partition, user).to_string());
             let tokens = state.tokens.values().filter(|token| token.partition == Some(tenant.partition));
@@ -140,7 +140,7 @@ impl Catalog {
     /// Errors: `InvalidName`, `Missing`, `Exists`, `InUse` (the system tenant), and those of the
     /// store.
     pub async fn rename_tenant(&self, from: &str, to: &str) -> Result<Arc<Tenant>, MetaError> {
-        names::check(What::Tenant, to)?;
+        names::check(ObjectKind::Tenant, to)?;
         if from == SYSTEM_TENANT {
             return Err(system_tenant("renamed"));
         }
@@ -187,7 +187,7 @@ impl Catalog {
         let has_partition = |current: &&Arc<Tenant>| {
             current.partition == tenant.partition && current.state != TenantState::Dropping
         };
-        let missing = || MetaError::missing(What::Tenant, &tenant.name);
+        let missing = || MetaError::missing(ObjectKind::Tenant, &tenant.name);
         self.alter_tenant(
             |state| state.tenants.values().find(has_partition).ok_or_else(missing),
             |tenant| tenant.durability = durability,
@@ -234,7 +234,7 @@ impl Catalog {
     }
 
     /// Deletes records until `find` returns none, in batches of [`MAX_TRANSACTION_STEPS`].
-    pub(super) async fn forget(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
+    pub(super) async fn delete_records(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
         loop {
             let (deleted, _) = self
                 .change(|state| {
@@ -255,13 +255,13 @@ impl State {
     /// The tenant of that name, if it is ready.
     pub(super) fn ready_tenant(&self, name: &str) -> Result<&Arc<Tenant>, MetaError> {
         let tenant = self.tenants.get(name).filter(|tenant| tenant.state == TenantState::Ready);
-        tenant.ok_or_else(|| MetaError::missing(What::Tenant, name))
+        tenant.ok_or_else(|| MetaError::missing(ObjectKind::Tenant, name))
     }
 
     /// The current record of the same tenant. Fails if its name now belongs to another one.
     fn same_tenant(&self, tenant: &Tenant) -> Result<&Arc<Tenant>, MetaError> {
         let current = self.tenants.get(&tenant.name).filter(|current| current.partition == tenant.partition);
-        current.ok_or_else(|| MetaError::missing(What::Tenant, &tenant.name))
+        current.ok_or_else(|| MetaError::missing(ObjectKind::Tenant, &tenant.name))
     }
 
     /// The current record of the same tenant, if its creation or drop has not completed.
@@ -271,7 +271,7 @@ impl State {
             return Ok(current);
         }
         Err(MetaError::InUse {
-            what: What::Tenant,
+            what: ObjectKind::Tenant,
             name: current.name.clone(),
             reason: "is ready, so its drop cannot be finished".to_owned(),
             remedy: "Begin its drop first.",
@@ -282,7 +282,9 @@ impl State {
 fn check_name_is_free(state: &State, name: &str) -> Result<(), MetaError> {
     match state.tenants.get(name) {
         None => Ok(()),
-        Some(tenant) if tenant.state == TenantState::Ready => Err(MetaError::exists(What::Tenant, name)),
+        Some(tenant) if tenant.state == TenantState::Ready => {
+            Err(MetaError::exists(ObjectKind::Tenant, name))
+        }
         Some(tenant) => Err(unfinished_error(tenant)),
     }
 }
@@ -293,12 +295,17 @@ fn unfinished_error(tenant: &Tenant) -> MetaError {
         TenantState::Dropping => ("is being dropped", "Wait until the drop completes, or drop it again."),
         TenantState::Ready => ("is in use", "Choose another name."),
     };
-    MetaError::InUse { what: What::Tenant, name: tenant.name.clone(), reason: reason.to_owned(), remedy }
+    MetaError::InUse {
+        what: ObjectKind::Tenant,
+        name: tenant.name.clone(),
+        reason: reason.to_owned(),
+        remedy,
+    }
 }
 
 fn system_tenant(action: &str) -> MetaError {
     MetaError::InUse {
-        what: What::Tenant,
+        what: ObjectKind::Tenant,
         name: SYSTEM_TENANT.to_owned(),
         reason: format!("is the system tenant and cannot be {action}"),
         remedy: "Keep it: it contains no user data.",

@@ -9,7 +9,7 @@ use fulmar_pages::PartitionId;
 
 use super::records::{self, Key};
 use super::{Catalog, SecretHash, Tenant, TenantState, Token, names};
-use crate::{MetaError, Revision, Transaction, What};
+use crate::{MetaError, ObjectKind, Revision, Transaction};
 
 impl Catalog {
     /// All tokens, including expired ones, sorted by name.
@@ -46,12 +46,12 @@ impl Catalog {
         tenant: Option<&str>,
         lasts_ms: Option<u64>,
     ) -> Result<Arc<Token>, MetaError> {
-        names::check(What::Token, name)?;
+        names::check(ObjectKind::Token, name)?;
         let created_unix_ms = (self.now_unix_ms)();
         let (token, revision) = self
             .change(|state| {
                 if state.tokens.contains_key(name) {
-                    return Err(MetaError::exists(What::Token, name));
+                    return Err(MetaError::exists(ObjectKind::Token, name));
                 }
                 let tenant = tenant.map(|tenant| state.ready_tenant(tenant)).transpose()?;
                 let token = Token {
@@ -81,7 +81,8 @@ impl Catalog {
     pub async fn drop_token(&self, name: &str) -> Result<Arc<Token>, MetaError> {
         let (token, _) = self
             .change(|state| {
-                let token = state.tokens.get(name).ok_or_else(|| MetaError::missing(What::Token, name))?;
+                let token =
+                    state.tokens.get(name).ok_or_else(|| MetaError::missing(ObjectKind::Token, name))?;
                 let key = Key::Token(name).to_string();
                 Ok((Transaction::new().unchanged(key.as_str(), token.revision).delete(key), token.clone()))
             })

@@ -15,7 +15,7 @@ use super::cache::State;
 use super::records::{self, Key};
 use super::types::Grant;
 use super::{Access, Catalog, SYSTEM_USER, ScramVerifier, Tenant, User, names};
-use crate::{MetaError, Revision, Transaction, What};
+use crate::{MetaError, ObjectKind, Revision, Transaction};
 
 impl Catalog {
     /// The user of that name.
@@ -43,8 +43,8 @@ impl Catalog {
 
     /// Changes with each change of users and privileges. A session that caches its privileges
     /// compares this number first, which takes no lock.
-    pub fn rights_generation(&self) -> u64 {
-        self.cache.rights_generation()
+    pub fn privileges_generation(&self) -> u64 {
+        self.cache.privileges_generation()
     }
 
     /// Creates a user. Without a verifier it cannot log in by password.
@@ -56,12 +56,12 @@ impl Catalog {
         superuser: bool,
         verifier: Option<ScramVerifier>,
     ) -> Result<Arc<User>, MetaError> {
-        names::check(What::User, name)?;
+        names::check(ObjectKind::User, name)?;
         let (user, revision) = self
             .change(|state| {
                 match state.users.get(name) {
                     Some(user) if user.leaving => return Err(leaving(name)),
-                    Some(_) => return Err(MetaError::exists(What::User, name)),
+                    Some(_) => return Err(MetaError::exists(ObjectKind::User, name)),
                     None => {}
                 }
                 let verifier = verifier.clone();
@@ -97,14 +97,14 @@ impl Catalog {
     pub async fn drop_user(&self, name: &str) -> Result<(), MetaError> {
         if name == SYSTEM_USER {
             return Err(MetaError::InUse {
-                what: What::User,
+                what: ObjectKind::User,
                 name: name.to_owned(),
                 reason: "is the system user and cannot be dropped".to_owned(),
                 remedy: "Remove its password to prevent logins.",
             });
         }
         self.change(|state| {
-            let current = state.users.get(name).ok_or_else(|| MetaError::missing(What::User, name))?;
+            let current = state.users.get(name).ok_or_else(|| MetaError::missing(ObjectKind::User, name))?;
             state.owns_nothing(name)?;
             Ok((mark_leaving(current, true), ()))
         })
@@ -114,7 +114,7 @@ impl Catalog {
             self.unmark_leaving(name).await?;
             return Err(owns);
         }
-        self.forget(|state| {
+        self.delete_records(|state| {
             let granted = state.grants.iter().filter(|(_, users)| users.contains_key(name));
             granted.map(|(partition, _)| Key::Grant(*partition, name).to_string()).collect()
         })
@@ -124,7 +124,7 @@ impl Catalog {
                 .users
                 .get(name)
                 .filter(|user| user.leaving)
-                .ok_or_else(|| MetaError::missing(What::User, name))?;
+                .ok_or_else(|| MetaError::missing(ObjectKind::User, name))?;
             let key = Key::User(name).to_string();
             Ok((Transaction::new().unchanged(key.as_str(), current.revision).delete(key), ()))
         })
@@ -183,7 +183,7 @@ impl Catalog {
     }
 
     /// Undoes drops that were interrupted by a crash: they were not acknowledged.
-    pub(super) async fn keep_leaving_users(&self) -> Result<(), MetaError> {
+    pub(super) async fn undo_interrupted_drops(&self) -> Result<(), MetaError> {
         let names: Vec<String> = {
             let state = self.cache.state();
             state.users.values().filter(|user| user.leaving).map(|user| user.name.clone()).collect()
@@ -199,7 +199,7 @@ impl State {
     /// The user of that name, unless it is being dropped.
     pub(super) fn user(&self, name: &str) -> Result<&Arc<User>, MetaError> {
         let user = self.users.get(name).filter(|user| !user.leaving);
-        user.ok_or_else(|| MetaError::missing(What::User, name))
+        user.ok_or_else(|| MetaError::missing(ObjectKind::User, name))
     }
 
     fn granted(&self, tenant: &Tenant, user: &User) -> Option<Grant> {
@@ -212,7 +212,7 @@ impl State {
         let others = owned.count();
         let more = if others == 0 { String::new() } else { format!(" and {others} more") };
         Err(MetaError::InUse {
-            what: What::User,
+            what: ObjectKind::User,
             name: name.to_owned(),
             reason: format!("owns tenant \"{}\"{more}", first.name),
             remedy: "Drop its tenants first.",
@@ -238,7 +238,7 @@ fn mark_leaving(current: &User, leaving: bool) -> Transaction {
 
 fn leaving(name: &str) -> MetaError {
     MetaError::InUse {
-        what: What::User,
+        what: ObjectKind::User,
         name: name.to_owned(),
         reason: "is being dropped".to_owned(),
         remedy: "Wait until the drop completes, or drop it again.",

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_sqlite::Result;
-use fulmar_store::Reading;
+use fulmar_store::ReadHint;
 
 use super::{PageVersion, Partition, Snapshot};
 use crate::error::store_error_of;
@@ -103,7 +103,7 @@ impl Partition {
         let mut bytes = Vec::with_capacity(near.len() * PAGE_SIZE);
         self.node
             .store
-            .read_pages(segment, &locations, Reading::Again, &mut bytes)
+            .read_pages(segment, &locations, ReadHint::WillReuse, &mut bytes)
             .await
             .map_err(|error| store_error_of(self.id, error))?;
         let pages = bytes.as_chunks::<PAGE_SIZE>().0;

@@ -87,7 +87,7 @@ impl Commits {
     pub(super) fn urgency(&self, timestamp: u64) -> Urgency {
         let milliseconds = |timestamp: u64| timestamp >> 16;
         let since_ms = milliseconds(timestamp).saturating_sub(milliseconds(self.last_timestamp));
-        Urgency::Patient(Duration::from_millis(since_ms))
+        Urgency::Deferred(Duration::from_millis(since_ms))
     }
 
     /// Assigns a number to a version that no commit makes.

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
 use fulmar_sqlite::{Error, Result};
-use fulmar_store::{Ahead, LogPlace, LogTail, Lsn, ManifestName, StoreError};
+use fulmar_store::{LogPosition, LogTail, Lsn, ManifestName, NextRecords, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
@@ -50,7 +50,7 @@ pub struct Following {
     /// The durability of its commits.
     pub durability: Durability,
     /// Everything before this position is applied.
-    place: tokio::sync::Mutex<LogPlace>,
+    place: tokio::sync::Mutex<LogPosition>,
     /// When the manifest that it was opened with was made (milliseconds since 1970); `None` without
     /// one.
     pub manifest_unix_ms: Option<u64>,
@@ -91,7 +91,12 @@ impl Drop for Pinned<'_> {
 
 impl Following {
     /// Follows from a position in the log.
-    pub fn new(durability: Durability, place: LogPlace, manifest_unix_ms: Option<u64>, now_ms: u64) -> Self {
+    pub fn new(
+        durability: Durability,
+        place: LogPosition,
+        manifest_unix_ms: Option<u64>,
+        now_ms: u64,
+    ) -> Self {
         Following { durability, place: place.into(), manifest_unix_ms, checked_ms: now_ms.into() }
     }
 
@@ -130,14 +135,14 @@ impl Partition {
     }
 
     /// Applies the primary's log up to a position.
-    pub async fn catch_up(&self, tail: &LogTail, to: LogPlace) -> Result<Followed> {
+    pub async fn catch_up(&self, tail: &LogTail, to: LogPosition) -> Result<Followed> {
         let Some(following) = self.following.get() else { return Ok(Followed::Here) };
         let mut place = following.place.lock().await;
         while *place < to {
             match tail.next(self.id, *place, to).await.map_err(log_unreadable)? {
-                Ahead::End => *place = to,
-                Ahead::Gone => return Ok(Followed::LeftBehind),
-                Ahead::Records(object, behind) => match self.apply(object.records(self.id)).await? {
+                NextRecords::End => *place = to,
+                NextRecords::Gone => return Ok(Followed::LeftBehind),
+                NextRecords::Records(object, behind) => match self.apply(object.records(self.id)).await? {
                     Followed::Here => *place = behind,
                     other => return Ok(other),
                 },

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use fulmar_pages::hot::MOST_PAGES;
+use fulmar_pages::hot_pages::MAX_PAGES;
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 
 use super::{Partition, ahead};
@@ -24,7 +24,7 @@ impl Partition {
         let snapshot = self.pin();
         // SAFETY: pinned.
         let heat = |page| unsafe { self.find(page, &snapshot) }.and_then(|version| version.heat());
-        let hottest = self.residence.hottest(self.node.cache.clock(), MOST_PAGES, heat);
+        let hottest = self.residence.hottest(self.node.cache.clock(), MAX_PAGES, heat);
         self.unpin(snapshot);
         hottest
     }

@@ -359,7 +359,7 @@ pub async fn read_frames(
 ) -> Result<(HashMap<PageNo, Frame>, Vec<u64>)> {
     let mut pages = Vec::new();
     let reads: Vec<_> = manifest.segments.iter().map(|part| node.store.segment_index(part.id)).collect();
-    let reads = stream::iter(reads).buffered(node.store.reads_at_once());
+    let reads = stream::iter(reads).buffered(node.store.read_concurrency());
     let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
     // Allocated once: growing would need several times as much fresh memory, which is expensive.
     let most: usize =

@@ -2,7 +2,7 @@
 //! for eviction.
 //!
 //! A page in the disk cache costs 1. Any other page costs the ratio of the recent read latencies of
-//! the store and of the disk cache, up to [`MOST_COST`]. Without that limit, a page that is only in
+//! the store and of the disk cache, up to [`MAX_READ_COST`]. Without that limit, a page that is only in
 //! the store would stay in memory for a very long time without being used.
 //!
 //! Each latency is an exponentially weighted mean of successful reads of a single page; for larger
@@ -18,7 +18,7 @@ use fulmar_pages::{FrameLocation, SegmentId};
 use super::{DiskCache, Key};
 
 /// Maximum cost of a page.
-pub const MOST_COST: u64 = 8;
+pub const MAX_READ_COST: u64 = 8;
 
 /// Latencies that are assumed before anything has been read.
 const INITIAL_CACHE_LATENCY: Duration = Duration::from_micros(100);
@@ -69,7 +69,7 @@ impl Costs {
     /// The ratio of the store's latency to the disk cache's.
     fn store_cost(&self) -> u64 {
         let [cache_ns, store_ns] = [&self.cache, &self.store].map(|mean| mean.0.load(Ordering::Relaxed));
-        (store_ns / cache_ns.max(1)).clamp(1, MOST_COST)
+        (store_ns / cache_ns.max(1)).clamp(1, MAX_READ_COST)
     }
 }
 
@@ -79,7 +79,7 @@ impl DiskCache {
         self.shared.costs.store.add(latency);
     }
 
-    /// Returns the cost of reading the page at this location of a segment: 1 to [`MOST_COST`]. Only
+    /// Returns the cost of reading the page at this location of a segment: 1 to [`MAX_READ_COST`]. Only
     /// looks up the index, and does not count as a use of the entry.
     pub fn cost(&self, id: SegmentId, location: FrameLocation) -> u64 {
         match self.shared.index.contains(Key::frame(id, location.offset).hash()) {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn cost_follows_the_ratio_of_latencies_within_its_limits() {
         let costs = Costs::new();
-        assert_eq!(costs.store_cost(), MOST_COST);
+        assert_eq!(costs.store_cost(), MAX_READ_COST);
         let add = |cache: Duration, store: Duration| {
             (0..100).for_each(|_| costs.cache.add(cache));
             (0..100).for_each(|_| costs.store.add(store));
@@ -111,7 +111,7 @@ mod tests {
             1,
             "a store that is faster than the cache must cost 1"
         );
-        assert_eq!(add(Duration::ZERO, Duration::MAX), MOST_COST);
+        assert_eq!(add(Duration::ZERO, Duration::MAX), MAX_READ_COST);
         assert_eq!(add(Duration::MAX, Duration::ZERO), 1);
     }
 
@@ -122,7 +122,7 @@ mod tests {
         (0..100).for_each(|_| costs.store.add(short));
         assert_eq!(costs.store_cost(), 2);
         costs.store.add(long);
-        assert_eq!(costs.store_cost(), MOST_COST);
+        assert_eq!(costs.store_cost(), MAX_READ_COST);
         (0..100).for_each(|_| costs.store.add(short));
         assert_eq!(costs.store_cost(), 2);
     }

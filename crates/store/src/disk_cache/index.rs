@@ -21,7 +21,7 @@ const USED: u32 = 1;
 
 /// Location of an entry: a file, and a position in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct EntryLocation {
     pub(super) file: u32,
     pub(super) at: u32,
 }
@@ -71,38 +71,38 @@ impl Index {
     }
 
     /// Finds an entry. If `mark` is true, marks it as used.
-    pub(super) fn find(&self, hash: u64, mark: bool) -> Option<Place> {
+    pub(super) fn find(&self, hash: u64, mark: bool) -> Option<EntryLocation> {
         let mut table = self.table(hash).lock();
         let (file, at) = table.get_mut(&hash)?;
         *at |= if mark { USED } else { 0 };
-        Some(Place { file: *file, at: *at & !USED })
+        Some(EntryLocation { file: *file, at: *at & !USED })
     }
 
     /// Inserts or moves an entry.
-    pub(super) fn insert(&self, hash: u64, place: Place) {
-        if self.table(hash).lock().insert(hash, (place.file, place.at)).is_none() {
+    pub(super) fn insert(&self, hash: u64, location: EntryLocation) {
+        if self.table(hash).lock().insert(hash, (location.file, location.at)).is_none() {
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Inserts an entry unless the hash is present.
-    pub(super) fn insert_if_absent(&self, hash: u64, place: Place) {
+    pub(super) fn insert_if_absent(&self, hash: u64, location: EntryLocation) {
         let mut table = self.table(hash).lock();
         if let std::collections::hash_map::Entry::Vacant(vacant) = table.entry(hash) {
-            vacant.insert((place.file, place.at));
+            vacant.insert((location.file, location.at));
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Returns true if the entry is at this location and was used since it was inserted there.
-    pub(super) fn is_marked(&self, hash: u64, place: Place) -> bool {
-        self.table(hash).lock().get(&hash) == Some(&(place.file, place.at | USED))
+    pub(super) fn is_marked(&self, hash: u64, location: EntryLocation) -> bool {
+        self.table(hash).lock().get(&hash) == Some(&(location.file, location.at | USED))
     }
 
     /// Removes an entry if it is at this location.
-    pub(super) fn remove(&self, hash: u64, place: Place) {
+    pub(super) fn remove(&self, hash: u64, location: EntryLocation) {
         let mut table = self.table(hash).lock();
-        if table.get(&hash).is_some_and(|(file, at)| (*file, at & !USED) == (place.file, place.at)) {
+        if table.get(&hash).is_some_and(|(file, at)| (*file, at & !USED) == (location.file, location.at)) {
             table.remove(&hash);
             self.entries.fetch_sub(1, Ordering::Relaxed);
         }
@@ -126,25 +126,25 @@ mod tests {
     #[test]
     fn entries_are_found_marked_and_removed() {
         let index = Index::new();
-        let place = |file, at| Place { file, at };
+        let location = |file, at| EntryLocation { file, at };
         for hash in 0..1000_u64 {
-            index.insert(hash << 40, place(1, hash as u32 * 8));
+            index.insert(hash << 40, location(1, hash as u32 * 8));
         }
         let hash = 7 << 40;
-        assert_eq!(index.find(hash, false), Some(place(1, 56)));
-        assert!(!index.is_marked(hash, place(1, 56)));
-        assert_eq!(index.find(hash, true), Some(place(1, 56)));
-        assert!(index.is_marked(hash, place(1, 56)) && !index.is_marked(hash, place(2, 56)));
-        index.insert_if_absent(hash, place(3, 8));
-        assert_eq!(index.find(hash, false), Some(place(1, 56)));
-        index.insert(hash, place(2, 16));
-        assert!(!index.is_marked(hash, place(2, 16)), "a moved entry must not be marked");
-        index.remove(hash, place(1, 56));
-        assert_eq!((index.find(hash, false), index.entries()), (Some(place(2, 16)), 1000));
+        assert_eq!(index.find(hash, false), Some(location(1, 56)));
+        assert!(!index.is_marked(hash, location(1, 56)));
+        assert_eq!(index.find(hash, true), Some(location(1, 56)));
+        assert!(index.is_marked(hash, location(1, 56)) && !index.is_marked(hash, location(2, 56)));
+        index.insert_if_absent(hash, location(3, 8));
+        assert_eq!(index.find(hash, false), Some(location(1, 56)));
+        index.insert(hash, location(2, 16));
+        assert!(!index.is_marked(hash, location(2, 16)), "a moved entry must not be marked");
+        index.remove(hash, location(1, 56));
+        assert_eq!((index.find(hash, false), index.entries()), (Some(location(2, 16)), 1000));
         index.remove_file(1);
         assert_eq!((index.entries(), index.contains(hash), index.contains(8 << 40)), (1, true, false));
         index.find(hash, true);
-        index.remove(hash, place(2, 16));
+        index.remove(hash, location(2, 16));
         assert_eq!(index.entries(), 0, "a marked entry must be removed too");
     }
 }

@@ -48,7 +48,7 @@
 //! - The index: at most 1/8 of the node's memory. If it is full, the oldest file is evicted.
 //! - The queue, in bytes.
 //! - The disk's reserve: the node reports its free disk space, and the cache releases space
-//!   ([`DiskCache::make_room`]) before writes of the node are rejected.
+//!   ([`DiskCache::limit_to_free_space`]) before writes of the node are rejected.
 
 mod cost;
 mod format;
@@ -70,11 +70,11 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::Semaphore;
 
 use cost::Costs;
-pub use cost::MOST_COST;
+pub use cost::MAX_READ_COST;
 pub(crate) use format::Key;
 use index::Index;
-pub use reader::Reading;
-pub(crate) use reader::Wanted;
+pub(crate) use reader::CacheRequest;
+pub use reader::ReadHint;
 
 /// Number of files of a cache that has reached its size limit.
 const TARGET_FILES: u64 = 64;
@@ -282,7 +282,7 @@ impl DiskCache {
     /// Limits the cache to the available disk space, given the free space of the disk and the
     /// reserve that must remain. The cache leaves the reserve and a quarter of it free, and
     /// releases space if it exceeds that. Called periodically.
-    pub fn make_room(&self, available_bytes: u64, reserve_bytes: u64) {
+    pub fn limit_to_free_space(&self, available_bytes: u64, reserve_bytes: u64) {
         let used_bytes = self.shared.used_bytes.load(Ordering::Relaxed);
         let keep_free_bytes = reserve_bytes.saturating_add(reserve_bytes / 4);
         let room_bytes = used_bytes.saturating_add(available_bytes).saturating_sub(keep_free_bytes);

@@ -19,9 +19,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::format::{self, HEAD_BYTES, Key};
-use super::index::Place;
+use super::index::EntryLocation;
 use super::{DiskCache, Shared, add};
-use crate::reads::{self, Kept};
+use crate::reads::{self, ReadTarget};
 
 /// Maximum number of concurrent reads that wait for the disk. Each may read several entries.
 pub(super) const MAX_CONCURRENT_READS: usize = 64;
@@ -32,7 +32,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A requested part of a segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct CacheRequest {
     pub(crate) key: Key,
     /// Its length, if known.
     pub(crate) bytes: Option<usize>,
@@ -40,25 +40,25 @@ pub(crate) struct Wanted {
 
 /// Whether the data is likely to be read again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reading {
+pub enum ReadHint {
     /// Likely: the disk cache stores it.
-    Again,
+    WillReuse,
     /// Unlikely, for example in a full scan: the disk cache is used but not changed.
-    Once,
+    Scan,
 }
 
 /// A requested entry that is in the index.
 struct Entry {
-    wanted: Wanted,
-    place: Place,
+    request: CacheRequest,
+    location: EntryLocation,
     file: Arc<File>,
 }
 
 impl DiskCache {
     /// Returns the entries that the cache contains, in the order of the requests.
-    pub(crate) async fn get(&self, wanted: &[Wanted], reading: Reading) -> Vec<Option<Bytes>> {
+    pub(crate) async fn get(&self, wanted: &[CacheRequest], reading: ReadHint) -> Vec<Option<Bytes>> {
         let mut found = vec![None; wanted.len()];
-        let began = matches!(wanted, [Wanted { bytes: Some(_), .. }]).then(Instant::now);
+        let began = matches!(wanted, [CacheRequest { bytes: Some(_), .. }]).then(Instant::now);
         let located = wanted.iter().enumerate();
         let located = located.filter_map(|(at, wanted)| Some((at, self.shared.locate(*wanted, reading)?)));
         for (at, piece) in self.read(located.collect()).await {
@@ -76,25 +76,25 @@ impl DiskCache {
     /// Reads entries in their order on disk. Returns nothing if the read times out. If too many
     /// reads are waiting already, returns only the entries in the page cache.
     async fn read(&self, mut entries: Vec<(usize, Entry)>) -> Vec<(usize, Option<Bytes>)> {
-        entries.sort_unstable_by_key(|(_, entry)| (entry.place.file, entry.place.at));
+        entries.sort_unstable_by_key(|(_, entry)| (entry.location.file, entry.location.at));
         let Some((_, first)) = entries.first() else { return Vec::new() };
-        let file = first.place.file;
-        let Ok(place) = self.shared.reads.clone().try_acquire_owned() else {
+        let file = first.location.file;
+        let Ok(permit) = self.shared.reads.clone().try_acquire_owned() else {
             let in_memory = |(at, entry): (usize, Entry)| {
                 let read = entry.read_from_page_cache()?;
                 Some((at, self.shared.check_read(&entry, Ok(read))))
             };
             return entries.into_iter().filter_map(in_memory).collect();
         };
-        let place = Arc::new(place);
+        let permit = Arc::new(permit);
         let read = |(at, entry): (usize, Entry)| {
-            let place = place.clone();
+            let permit = permit.clone();
             async move {
-                let read = entry.read(place).await;
+                let read = entry.read(permit).await;
                 (at, self.shared.check_read(&entry, read))
             }
         };
-        let concurrency = if reads::wait_in_a_ring() { CONCURRENT_ENTRIES } else { 1 };
+        let concurrency = if reads::has_ring() { CONCURRENT_ENTRIES } else { 1 };
         let read = stream::iter(entries).map(read).buffer_unordered(concurrency).collect();
         match tokio::time::timeout(READ_TIMEOUT, read).await {
             Ok(read) => read,
@@ -107,14 +107,14 @@ impl DiskCache {
 }
 
 impl Shared {
-    fn locate(&self, wanted: Wanted, reading: Reading) -> Option<Entry> {
-        let hash = wanted.key.hash();
-        let place = self.index.find(hash, reading == Reading::Again)?;
-        match self.files.read().get(&place.file) {
-            Some(file) => Some(Entry { wanted, place, file: file.file.clone() }),
+    fn locate(&self, request: CacheRequest, reading: ReadHint) -> Option<Entry> {
+        let hash = request.key.hash();
+        let location = self.index.find(hash, reading == ReadHint::WillReuse)?;
+        match self.files.read().get(&location.file) {
+            Some(file) => Some(Entry { request, location, file: file.file.clone() }),
             // The file was abandoned.
             None => {
-                self.index.remove(hash, place);
+                self.index.remove(hash, location);
                 None
             }
         }
@@ -122,24 +122,26 @@ impl Shared {
 
     /// Returns an entry's value if it is undamaged and belongs to the requested key.
     fn check_read(&self, entry: &Entry, read: io::Result<Vec<u8>>) -> Option<Bytes> {
-        let place = entry.place;
+        let location = entry.location;
         let cause = match read {
             Ok(read) => match format::check_entry(&read) {
-                Some((key, value)) if key == entry.wanted.key => return Some(Bytes::from(read).slice(value)),
+                Some((key, value)) if key == entry.request.key => {
+                    return Some(Bytes::from(read).slice(value));
+                }
                 // Two keys have the same hash: the other one was inserted later.
                 Some(_) => return None,
-                None => format!("the entry at {} is damaged", place.at),
+                None => format!("the entry at {} is damaged", location.at),
             },
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                format!("the file ends before the entry at {}", place.at)
+                format!("the file ends before the entry at {}", location.at)
             }
             Err(error) => {
-                self.abandon_file(place.file);
+                self.abandon_file(location.file);
                 error.to_string()
             }
         };
-        self.index.remove(entry.wanted.key.hash(), place);
-        self.read_failed(place.file, &cause);
+        self.index.remove(entry.request.key.hash(), location);
+        self.read_failed(location.file, &cause);
         None
     }
 }
@@ -147,20 +149,20 @@ impl Shared {
 impl Entry {
     /// Reads the entry if its length is known and all of it is in the page cache.
     fn read_from_page_cache(&self) -> Option<Vec<u8>> {
-        let mut read = vec![0; HEAD_BYTES + self.wanted.bytes?];
-        reads::read_at_once(&self.file, &mut read, self.place.at.into()).then_some(read)
+        let mut read = vec![0; HEAD_BYTES + self.request.bytes?];
+        reads::read_from_page_cache(&self.file, &mut read, self.location.at.into()).then_some(read)
     }
 
     /// Reads the entry, waiting for the disk if necessary.
-    async fn read(&self, place: Arc<OwnedSemaphorePermit>) -> io::Result<Vec<u8>> {
-        let kept = Kept::with_place(self.file.clone(), place);
-        let at = self.place.at.into();
-        if let Some(bytes) = self.wanted.bytes {
-            return reads::read_exact_at(kept, at, HEAD_BYTES + bytes).await;
+    async fn read(&self, permit: Arc<OwnedSemaphorePermit>) -> io::Result<Vec<u8>> {
+        let target = ReadTarget::with_permit(self.file.clone(), permit);
+        let at = self.location.at.into();
+        if let Some(bytes) = self.request.bytes {
+            return reads::read_exact_at(target, at, HEAD_BYTES + bytes).await;
         }
-        let head = reads::read_exact_at(kept.clone(), at, HEAD_BYTES).await?;
+        let head = reads::read_exact_at(target.clone(), at, HEAD_BYTES).await?;
         match format::value_bytes(&head) {
-            Some(value) => reads::read_exact_at(kept, at, HEAD_BYTES + value).await,
+            Some(value) => reads::read_exact_at(target, at, HEAD_BYTES + value).await,
             None => Ok(head),
         }
     }

@@ -159,8 +159,8 @@ mod tests {
     fn fuzz_disk_cache() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("00000001");
-        let target = Target::new("disk-cache", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).longest(4 << 10);
-        target.words(&["FULMCACH", "FULMCACE"]).allocates(12 << 20, 64).run(|input| {
+        let target = Target::new("disk-cache", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).max_length(4 << 10);
+        target.words(&["FULMCACH", "FULMCACE"]).max_allocation(12 << 20, 64).run(|input| {
             let mut bytes = input.to_vec();
             if input.len().is_multiple_of(2) {
                 sign(&mut bytes);

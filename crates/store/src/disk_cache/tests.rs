@@ -32,7 +32,7 @@ fn open(directory: &TempDir, options: DiskCacheOptions) -> DiskCache {
 }
 
 /// Waits for an effect of the cache's thread.
-fn until(what: &str, done: impl Fn() -> bool) {
+fn wait_until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < Duration::from_secs(120), "timed out: {what}");
@@ -41,18 +41,18 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 fn until_entries(cache: &DiskCache, entries: u64) {
-    until("the expected number of entries", || cache.statistics().entries == entries);
+    wait_until("the expected number of entries", || cache.statistics().entries == entries);
 }
 
-async fn get(cache: &DiskCache, number: u64, bytes: usize, reading: Reading) -> Option<Bytes> {
-    let wanted = Wanted { key: key(number), bytes: Some(bytes) };
+async fn get(cache: &DiskCache, number: u64, bytes: usize, reading: ReadHint) -> Option<Bytes> {
+    let wanted = CacheRequest { key: key(number), bytes: Some(bytes) };
     cache.get(&[wanted], reading).await.pop().flatten()
 }
 
 /// Puts pieces, retrying while the queue is full.
 fn put_all(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>, bytes: usize) {
     for number in numbers {
-        until("space in the queue", || {
+        wait_until("space in the queue", || {
             let before = cache.statistics().dropped;
             cache.put(key(number), piece(number, bytes));
             cache.statistics().dropped == before
@@ -81,15 +81,15 @@ async fn entries_in_the_page_cache_are_read_while_the_disk_is_stuck() {
     put_all(&cache, [1], 3000);
     until_entries(&cache, 1);
     let waiting = cache.shared.reads.acquire_many(reader::MAX_CONCURRENT_READS as u32).await.unwrap();
-    assert!(get(&cache, 1, 3000, Reading::Again).await.is_some_and(|found| found == piece(1, 3000)));
-    let unknown = Wanted { key: key(1), bytes: None };
+    assert!(get(&cache, 1, 3000, ReadHint::WillReuse).await.is_some_and(|found| found == piece(1, 3000)));
+    let unknown = CacheRequest { key: key(1), bytes: None };
     assert_eq!(
-        cache.get(&[unknown], Reading::Again).await,
+        cache.get(&[unknown], ReadHint::WillReuse).await,
         [None],
         "an entry of unknown length must not be read"
     );
     drop(waiting);
-    assert!(cache.get(&[unknown], Reading::Again).await[0].is_some());
+    assert!(cache.get(&[unknown], ReadHint::WillReuse).await[0].is_some());
     assert_eq!(cache.statistics().failures, 0);
 }
 
@@ -99,10 +99,10 @@ async fn entries_are_found_before_and_after_a_restart() {
     let length = |number: u64| 1 + (number as usize * 37) % 4101;
     let check = async |cache: &DiskCache| {
         for number in 0..300 {
-            let found = get(cache, number, length(number), Reading::Again).await;
+            let found = get(cache, number, length(number), ReadHint::WillReuse).await;
             assert!(found.is_some_and(|found| found == piece(number, length(number))), "{number}");
         }
-        assert_eq!(get(cache, 300, 100, Reading::Again).await, None);
+        assert_eq!(get(cache, 300, 100, ReadHint::WillReuse).await, None);
     };
     let cache = open(&directory, SMALL);
     for number in 0..300 {
@@ -118,8 +118,8 @@ async fn entries_are_found_before_and_after_a_restart() {
     let cache = open(&directory, SMALL);
     until_entries(&cache, 300);
     check(&cache).await;
-    let end = Wanted { key: Key::end(SegmentId(7)), bytes: None };
-    assert_eq!(cache.get(&[end], Reading::Again).await, [None]);
+    let end = CacheRequest { key: Key::end(SegmentId(7)), bytes: None };
+    assert_eq!(cache.get(&[end], ReadHint::WillReuse).await, [None]);
     cache.put(end.key, piece(7, 100_000));
     cache.close();
     cache.close();
@@ -130,8 +130,8 @@ async fn entries_are_found_before_and_after_a_restart() {
     until_entries(&cache, 301);
     check(&cache).await;
     let mut wanted = vec![end];
-    wanted.extend((0..300).map(|number| Wanted { key: key(number), bytes: Some(length(number)) }));
-    let found = cache.get(&wanted, Reading::Once).await;
+    wanted.extend((0..300).map(|number| CacheRequest { key: key(number), bytes: Some(length(number)) }));
+    let found = cache.get(&wanted, ReadHint::Scan).await;
     assert!(found[0].as_ref().is_some_and(|found| *found == piece(7, 100_000)));
     assert!(
         (1..).zip(&found[1..]).all(|(number, found)| *found == Some(piece(number - 1, length(number - 1))))
@@ -139,7 +139,7 @@ async fn entries_are_found_before_and_after_a_restart() {
     let no_more = DiskCacheOptions { bytes: 1 << 20, ..SMALL };
     drop(cache);
     let cache = open(&directory, no_more);
-    until("files are removed if the limit is lower", || cache.statistics().bytes == 0);
+    wait_until("files are removed if the limit is lower", || cache.statistics().bytes == 0);
     assert_eq!((bytes_of(directory.path()), cache.statistics().entries), (0, 0));
 }
 
@@ -181,10 +181,10 @@ async fn damaged_files_never_return_wrong_data() {
             let cache = open(&directory, SMALL);
             // New entries are written after the takeover is complete.
             put_all(&cache, [LAST], 10);
-            until("the entry is written", || cache.shared.index.contains(key(LAST).hash()));
+            wait_until("the entry is written", || cache.shared.index.contains(key(LAST).hash()));
             let before = (at.saturating_sub(16) / format::entry_bytes(VALUE_BYTES)) as u64;
             for number in 0..PIECES {
-                match get(&cache, number, VALUE_BYTES, Reading::Again).await {
+                match get(&cache, number, VALUE_BYTES, ReadHint::WillReuse).await {
                     Some(found) => assert!(found == piece(number, VALUE_BYTES), "{number}, damage at {at}"),
                     None => assert!(at < 16 || number >= before, "{number}, damage at {at}"),
                 }
@@ -206,7 +206,7 @@ fn size_limit_holds_at_all_times() {
         put_all(&cache, [number], length(number));
         // Many entries are used again, so that many are copied.
         let again = number.saturating_sub(random(number) % 1000);
-        let found = runtime.block_on(get(&cache, again, length(again), Reading::Again));
+        let found = runtime.block_on(get(&cache, again, length(again), ReadHint::WillReuse));
         assert!(found.is_none_or(|found| found == piece(again, length(again))));
         let used = bytes_of(directory.path());
         assert!(used <= options.bytes && cache.statistics().bytes <= options.bytes, "{used}");
@@ -228,14 +228,14 @@ async fn used_entries_survive_a_scan() {
         put_all(&cache, next..next + 50, 4000);
         next += 50;
         for number in 0..100 {
-            get(&cache, number, 4000, Reading::Again).await;
+            get(&cache, number, 4000, ReadHint::WillReuse).await;
         }
         for number in 100..200 {
-            get(&cache, number, 4000, Reading::Once).await;
+            get(&cache, number, 4000, ReadHint::Scan).await;
         }
     }
     for number in 0..200 {
-        let found = get(&cache, number, 4000, Reading::Once).await;
+        let found = get(&cache, number, 4000, ReadHint::Scan).await;
         assert!(found == (number < 100).then(|| piece(number, 4000)), "{number}");
     }
     assert_eq!(cache.statistics().failures, 0);
@@ -249,20 +249,20 @@ async fn cache_releases_space_when_the_disk_runs_full() {
     until_entries(&cache, 3000);
     let before = cache.statistics().bytes;
     // 4 MiB must remain free, plus 1 MiB: exactly the free space.
-    cache.make_room(5 << 20, 4 << 20);
+    cache.limit_to_free_space(5 << 20, 4 << 20);
     assert_eq!(cache.statistics().limit_bytes, before);
-    cache.make_room(3 << 20, 4 << 20);
-    until("the cache shrinks", || cache.statistics().bytes + (2 << 20) <= before);
+    cache.limit_to_free_space(3 << 20, 4 << 20);
+    wait_until("the cache shrinks", || cache.statistics().bytes + (2 << 20) <= before);
     let shrunk = cache.statistics();
     assert!(shrunk.bytes + (4 << 20) > before && shrunk.bytes == bytes_of(directory.path()), "{shrunk:?}");
-    assert!(get(&cache, 2999, 4000, Reading::Again).await.is_some(), "the newest entry must survive");
-    cache.make_room(0, 64 << 20);
-    until("the cache is empty", || cache.statistics().bytes == 0);
+    assert!(get(&cache, 2999, 4000, ReadHint::WillReuse).await.is_some(), "the newest entry must survive");
+    cache.limit_to_free_space(0, 64 << 20);
+    wait_until("the cache is empty", || cache.statistics().bytes == 0);
     assert_eq!(bytes_of(directory.path()), 0);
     let dropped = cache.statistics().dropped;
     cache.put(key(1), piece(1, 4000));
-    until("the entry is dropped", || cache.statistics().dropped > dropped);
-    cache.make_room(1 << 30, 4 << 20);
+    wait_until("the entry is dropped", || cache.statistics().dropped > dropped);
+    cache.limit_to_free_space(1 << 30, 4 << 20);
     put_all(&cache, 0..10, 4000);
     until_entries(&cache, 10);
 }
@@ -277,14 +277,14 @@ async fn unreadable_file_is_abandoned() {
     let broken = Arc::new(File::open(directory.path()).unwrap());
     cache.shared.files.write().values_mut().for_each(|file| file.file = broken.clone());
     for number in 0..10 {
-        assert_eq!(get(&cache, number, 100, Reading::Again).await, None);
+        assert_eq!(get(&cache, number, 100, ReadHint::WillReuse).await, None);
     }
-    until("the file is removed", || bytes_of(directory.path()) == 0 && cache.statistics().bytes == 0);
+    wait_until("the file is removed", || bytes_of(directory.path()) == 0 && cache.statistics().bytes == 0);
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.failures), (0, 1), "only the first read must reach the disk");
     put_all(&cache, 0..10, 100);
     until_entries(&cache, 10);
-    assert_eq!(get(&cache, 3, 100, Reading::Again).await, Some(piece(3, 100)));
+    assert_eq!(get(&cache, 3, 100, ReadHint::WillReuse).await, Some(piece(3, 100)));
 }
 
 /// The directory does not exist: nothing is stored until it does again.
@@ -295,14 +295,14 @@ async fn write_errors_do_not_affect_reads() {
     let cache = DiskCache::open(&directory, SMALL).unwrap();
     std::fs::remove_dir(&directory).unwrap();
     cache.put(key(1), piece(1, 100));
-    until("the write fails", || cache.statistics().failures == 1);
-    assert_eq!(get(&cache, 1, 100, Reading::Again).await, None);
+    wait_until("the write fails", || cache.statistics().failures == 1);
+    assert_eq!(get(&cache, 1, 100, ReadHint::WillReuse).await, None);
     std::fs::create_dir(&directory).unwrap();
-    until("the entry is stored once the disk works again", || {
+    wait_until("the entry is stored once the disk works again", || {
         cache.put(key(1), piece(1, 100));
         cache.statistics().entries == 1
     });
-    assert_eq!(get(&cache, 1, 100, Reading::Again).await, Some(piece(1, 100)));
+    assert_eq!(get(&cache, 1, 100, ReadHint::WillReuse).await, Some(piece(1, 100)));
 }
 
 #[tokio::test]
@@ -311,9 +311,9 @@ async fn hash_collision_is_a_miss() {
     let cache = open(&directory, SMALL);
     put_all(&cache, [1], 100);
     until_entries(&cache, 1);
-    let place = cache.shared.index.find(key(1).hash(), false).unwrap();
-    cache.shared.index.insert(key(2).hash(), place);
-    assert_eq!(get(&cache, 2, 100, Reading::Again).await, None);
+    let location = cache.shared.index.find(key(1).hash(), false).unwrap();
+    cache.shared.index.insert(key(2).hash(), location);
+    assert_eq!(get(&cache, 2, 100, ReadHint::WillReuse).await, None);
     let statistics = cache.statistics();
     assert_eq!((statistics.misses, statistics.failures), (1, 0));
 }
@@ -343,7 +343,7 @@ fn foreign_files_are_kept() {
     write("notes", b"foreign");
     write("0000000A", b"foreign");
     let cache = open(&directory, SMALL);
-    until("files of other versions are removed", || files(directory.path()).len() == 2);
+    wait_until("files of other versions are removed", || files(directory.path()).len() == 2);
     put_all(&cache, [1], 10);
     until_entries(&cache, 1);
     assert!(directory.path().join("00000005").exists(), "file numbers must grow");

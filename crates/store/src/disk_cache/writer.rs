@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::format::{self, DIRECTORY_BYTES, Directory, FOOTER_BYTES, Key};
-use super::index::Place;
+use super::index::EntryLocation;
 use super::reader::read_entry;
 use super::takeover::{self, TakenOver};
 use super::{CacheFile, MAX_FILES, Shared, Stop, add, file_path};
@@ -162,7 +162,7 @@ impl Writer {
         self.shared.files.write().insert(number, file);
         for (hash, at) in taken.directory {
             // The entry in the newest file counts.
-            self.shared.index.insert_if_absent(hash, Place { file: number, at });
+            self.shared.index.insert_if_absent(hash, EntryLocation { file: number, at });
         }
     }
 
@@ -216,7 +216,7 @@ impl Writer {
             return;
         }
         for (hash, at) in &current.directory[current.written..] {
-            self.shared.index.insert(*hash, Place { file: current.number, at: *at });
+            self.shared.index.insert(*hash, EntryLocation { file: current.number, at: *at });
         }
         current.written = current.directory.len();
     }
@@ -308,7 +308,7 @@ impl Writer {
         let known = match takeover::read_directory(&file, bytes) {
             Ok(Some(directory)) => {
                 for (hash, at) in directory {
-                    self.copy_or_forget(hash, Place { file: number, at }, &file, budget);
+                    self.copy_or_forget(hash, EntryLocation { file: number, at }, &file, budget);
                 }
                 self.flush();
                 // If writing the copies failed, their index entries still refer to the evicted
@@ -327,18 +327,24 @@ impl Writer {
     }
 
     /// Copies an entry to the current file if it was used; otherwise removes it from the index.
-    fn copy_or_forget(&mut self, hash: u64, place: Place, file: &File, budget: &mut CopyBudget) {
-        if self.shared.index.is_marked(hash, place) && self.copy_entry(hash, place, file, budget) {
+    fn copy_or_forget(&mut self, hash: u64, location: EntryLocation, file: &File, budget: &mut CopyBudget) {
+        if self.shared.index.is_marked(hash, location) && self.copy_entry(hash, location, file, budget) {
             return;
         }
-        self.shared.index.remove(hash, place);
+        self.shared.index.remove(hash, location);
     }
 
-    fn copy_entry(&mut self, hash: u64, place: Place, file: &File, budget: &mut CopyBudget) -> bool {
+    fn copy_entry(
+        &mut self,
+        hash: u64,
+        location: EntryLocation,
+        file: &File,
+        budget: &mut CopyBudget,
+    ) -> bool {
         if budget.bytes == 0 || budget.entries == 0 || self.is_stopping() {
             return false;
         }
-        let Ok(entry) = read_entry(file, place.at.into()) else { return false };
+        let Ok(entry) = read_entry(file, location.at.into()) else { return false };
         let Some((key, value)) = format::check_entry(&entry) else { return false };
         if key.hash() != hash || !self.has_space(value.len()) {
             return false;

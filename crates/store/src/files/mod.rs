@@ -50,14 +50,14 @@ pub trait LogFiles: Send + Sync + 'static {
         name.to_owned()
     }
 
-    /// Returns true if [`LogFiles::pass`] may stop the process at this failpoint.
-    fn stops_at(&self, place: &'static str) -> bool {
-        failpoint::is_armed(place)
+    /// Returns true if [`LogFiles::hit_failpoint`] may stop the process at this failpoint.
+    fn is_failpoint_armed(&self, failpoint: &'static str) -> bool {
+        failpoint::is_armed(failpoint)
     }
 
     /// Called when the log passes a failpoint; see [`failpoint`].
-    fn pass(&self, place: &'static str) {
-        failpoint::hit(place);
+    fn hit_failpoint(&self, failpoint: &'static str) {
+        failpoint::hit(failpoint);
     }
 }
 

@@ -13,7 +13,7 @@ pub enum LogError {
     #[error("commit log is full: {0}")]
     Full(FullCause),
     /// Too many bytes are pending in memory, or the next file is still being prepared. Wait
-    /// ([`super::CommitLog::wait_room`]) and retry.
+    /// ([`super::CommitLog::wait_for_space`]) and retry.
     #[error("commit log is busy: too much data is waiting to become durable; retry the transaction")]
     Busy,
     /// The record is longer than a log file can be.

@@ -55,9 +55,9 @@ use progress::Progress;
 use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
-pub use local::{say_when_this_thread_rests, this_thread_rests};
+pub use local::{announce_idle, flush_on_idle};
 pub use shared::{
-    Ahead, LogEnd, LogObject, LogPlace, LogTail, RecoveryProgress, SharedLogCheck, SharedLogOptions,
+    LogEnd, LogObject, LogPosition, LogTail, NextRecords, RecoveryProgress, SharedLogCheck, SharedLogOptions,
 };
 pub use statistics::LogStatistics;
 
@@ -75,16 +75,16 @@ impl std::fmt::Display for Lsn {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
     /// As soon as the disk is idle: a session waits for it and will continue afterwards. If the
-    /// appending thread announces when it is idle ([`this_thread_rests`]) and the log is busy, the
+    /// appending thread announces when it is idle ([`announce_idle`]) and the log is busy, the
     /// record may wait until then.
-    Prompt,
-    /// As `Prompt`, unless the appender commits infrequently. The duration is the time since its
+    Immediate,
+    /// As `Immediate`, unless the appender commits infrequently. The duration is the time since its
     /// last commit. If it is long enough, the record may wait for others to share its sync, for at
     /// most a tenth of that time.
-    Patient(Duration),
+    Deferred(Duration),
     /// As soon as the disk is idle, and accepted even if the log is full, within its
     /// [reserve](LogOptions::capacity_bytes): once the record is durable, the log can be truncated.
-    MakesRoom,
+    FreesSpace,
 }
 
 /// The reserve of a log is its capacity divided by this.
@@ -106,7 +106,7 @@ pub struct LogOptions {
     /// Length of a log file. The first file of a log is shorter, so that a node starts fast.
     pub file_bytes: u64,
     /// Maximum size of all files together; at least four files. In addition, an eighth of it (at
-    /// least one file) is reserved for [`Urgency::MakesRoom`].
+    /// least one file) is reserved for [`Urgency::FreesSpace`].
     pub capacity_bytes: u64,
     /// Maximum size of the records that wait in memory to be written. The same amount can be in
     /// flight to the disk.
@@ -252,7 +252,7 @@ impl CommitLog {
 
     /// Position at which the log started when it was opened. Records of earlier processes precede
     /// it.
-    pub fn began(&self) -> Lsn {
+    pub fn start_position(&self) -> Lsn {
         Lsn(self.progress.began())
     }
 
@@ -278,7 +278,7 @@ impl CommitLog {
     /// Waits until a record of `body_bytes` would fit. A following [`CommitLog::append`] can still
     /// be rejected, because other callers may have used the space. Returns an error if the log is
     /// full, failed or closed, so that the client gets an answer.
-    pub fn wait_room(
+    pub fn wait_for_space(
         &self,
         body_bytes: usize,
         urgency: Urgency,
@@ -290,9 +290,9 @@ impl CommitLog {
     }
 
     /// Returns an error if the log rejects records. Lack of space does not count; see
-    /// [`CommitLog::full`].
-    pub fn works(&self) -> Result<(), LogError> {
-        match self.admit(0, Urgency::Prompt) {
+    /// [`CommitLog::full_cause`].
+    pub fn check_available(&self) -> Result<(), LogError> {
+        match self.admit(0, Urgency::Immediate) {
             Err(LogError::Busy | LogError::Full(_)) => Ok(()),
             outcome => outcome,
         }
@@ -309,7 +309,7 @@ impl CommitLog {
     /// Returns the cause if records are rejected with [`LogError::Full`]: from the first rejection
     /// until another file is ready, or while there is no space for a page. Short records may fit in
     /// the meantime.
-    pub fn full(&self) -> Option<FullCause> {
+    pub fn full_cause(&self) -> Option<FullCause> {
         match &self.backend {
             LogBackend::Local(log) => log.full(),
             LogBackend::Shared(log) => log.full(),
@@ -322,9 +322,10 @@ impl CommitLog {
     pub fn fenced(&self) -> Option<LogError> {
         match &self.backend {
             LogBackend::Local(_) | LogBackend::ReadOnly => None,
-            LogBackend::Shared(log) => {
-                log.admit(0, Urgency::Prompt).err().filter(|error| matches!(error, LogError::Fenced { .. }))
-            }
+            LogBackend::Shared(log) => log
+                .admit(0, Urgency::Immediate)
+                .err()
+                .filter(|error| matches!(error, LogError::Fenced { .. })),
         }
     }
 

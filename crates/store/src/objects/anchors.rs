@@ -14,7 +14,7 @@
 use bytes::Bytes;
 use fulmar_pages::PartitionId;
 
-use super::{Listed, ManifestName, PageStore, StoreError, directory};
+use super::{ManifestName, PageStore, PartitionObjects, StoreError, directory};
 
 const ANCHOR: &str = "anchor-";
 
@@ -35,7 +35,7 @@ pub(super) fn parse(object: &str) -> Option<ManifestName> {
     (anchor_object(manifest) == object).then_some(manifest)
 }
 
-impl Listed {
+impl PartitionObjects {
     /// Returns a partition's anchors, oldest first.
     pub fn anchors_of(&self, partition: PartitionId) -> &[ManifestName] {
         let begin = self.anchors.partition_point(|anchor| anchor.partition < partition);
@@ -63,7 +63,7 @@ impl PageStore {
     /// [`StoreError::Missing`] if it does not.
     pub fn check_anchors(
         &self,
-        listed: &Listed,
+        listed: &PartitionObjects,
         partition: PartitionId,
         epoch: u32,
     ) -> Result<(), StoreError> {

@@ -58,7 +58,7 @@ impl PageStore {
         let catalog = StoredCatalog::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         match catalog.number == number {
             true => Ok(catalog),
-            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+            false => Err(StoreError::WrongIdentity { object, store: self.store.to_string() }),
         }
     }
 
@@ -79,7 +79,7 @@ mod tests {
     async fn numbers_of_a_term_are_less_than_those_of_the_next() {
         let store = PageStore::open(Arc::new(Backend::memory()));
         assert_eq!((store.next_catalog(0), store.next_catalog(41)), (Some(1), Some(42)));
-        let (first, second) = (store.begin_term().await.unwrap(), store.begin_term().await.unwrap());
+        let (first, second) = (store.start_term().await.unwrap(), store.start_term().await.unwrap());
         let (first, second) = (store.clone().in_term(&first), store.clone().in_term(&second));
         let of_first = first.next_catalog(41).unwrap();
         assert_eq!(of_first, 1 << VERSION_BITS);

@@ -47,7 +47,7 @@ pub enum StoreError {
         "{object} in {store} contains data of another partition or version; restore it from a \
          copy of the store"
     )]
-    Misnamed {
+    WrongIdentity {
         /// Name of the object.
         object: String,
         /// Name of the store.
@@ -96,7 +96,7 @@ impl StoreError {
                 format!("{object} already exists in the store with other contents")
             }
             StoreError::Damaged { object, .. } => format!("{object} in the store is damaged"),
-            StoreError::Misnamed { object, .. } => {
+            StoreError::WrongIdentity { object, .. } => {
                 format!("{object} in the store contains data of another partition or version")
             }
             StoreError::Contended { object, .. } => format!("{object} in the store is contended"),
@@ -120,7 +120,7 @@ impl StoreError {
         match self {
             StoreError::Missing { object, .. }
             | StoreError::Damaged { object, .. }
-            | StoreError::Misnamed { object, .. } => Some(object),
+            | StoreError::WrongIdentity { object, .. } => Some(object),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use fulmar_pages::{FrameLocation, SegmentId, segment};
 
 use super::{PageStore, StoreError, frame_within, segment_object};
-use crate::disk_cache::Reading;
+use crate::disk_cache::ReadHint;
 use crate::store::Span;
 
 /// Gaps between frames up to this size are read too: that costs less than another request.
@@ -29,7 +29,7 @@ impl PageStore {
     ) -> Result<Vec<RawFrame>, StoreError> {
         let object = segment_object(id);
         let end = |at: usize| locations[at].offset.saturating_add(locations[at].length.into());
-        let cached = self.cached_frames(id, locations, Reading::Once).await.into_iter();
+        let cached = self.cached_frames(id, locations, ReadHint::Scan).await.into_iter();
         let cached = cached.map(|frame| frame.filter(|frame| segment::check_frame(frame).is_ok()));
         let raw =
             |frame: Option<Bytes>| RawFrame { is_cached: frame.is_some(), bytes: frame.unwrap_or_default() };

@@ -59,7 +59,7 @@ impl PageStore {
         let list = HotPages::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         match HotPagesName::of(&list) == name {
             true => Ok(list),
-            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+            false => Err(StoreError::WrongIdentity { object, store: self.store.to_string() }),
         }
     }
 

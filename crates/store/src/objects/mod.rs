@@ -6,7 +6,7 @@
 //!   manifests/PARTITION/00000002/000000000000005a        epoch/number, in sort order
 //!   manifests/PARTITION/hot-00000002-000000000000006b    epoch and time ([`hot`])
 //!   manifests/PARTITION/fate-00000002-000000000000005a-00000000
-//!                                                        pin or deletion of a manifest ([`fates`])
+//!                                                        pin or deletion of a manifest ([`manifest_holds`])
 //!   manifests/PARTITION/anchor-00000002-000000000000005a
 //!                                                        the newest manifest ([`anchors`])
 //!   terms/00000007                                       ownership of the store ([`terms`])
@@ -26,12 +26,12 @@
 
 mod adopt;
 mod anchors;
-mod cached;
 mod catalog;
+mod disk_cache_access;
 mod error;
-mod fates;
 mod frames;
 mod hot;
+mod manifest_holds;
 mod partitions;
 mod segment_writer;
 mod terms;
@@ -49,15 +49,15 @@ use fulmar_pages::{
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::disk_cache::{DiskCache, Key, Reading};
+use crate::disk_cache::{DiskCache, Key, ReadHint};
 use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
-pub use fates::{FateName, PIN_AGAIN, Pinned};
 pub use frames::RawFrame;
 pub use hot::HotPagesName;
+pub use manifest_holds::{HoldName, PIN_RENEWAL_INTERVAL, PinOutcome};
 pub use segment_writer::SegmentWriter;
-pub use terms::{MOST_TERMS, Term, VERSION_BITS};
+pub use terms::{MAX_TERM, Term, VERSION_BITS};
 
 const SEGMENTS: &str = "segments";
 const MANIFESTS: &str = "manifests";
@@ -113,23 +113,23 @@ impl ManifestName {
 
 /// Names of the objects of partitions, except segments. Each list is sorted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Listed {
+pub struct PartitionObjects {
     /// Manifests.
     pub manifests: Vec<ManifestName>,
     /// Lists of hot pages.
     pub hot_pages: Vec<HotPagesName>,
     /// Fates of manifests.
-    pub fates: Vec<FateName>,
+    pub holds: Vec<HoldName>,
     /// Anchors: manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
     pub anchors: Vec<ManifestName>,
 }
 
-impl Listed {
+impl PartitionObjects {
     fn add(&mut self, objects: &[String]) {
         for object in objects {
             self.manifests.extend(ManifestName::parse(object));
             self.hot_pages.extend(HotPagesName::parse(object));
-            self.fates.extend(FateName::parse(object));
+            self.holds.extend(HoldName::parse(object));
             self.anchors.extend(anchors::parse(object));
         }
     }
@@ -228,7 +228,7 @@ impl PageStore {
     /// Number of reads that are useful to run concurrently. In a remote store, concurrent reads
     /// take as long as one. In a directory each read needs a thread, and starting a thread costs
     /// more than a read.
-    pub fn reads_at_once(&self) -> usize {
+    pub fn read_concurrency(&self) -> usize {
         if self.store.directory().is_some() { 2 } else { 64 }
     }
 
@@ -250,7 +250,7 @@ impl PageStore {
     }
 
     fn new_segment(&self) -> SegmentId {
-        SegmentId::of_term(self.term, rand::random())
+        SegmentId::with_term(self.term, rand::random())
     }
 
     /// Returns a segment's index. The first call uses one ranged read, or two if the index is
@@ -268,7 +268,7 @@ impl PageStore {
                 Some(index) => index,
                 None => {
                     let (index, end) = self.read_index(id).await?;
-                    self.keep(Key::end(id), end);
+                    self.cache_piece(Key::end(id), end);
                     index
                 }
             };
@@ -301,16 +301,16 @@ impl PageStore {
         location: FrameLocation,
         page: &mut Page,
     ) -> Result<(), StoreError> {
-        if let Some(frame) = self.cached_frames(id, &[location], Reading::Again).await.pop().flatten()
+        if let Some(frame) = self.cached_frames(id, &[location], ReadHint::WillReuse).await.pop().flatten()
             && segment::decode_frame(&frame, page).is_ok()
         {
             return Ok(());
         }
         let object = segment_object(id);
         let span = Span::Range { offset: location.offset, bytes: location.length.into() };
-        let frame = self.timed(self.get(&object, span)).await?.bytes;
+        let frame = self.read_timed(self.get(&object, span)).await?.bytes;
         self.decode_frame(&object, location, &frame, page)?;
-        self.keep(Key::frame(id, location.offset), frame);
+        self.cache_piece(Key::frame(id, location.offset), frame);
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl PageStore {
         &self,
         id: SegmentId,
         locations: &[FrameLocation],
-        reading: Reading,
+        reading: ReadHint,
         out: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
         let cached = self.cached_frames(id, locations, reading).await;
@@ -333,7 +333,7 @@ impl PageStore {
         id: SegmentId,
         locations: &[FrameLocation],
         frames: Vec<Option<Bytes>>,
-        reading: Reading,
+        reading: ReadHint,
         out: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
         let object = segment_object(id);
@@ -350,8 +350,8 @@ impl PageStore {
             let frame = cached.clone().unwrap_or_else(|| frame_within(&read, begin, *location));
             self.decode_frame(&object, *location, &frame, &mut page)?;
             out.extend_from_slice(&page);
-            if cached.is_none() && reading == Reading::Again {
-                self.keep(Key::frame(id, location.offset), frame);
+            if cached.is_none() && reading == ReadHint::WillReuse {
+                self.cache_piece(Key::frame(id, location.offset), frame);
             }
         }
         Ok(())
@@ -392,7 +392,7 @@ impl PageStore {
         let manifest = Manifest::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         match ManifestName::of(&manifest) == name {
             true => Ok(manifest),
-            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+            false => Err(StoreError::WrongIdentity { object, store: self.store.to_string() }),
         }
     }
 
@@ -445,7 +445,10 @@ impl PageStore {
     }
 
     /// Lists all objects except segments of a partition, or of all partitions.
-    pub async fn list_partitions(&self, partition: Option<PartitionId>) -> Result<Listed, StoreError> {
+    pub async fn list_partitions(
+        &self,
+        partition: Option<PartitionId>,
+    ) -> Result<PartitionObjects, StoreError> {
         self.list_after(partition, None).await
     }
 
@@ -454,7 +457,7 @@ impl PageStore {
         &self,
         partition: PartitionId,
         since: Option<ManifestName>,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<PartitionObjects, StoreError> {
         let before =
             since.and_then(|name| Some(ManifestName { number: name.number.checked_sub(1)?, ..name }));
         self.list_after(Some(partition), before.map(|name| name.object())).await
@@ -464,13 +467,13 @@ impl PageStore {
         &self,
         partition: Option<PartitionId>,
         after: Option<String>,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<PartitionObjects, StoreError> {
         let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
-        let mut listed = Listed::default();
+        let mut listed = PartitionObjects::default();
         self.list_each(&below, after, |objects| listed.add(&objects)).await?;
         listed.manifests.sort_unstable();
         listed.hot_pages.sort_unstable();
-        listed.fates.sort_unstable();
+        listed.holds.sort_unstable();
         listed.anchors.sort_unstable();
         Ok(listed)
     }

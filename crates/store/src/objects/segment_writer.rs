@@ -60,10 +60,11 @@ impl SegmentWriter {
     /// Stores the frame that was appended last in the disk cache, if there is one, because it is
     /// likely to be read again. The disk cache may contain it before the segment is stored, or even
     /// if it never is; nothing requests it before.
-    pub fn keep(&mut self, frame: FrameLocation) {
+    pub fn cache_last_frame(&mut self, frame: FrameLocation) {
         if self.store.disk_cache.is_some() {
             let begin = self.part.len().saturating_sub(frame.length as usize);
-            self.store.keep(Key::frame(self.id, frame.offset), Bytes::copy_from_slice(&self.part[begin..]));
+            self.store
+                .cache_piece(Key::frame(self.id, frame.offset), Bytes::copy_from_slice(&self.part[begin..]));
         }
     }
 
@@ -104,7 +105,7 @@ impl SegmentWriter {
         if let Some(bytes) = end {
             let begin = rest.len().saturating_sub(bytes as usize);
             // A copy, so that the cache does not keep the whole rest in memory.
-            self.store.keep(Key::end(self.id), Bytes::copy_from_slice(&rest[begin..]));
+            self.store.cache_piece(Key::end(self.id), Bytes::copy_from_slice(&rest[begin..]));
         }
         match self.upload.is_none() {
             true => self.store.put(&self.object, rest).await?,

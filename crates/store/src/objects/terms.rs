@@ -34,7 +34,7 @@ const ENDED: &str = "-ended";
 const MAX_ROUNDS: usize = 50;
 
 /// The greatest number of a term.
-pub const MOST_TERMS: u32 = (1 << 23) - 1;
+pub const MAX_TERM: u32 = (1 << 23) - 1;
 
 /// Version numbers contain their term above this many bits.
 pub const VERSION_BITS: u32 = 40;
@@ -47,7 +47,7 @@ pub struct Term {
     by: u128,
     /// How long, from the start of the term, operations of earlier terms may still take effect.
     /// None if the previous process did not record a clean stop.
-    pub wait: Option<Duration>,
+    pub quiet_period: Option<Duration>,
 }
 
 fn term_object(number: u32, has_ended: bool) -> String {
@@ -64,7 +64,7 @@ fn parse(object: &str) -> Option<(u32, bool)> {
 
 impl PageStore {
     /// Takes over the store from its current owner.
-    pub async fn begin_term(&self) -> Result<Term, StoreError> {
+    pub async fn start_term(&self) -> Result<Term, StoreError> {
         let by = rand::random();
         for _ in 0..MAX_ROUNDS {
             let before = self.list_terms().await?;
@@ -72,7 +72,7 @@ impl PageStore {
                 Some(last) => *last,
                 None => (self.greatest_named_term().await?, false),
             };
-            if last >= MOST_TERMS {
+            if last >= MAX_TERM {
                 return Err(StoreError::TooManyTerms { store: self.store.to_string() });
             }
             let number = last + 1;
@@ -84,11 +84,11 @@ impl PageStore {
             }
             let known = self.list_terms().await?;
             if known.last() == Some(&(number, false)) {
-                let wait = self.recorded_wait(last, has_ended).await?;
+                let quiet_period = self.recorded_wait(last, has_ended).await?;
                 for (number, has_ended) in known.into_iter().filter(|known| known.0 < number) {
                     self.delete(&term_object(number, has_ended)).await?;
                 }
-                return Ok(Term { number, by, wait });
+                return Ok(Term { number, by, quiet_period });
             }
         }
         Err(StoreError::Contended { object: TERMS.to_owned(), store: self.store.to_string() })
@@ -101,7 +101,7 @@ impl PageStore {
         let of_manifests =
             self.list_manifests(None).await?.into_iter().map(|name| (name.number >> VERSION_BITS) as u32);
         // Names of segments from before the introduction of terms are completely random.
-        Ok(of_segments.chain(of_manifests).filter(|term| *term <= MOST_TERMS).max().unwrap_or(0))
+        Ok(of_segments.chain(of_manifests).filter(|term| *term <= MAX_TERM).max().unwrap_or(0))
     }
 
     /// Returns the waiting time that the end of a term records. Nothing precedes the first term.
@@ -118,9 +118,9 @@ impl PageStore {
             }
             // Another process has started a term in the meantime, or the time is unknown.
             Ok(_)
-            | Err(StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
-                Ok(None)
-            }
+            | Err(
+                StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::WrongIdentity { .. },
+            ) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -152,7 +152,7 @@ impl PageStore {
         let term = StoredTerm::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         match (term.number, term.state != TermState::Begun) == (number, has_ended) {
             true => Ok(term),
-            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+            false => Err(StoreError::WrongIdentity { object, store: self.store.to_string() }),
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn only_canonical_names_are_parsed() {
-        for (number, has_ended) in [(7, false), (7, true), (MOST_TERMS, false)] {
+        for (number, has_ended) in [(7, false), (7, true), (MAX_TERM, false)] {
             assert_eq!(parse(&term_object(number, has_ended)), Some((number, has_ended)));
         }
         for other in ["terms/7", "terms/0000000G", "terms/00000007-end", "logs/00000007", "terms/-ended"] {
@@ -205,18 +205,18 @@ mod tests {
     #[tokio::test]
     async fn last_term_owns_the_store() {
         let store = store();
-        let first = store.begin_term().await.unwrap();
-        assert!(first.wait == Some(Duration::ZERO) && store.is_last_term(&first).await.unwrap());
-        let second = store.begin_term().await.unwrap();
-        assert_eq!(second.wait, None, "the first term has no recorded end");
+        let first = store.start_term().await.unwrap();
+        assert!(first.quiet_period == Some(Duration::ZERO) && store.is_last_term(&first).await.unwrap());
+        let second = store.start_term().await.unwrap();
+        assert_eq!(second.quiet_period, None, "the first term has no recorded end");
         assert!(second.number > first.number);
         assert!(!store.is_last_term(&first).await.unwrap() && store.is_last_term(&second).await.unwrap());
         let hour = Duration::from_secs(3600);
         store.end_term(&second, hour).await.unwrap();
         assert!(store.is_last_term(&second).await.unwrap());
         assert_ne!(store.read_term(second.number, true).await.unwrap().state, TermState::Begun);
-        let third = store.begin_term().await.unwrap();
-        assert_eq!(third.wait, Some(hour));
+        let third = store.start_term().await.unwrap();
+        assert_eq!(third.quiet_period, Some(hour));
         assert_eq!(
             store.list_terms().await.unwrap(),
             [(third.number, false)],
@@ -226,7 +226,7 @@ mod tests {
         store.end_term(&first, Duration::ZERO).await.unwrap();
         assert!(!store.is_last_term(&first).await.unwrap());
         assert_eq!(
-            store.begin_term().await.unwrap().wait,
+            store.start_term().await.unwrap().quiet_period,
             None,
             "the end of an earlier term must not count for the third"
         );
@@ -239,7 +239,7 @@ mod tests {
         let store = store();
         let all = (0..8).map(|_| {
             let store = store.clone();
-            tokio::spawn(async move { store.begin_term().await.unwrap() })
+            tokio::spawn(async move { store.start_term().await.unwrap() })
         });
         let mut begun = Vec::new();
         for one in all.collect::<Vec<_>>() {
@@ -259,9 +259,9 @@ mod tests {
     async fn deleted_term_is_detected_and_its_number_is_not_reused() {
         let store = store();
         for _ in 0..4 {
-            store.begin_term().await.unwrap();
+            store.start_term().await.unwrap();
         }
-        let fifth = store.begin_term().await.unwrap();
+        let fifth = store.start_term().await.unwrap();
         let object = term_object(fifth.number, false);
         let number = u64::from(fifth.number) << VERSION_BITS | 7;
         let name = ManifestName { partition: PartitionId(3), epoch: 1, number };
@@ -273,12 +273,12 @@ mod tests {
             "{asked:?}"
         );
         // A reappeared end of an earlier term proves nothing about this one.
-        store.end_term(&Term { number: 2, by: 1, wait: None }, Duration::ZERO).await.unwrap();
+        store.end_term(&Term { number: 2, by: 1, quiet_period: None }, Duration::ZERO).await.unwrap();
         assert!(store.is_last_term(&fifth).await.is_err());
         store.delete(&term_object(2, true)).await.unwrap();
 
-        let next = store.begin_term().await.unwrap();
-        assert_eq!((next.number, next.wait), (fifth.number + 1, None));
+        let next = store.start_term().await.unwrap();
+        assert_eq!((next.number, next.quiet_period), (fifth.number + 1, None));
         assert!(!store.is_last_term(&fifth).await.unwrap());
     }
 
@@ -287,7 +287,7 @@ mod tests {
         let store = store();
         let check = async |written| store.check_terms(&store.list_terms().await.unwrap(), written);
         check(0).await.unwrap();
-        let first = store.begin_term().await.unwrap();
+        let first = store.start_term().await.unwrap();
         check(0).await.unwrap();
         check(1).await.unwrap();
         assert!(
@@ -304,8 +304,8 @@ mod tests {
     #[tokio::test]
     async fn start_after_the_greatest_term_is_rejected() {
         let store = store();
-        let last = StoredTerm { number: MOST_TERMS, by: 1, state: TermState::Begun };
-        store.put(&term_object(MOST_TERMS, false), last.encode().into()).await.unwrap();
-        assert!(matches!(store.begin_term().await, Err(StoreError::TooManyTerms { .. })));
+        let last = StoredTerm { number: MAX_TERM, by: 1, state: TermState::Begun };
+        store.put(&term_object(MAX_TERM, false), last.encode().into()).await.unwrap();
+        assert!(matches!(store.start_term().await, Err(StoreError::TooManyTerms { .. })));
     }
 }

@@ -3,7 +3,7 @@
 use fulmar_pages::{FrameLocation, SegmentId, segment};
 
 use super::{PageStore, StoreError, segment_object};
-use crate::disk_cache::Reading;
+use crate::disk_cache::ReadHint;
 use crate::store::Span;
 
 /// Maximum number of frames per read.
@@ -29,7 +29,7 @@ impl PageStore {
         let adjacent = |a: &FrameLocation, b: &FrameLocation| a.offset + u64::from(a.length) == b.offset;
         for run in frames.chunk_by(adjacent).flat_map(|run| run.chunks(MAX_RUN_FRAMES)) {
             pages.clear();
-            self.read_remaining(id, run, vec![None; run.len()], Reading::Once, &mut pages).await?;
+            self.read_remaining(id, run, vec![None; run.len()], ReadHint::Scan, &mut pages).await?;
         }
         Ok(frames.len() as u64)
     }

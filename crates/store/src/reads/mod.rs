@@ -34,19 +34,19 @@ const MAX_INLINE_READ_BYTES: usize = 256 << 10;
 
 /// Resources that a read keeps until the disk has responded, even if the reader was dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct ReadTarget {
     file: Arc<File>,
-    _place: Option<Arc<OwnedSemaphorePermit>>,
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-impl Kept {
-    pub(crate) fn new(file: Arc<File>) -> Kept {
-        Kept { file, _place: None }
+impl ReadTarget {
+    pub(crate) fn new(file: Arc<File>) -> ReadTarget {
+        ReadTarget { file, _permit: None }
     }
 
     /// Also keeps a permit of the reads that may wait for this disk.
-    pub(crate) fn with_place(file: Arc<File>, place: Arc<OwnedSemaphorePermit>) -> Kept {
-        Kept { file, _place: Some(place) }
+    pub(crate) fn with_permit(file: Arc<File>, permit: Arc<OwnedSemaphorePermit>) -> ReadTarget {
+        ReadTarget { file, _permit: Some(permit) }
     }
 }
 
@@ -55,24 +55,24 @@ thread_local! {
 }
 
 /// Number of reads of this thread's tasks that had to wait for the disk, since the thread started.
-pub fn reads_at_the_disk() -> u64 {
+pub fn blocking_reads() -> u64 {
     BLOCKING_READS.get()
 }
 
 /// Counts a read that waits for the disk.
 // Not inlined, so that every call looks up the thread-local, whichever stack it runs on.
 #[inline(never)]
-pub(crate) fn goes_to_the_disk() {
+pub(crate) fn count_blocking_read() {
     BLOCKING_READS.set(BLOCKING_READS.get() + 1);
 }
 
 /// Reads exactly `bytes` bytes of a file at an offset.
-pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
+pub(crate) async fn read_exact_at(target: ReadTarget, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let is_small = bytes <= MAX_INLINE_READ_BYTES;
-    if is_small && let Some(mut read) = ring::read(&kept, offset, bytes) {
+    if is_small && let Some(mut read) = ring::read(&target, offset, bytes) {
         let read = match read.try_recv() {
             Err(TryRecvError::Empty) => {
-                goes_to_the_disk();
+                count_blocking_read();
                 read.await.ok()
             }
             read => read.ok(),
@@ -82,23 +82,23 @@ pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::
         }
     }
     let mut buffer = vec![0; bytes];
-    if is_small && read_at_once(&kept.file, &mut buffer, offset) {
+    if is_small && read_from_page_cache(&target.file, &mut buffer, offset) {
         return Ok(buffer);
     }
-    goes_to_the_disk();
+    count_blocking_read();
     let read =
-        tokio::task::spawn_blocking(move || kept.file.read_exact_at(&mut buffer, offset).map(|()| buffer));
+        tokio::task::spawn_blocking(move || target.file.read_exact_at(&mut buffer, offset).map(|()| buffer));
     read.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
 }
 
 /// Returns true if reads of this thread wait in a ring, and not in one blocking thread each.
-pub(crate) fn wait_in_a_ring() -> bool {
+pub(crate) fn has_ring() -> bool {
     ring::is_available()
 }
 
 /// Reads from the kernel's page cache without waiting for the disk. Returns false if not all of the
 /// bytes are there.
-pub(crate) fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
+pub(crate) fn read_from_page_cache(file: &File, buffer: &mut [u8], offset: u64) -> bool {
     let bytes = buffer.len();
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT) == Ok(bytes)
 }

@@ -30,7 +30,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
-use super::Kept;
+use super::ReadTarget;
 
 /// Maximum number of pending reads in a ring. Further reads proceed as on a thread without a ring.
 const MAX_PENDING_READS: u32 = 256;
@@ -91,9 +91,9 @@ pub async fn serve_reads() {
 /// full.
 // Not inlined, so that every call looks up the thread-local, whichever stack it runs on.
 #[inline(never)]
-pub(super) fn read(kept: &Kept, offset: u64, bytes: usize) -> Option<Outcome> {
+pub(super) fn read(target: &ReadTarget, offset: u64, bytes: usize) -> Option<Outcome> {
     let mut begun = None;
-    run_and_notify(|ring| begun = ring.submit_read(kept.clone(), offset, bytes));
+    run_and_notify(|ring| begun = ring.submit_read(target.clone(), offset, bytes));
     begun
 }
 
@@ -139,7 +139,7 @@ struct Ring {
 
 struct PendingRead {
     buffer: Vec<u8>,
-    _kept: Kept,
+    _target: ReadTarget,
     sender: oneshot::Sender<Vec<u8>>,
 }
 
@@ -183,10 +183,10 @@ impl Ring {
         Ok((self, completion_event?))
     }
 
-    fn submit_read(&mut self, kept: Kept, offset: u64, bytes: usize) -> Option<Outcome> {
+    fn submit_read(&mut self, target: ReadTarget, offset: u64, bytes: usize) -> Option<Outcome> {
         let number = self.free.pop()?;
         let mut buffer = vec![0; bytes];
-        let file = types::Fd(kept.file.as_raw_fd());
+        let file = types::Fd(target.file.as_raw_fd());
         let entry = opcode::Read::new(file, buffer.as_mut_ptr(), bytes as u32)
             .offset(offset)
             .build()
@@ -198,7 +198,7 @@ impl Ring {
             return None;
         }
         let (sender, outcome) = oneshot::channel();
-        self.pending[number as usize] = Some(PendingRead { buffer, _kept: kept, sender });
+        self.pending[number as usize] = Some(PendingRead { buffer, _target: target, sender });
         self.enter();
         Some(outcome)
     }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     async fn through_the_ring(file: &Arc<File>, number: usize) -> Option<Vec<u8>> {
-        let read = read(&Kept::new(file.clone()), (number * PIECE_BYTES) as u64, PIECE_BYTES);
+        let read = read(&ReadTarget::new(file.clone()), (number * PIECE_BYTES) as u64, PIECE_BYTES);
         read.unwrap().await.ok()
     }
 
@@ -368,9 +368,9 @@ mod tests {
         let Some(file) = file() else { return };
         run_on_worker(async {
             evict_from_page_cache(&file);
-            let kept = Kept::new(file.clone());
+            let target = ReadTarget::new(file.clone());
             let all = (0..PIECES).map(|number| {
-                super::super::read_exact_at(kept.clone(), (number * PIECE_BYTES) as u64, PIECE_BYTES)
+                super::super::read_exact_at(target.clone(), (number * PIECE_BYTES) as u64, PIECE_BYTES)
             });
             for (number, read) in join_all(all).await.into_iter().enumerate() {
                 assert!(read.unwrap() == piece(number));
@@ -384,7 +384,7 @@ mod tests {
         run_on_worker(async {
             assert!(through_the_ring(&file, PIECES).await.is_none());
             for at in [PIECES * PIECE_BYTES - 1, (PIECES + 7) * PIECE_BYTES] {
-                let read = super::super::read_exact_at(Kept::new(file.clone()), at as u64, 2).await;
+                let read = super::super::read_exact_at(ReadTarget::new(file.clone()), at as u64, 2).await;
                 assert_eq!(read.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
             }
         });
@@ -397,8 +397,8 @@ mod tests {
         run_on_worker(async {
             for round in 0..20 {
                 evict_from_page_cache(&file);
-                let kept = Kept::new(file.clone());
-                let submit_read = |number| read(&kept, (number * PIECE_BYTES) as u64, PIECE_BYTES);
+                let target = ReadTarget::new(file.clone());
+                let submit_read = |number| read(&target, (number * PIECE_BYTES) as u64, PIECE_BYTES);
                 let first = round * 50;
                 let mut waiting: Vec<_> = (first..first + 50).filter_map(submit_read).collect();
                 let mut number = first;
@@ -432,7 +432,7 @@ mod tests {
             run_on_worker(async {
                 // Reads that stay pending until data is written to the pipe.
                 let (reader, mut writer) = std::io::pipe().unwrap();
-                let pipe = Kept::new(Arc::new(File::from(OwnedFd::from(reader))));
+                let pipe = ReadTarget::new(Arc::new(File::from(OwnedFd::from(reader))));
                 let flags = with_ring(|ring| Some(Flags::of(ring))).unwrap();
                 for _ in 0..50 {
                     let waiting: Vec<_> = (0..READS).map(|_| read(&pipe, 0, 1).unwrap()).collect();
@@ -511,9 +511,9 @@ mod tests {
         for _ in 0..20 {
             evict_from_page_cache(&file);
             let waiting = run_on_worker(async {
-                let kept = Kept::new(file.clone());
+                let target = ReadTarget::new(file.clone());
                 (0..50)
-                    .filter_map(|number| read(&kept, (number * PIECE_BYTES) as u64, PIECE_BYTES))
+                    .filter_map(|number| read(&target, (number * PIECE_BYTES) as u64, PIECE_BYTES))
                     .collect::<Vec<_>>()
             });
             for (number, mut read) in waiting.into_iter().enumerate() {

@@ -19,7 +19,7 @@ pub enum StoreFault {
     /// The operation is performed, but its response is lost. (A part of an upload is not performed:
     /// the caller that sends it again must not observe the first one, and this fault is above that
     /// layer.)
-    LoseAnswer,
+    LoseResponse,
     /// The operation is delayed.
     Delay(Duration),
     /// The operation is delayed, and performed even if the caller is dropped. Applies to puts;
@@ -32,9 +32,9 @@ pub enum StoreFault {
 
 /// Uploads as seen by the underlying store, whatever their callers have observed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Uploads {
+pub struct UploadCounts {
     /// Uploads that were started.
-    pub begun: usize,
+    pub started: usize,
     /// Uploads that were completed.
     pub completed: usize,
     /// Uploads that were aborted. The others are in progress or were leaked.
@@ -58,7 +58,7 @@ struct Faults {
     held: Vec<(StoreOperation, &'static str)>,
     /// Number of operations that are currently held.
     waiting: usize,
-    uploads: Uploads,
+    uploads: UploadCounts,
 }
 
 impl FaultyStore {
@@ -106,14 +106,14 @@ impl FaultyStore {
     }
 
     /// Returns the counters of uploads.
-    pub fn uploads(&self) -> Uploads {
+    pub fn uploads(&self) -> UploadCounts {
         self.faults.borrow().uploads
     }
 
     /// Waits until every started upload is completed or aborted.
     pub async fn uploads_have_ended(&self) {
         let ended =
-            |faults: &Faults| faults.uploads.begun == faults.uploads.completed + faults.uploads.aborted;
+            |faults: &Faults| faults.uploads.started == faults.uploads.completed + faults.uploads.aborted;
         let _ = self.faults.subscribe().wait_for(ended).await;
     }
 
@@ -157,7 +157,7 @@ impl FaultyStore {
         match fault {
             None | Some(StoreFault::EmptyPage) => done.await,
             Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "injected fault")),
-            Some(StoreFault::LoseAnswer) => {
+            Some(StoreFault::LoseResponse) => {
                 done.await?;
                 Err(Failure::new(FailureKind::Unavailable, "injected fault: the response was lost"))
             }
@@ -206,7 +206,7 @@ impl Store for FaultyStore {
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
         let begin = async {
             let upload = self.store.upload(name).await?;
-            self.faults.send_modify(|faults| faults.uploads.begun += 1);
+            self.faults.send_modify(|faults| faults.uploads.started += 1);
             Ok::<_, Failure>(upload)
         };
         let upload = self.run_with_fault(StoreOperation::Upload, name, begin).await?;
@@ -268,7 +268,7 @@ impl FaultyUpload {
 impl Upload for FaultyUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         match self.store.begin(StoreOperation::Upload, &self.name).await {
-            Some(StoreFault::LoseAnswer) => {
+            Some(StoreFault::LoseResponse) => {
                 Err(Failure::new(FailureKind::Unavailable, "injected fault: the part was lost"))
             }
             fault => {
@@ -301,7 +301,7 @@ impl Upload for FaultyUpload {
 }
 
 /// Counts the end of an upload, once.
-fn end(store: &FaultyStore, has_ended: &mut bool, counter: fn(&mut Uploads) -> &mut usize) {
+fn end(store: &FaultyStore, has_ended: &mut bool, counter: fn(&mut UploadCounts) -> &mut usize) {
     if !std::mem::replace(has_ended, true) {
         store.faults.send_modify(|faults| *counter(&mut faults.uploads) += 1);
     }

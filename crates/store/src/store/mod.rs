@@ -52,7 +52,7 @@ use bytes::Bytes;
 
 pub use backend::Backend;
 pub use failure::{Failure, FailureKind};
-pub use faulty::{FaultyStore, StoreFault, Uploads};
+pub use faulty::{FaultyStore, StoreFault, UploadCounts};
 pub use read_only::ReadOnlyStore;
 pub use reliable::{Limits, Reliable};
 pub use statistics::{OperationStatistics, StoreOperation, TIME_BUCKETS, time_bucket_us};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use quick_cache::sync::Cache;
 
-use crate::reads::{self, Kept};
+use crate::reads::{self, ReadTarget};
 
 /// Maximum number of open files.
 const OPEN_FILES: usize = 512;
@@ -33,14 +33,14 @@ impl OpenFiles {
     /// them exist.
     pub(super) async fn read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Bytes> {
         let read = match self.0.get(name) {
-            Some(file) => reads::read_exact_at(Kept::new(file), offset, bytes).await,
+            Some(file) => reads::read_exact_at(ReadTarget::new(file), offset, bytes).await,
             None => self.open_and_read(root, name, offset, bytes).await,
         };
         read.map(Bytes::from)
     }
 
     async fn open_and_read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
-        reads::goes_to_the_disk();
+        reads::count_blocking_read();
         let (files, path, name) = (self.0.clone(), root.join(name), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let (file, mut buffer) = (open(&files, name, &path)?, vec![0; bytes]);

@@ -33,15 +33,15 @@ use super::{Failure, FailureKind, Listing, OperationStatistics, Piece, Span, Sto
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of attempts per operation.
-    pub tries: u32,
+    pub max_attempts: u32,
     /// No attempt starts later than this after the first one.
-    pub patience: Duration,
+    pub retry_timeout: Duration,
     /// Approximate delay after the first failure. Doubles after each further one.
     pub first_delay: Duration,
     /// Maximum delay between two attempts.
-    pub longest_delay: Duration,
+    pub max_delay: Duration,
     /// Time limit of an attempt, in addition to the time for its bytes.
-    pub answer: Duration,
+    pub attempt_timeout: Duration,
     /// Minimum throughput, from which the time for an attempt's bytes is derived.
     pub bytes_per_second: u64,
 }
@@ -49,11 +49,11 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            tries: 6,
-            patience: Duration::from_secs(60),
+            max_attempts: 6,
+            retry_timeout: Duration::from_secs(60),
             first_delay: Duration::from_millis(50),
-            longest_delay: Duration::from_secs(5),
-            answer: Duration::from_secs(10),
+            max_delay: Duration::from_secs(5),
+            attempt_timeout: Duration::from_secs(10),
             bytes_per_second: 1 << 20,
         }
     }
@@ -61,13 +61,13 @@ impl Default for Limits {
 
 impl Limits {
     fn time_for(&self, bytes: u64) -> Duration {
-        self.answer + Duration::from_secs(bytes / self.bytes_per_second.max(1))
+        self.attempt_timeout + Duration::from_secs(bytes / self.bytes_per_second.max(1))
     }
 
     /// Delay after a number of failures.
     fn delay(&self, failures: u32) -> Duration {
         let doubled = self.first_delay.saturating_mul(1 << failures.saturating_sub(1).min(16));
-        doubled.min(self.longest_delay).mul_f64(rand::random_range(0.5..1.0))
+        doubled.min(self.max_delay).mul_f64(rand::random_range(0.5..1.0))
     }
 }
 
@@ -360,7 +360,9 @@ impl Attempts {
             outcome => return ControlFlow::Break(outcome),
         };
         let delay = self.limits.delay(self.attempts_made);
-        if self.attempts_made >= self.limits.tries || self.began.elapsed() + delay > self.limits.patience {
+        if self.attempts_made >= self.limits.max_attempts
+            || self.began.elapsed() + delay > self.limits.retry_timeout
+        {
             let (attempts, seconds) = (self.attempts_made, self.began.elapsed().as_secs_f64());
             return ControlFlow::Break(Err(
                 failure.with_detail(format_args!("given up after {attempts} attempts in {seconds:.1} s"))

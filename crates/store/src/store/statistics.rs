@@ -53,7 +53,7 @@ pub struct OperationStatistics {
     /// The operation.
     pub operation: StoreOperation,
     /// Attempts.
-    pub tries: u64,
+    pub attempts: u64,
     /// Attempts after a failure.
     pub retries: u64,
     /// Bytes of objects written or read.
@@ -63,7 +63,7 @@ pub struct OperationStatistics {
     /// Total duration of all attempts, in microseconds.
     pub time_us: u64,
     /// Number of attempts per duration bucket; see [`time_bucket_us`].
-    pub times: [u64; TIME_BUCKETS],
+    pub durations: [u64; TIME_BUCKETS],
 }
 
 /// Upper limit of a duration bucket in microseconds; None for the last one.
@@ -73,12 +73,12 @@ pub fn time_bucket_us(bucket: usize) -> Option<u64> {
 
 #[derive(Default, Debug)]
 struct Counters {
-    tries: AtomicU64,
+    attempts: AtomicU64,
     retries: AtomicU64,
     bytes: AtomicU64,
     failures: [AtomicU64; FailureKind::ALL.len()],
     time_us: AtomicU64,
-    times: [AtomicU64; TIME_BUCKETS],
+    durations: [AtomicU64; TIME_BUCKETS],
 }
 
 /// Counters of a store.
@@ -95,9 +95,9 @@ impl Statistics {
         let counters = &self.0[operation as usize];
         let add = |counter: &AtomicU64, amount| counter.fetch_add(amount, Ordering::Relaxed);
         let duration_us = duration.as_micros() as u64;
-        add(&counters.tries, 1);
+        add(&counters.attempts, 1);
         add(&counters.time_us, duration_us);
-        add(&counters.times[bucket(duration_us)], 1);
+        add(&counters.durations[bucket(duration_us)], 1);
         if let Some(failure) = failure {
             add(&counters.failures[failure.kind().index()], 1);
         }
@@ -115,12 +115,12 @@ impl Statistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let operation = |(operation, counters): (StoreOperation, &Counters)| OperationStatistics {
             operation,
-            tries: load(&counters.tries),
+            attempts: load(&counters.attempts),
             retries: load(&counters.retries),
             bytes: load(&counters.bytes),
             failures: std::array::from_fn(|kind| load(&counters.failures[kind])),
             time_us: load(&counters.time_us),
-            times: std::array::from_fn(|bucket| load(&counters.times[bucket])),
+            durations: std::array::from_fn(|bucket| load(&counters.durations[bucket])),
         };
         StoreOperation::ALL.into_iter().zip(&self.0).map(operation).collect()
     }
@@ -155,8 +155,8 @@ mod tests {
         let snapshot = statistics.snapshot();
         assert!(snapshot.iter().enumerate().all(|(at, one)| one.operation as usize == at));
         let get = snapshot[StoreOperation::Get as usize];
-        assert_eq!((get.tries, get.retries, get.bytes, get.time_us, get.times[1]), (2, 1, 7, 200, 2));
+        assert_eq!((get.attempts, get.retries, get.bytes, get.time_us, get.durations[1]), (2, 1, 7, 200, 2));
         assert_eq!(get.failures, [0, 0, 0, 0, 1, 0]);
-        assert_eq!(snapshot[StoreOperation::Put as usize].tries, 0);
+        assert_eq!(snapshot[StoreOperation::Put as usize].attempts, 0);
     }
 }

@@ -51,8 +51,8 @@ pub fn transactions(seen: &[(u64, Lsn)]) -> Vec<u64> {
 pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, LogError> {
     let body = commit(transaction, bytes);
     loop {
-        match log.append(&body, Urgency::Prompt) {
-            Err(LogError::Busy) => block_on(log.wait_room(body.len(), Urgency::Prompt))?,
+        match log.append(&body, Urgency::Immediate) {
+            Err(LogError::Busy) => block_on(log.wait_for_space(body.len(), Urgency::Immediate))?,
             other => return other,
         }
     }
@@ -66,7 +66,7 @@ pub fn append_durably(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
 }
 
 /// Waits for an effect of another thread.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < end, "timed out: {what}");

@@ -1,5 +1,5 @@
 //! The contract of the trait `Store`, check by check, and the outcome of operations whose responses
-//! are lost ([`doubts`]).
+//! are lost ([`uncertain_outcomes`]).
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fulmar_store::{Failure, FailureKind, Span, Store};
 use futures::future::join_all;
 
-use crate::doubts;
+use crate::uncertain_outcomes;
 
 /// Number of writers that race for a name.
 const WRITERS: usize = 16;
@@ -29,7 +29,7 @@ pub async fn conforms(store: Arc<dyn Store>) {
     deletes_existing_and_missing_objects(&*store).await;
     accepts_large_objects_in_parts(&*store).await;
     discards_aborted_uploads(&*store).await;
-    doubts::are_resolved(&store).await;
+    uncertain_outcomes::are_resolved(&store).await;
 }
 
 fn kind<T: std::fmt::Debug>(outcome: Result<T, Failure>) -> FailureKind {

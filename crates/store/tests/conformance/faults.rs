@@ -46,11 +46,11 @@ impl Rig {
 #[tokio::test(start_paused = true)]
 async fn put_with_a_lost_response_succeeds() {
     let rig = rig();
-    rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    rig.faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
     rig.put("mine").await.unwrap();
     assert_eq!(rig.contents().await.unwrap(), "mine");
     let puts = rig.statistics(StoreOperation::Put);
-    assert_eq!((puts.tries, puts.retries, puts.bytes), (2, 1, 4));
+    assert_eq!((puts.attempts, puts.retries, puts.bytes), (2, 1, 4));
 }
 
 /// An object that was found is not necessarily durable: in a directory the put may have failed
@@ -58,12 +58,12 @@ async fn put_with_a_lost_response_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn existing_object_is_synced_before_a_put_succeeds() {
     let rig = rig();
-    rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    rig.faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
     // The read that finds the object, then its sync.
     rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
     rig.faulty.next(StoreOperation::Get, UNAVAILABLE);
     rig.put("mine").await.unwrap();
-    assert_eq!(rig.statistics(StoreOperation::Put).tries, 3);
+    assert_eq!(rig.statistics(StoreOperation::Put).attempts, 3);
     rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
     rig.faulty.next(StoreOperation::Get, StoreFault::Fail(FailureKind::Other));
     assert_eq!(rig.put("mine").await, Err(FailureKind::Other));
@@ -73,7 +73,7 @@ async fn existing_object_is_synced_before_a_put_succeeds() {
 #[tokio::test(start_paused = true)]
 async fn existing_object_decides_if_no_response_arrives() {
     let rig = rig();
-    rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    rig.faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
     rig.faulty.always(StoreOperation::Put, Some(UNAVAILABLE));
     rig.put("mine").await.unwrap();
     assert_eq!(rig.put("other").await, Err(FailureKind::Exists));
@@ -128,11 +128,11 @@ async fn operations_end_within_their_limits() {
         assert!(put.kind().is_transient() && put.to_string().contains("may still appear"), "{put}");
         assert!(rig.store.list_all("").await.unwrap_err().kind().is_transient());
         assert!(rig.store.delete("a").await.unwrap_err().kind().is_transient());
-        let longest = Limits::default().patience + Limits::default().answer;
+        let longest = Limits::default().retry_timeout + Limits::default().attempt_timeout;
         assert!(began.elapsed() < 5 * longest, "{:?}", began.elapsed());
     }
     let gets = rig.statistics(StoreOperation::Get);
-    assert_eq!(gets.tries - gets.retries, 2);
+    assert_eq!(gets.attempts - gets.retries, 2);
     assert!(gets.failures[3] >= 6 && gets.failures[4] >= 2, "{gets:?}");
 }
 
@@ -200,8 +200,12 @@ fn upload_to_a_directory_survives_a_stall() {
     let directory = tempfile::tempdir().unwrap();
     runtime.unwrap().block_on(async {
         let ms = Duration::from_millis;
-        let limits =
-            Limits { answer: ms(100), first_delay: ms(1), bytes_per_second: u64::MAX, ..Limits::default() };
+        let limits = Limits {
+            attempt_timeout: ms(100),
+            first_delay: ms(1),
+            bytes_per_second: u64::MAX,
+            ..Limits::default()
+        };
         let store = Reliable::new(Arc::new(Backend::directory(directory.path()).unwrap()), limits);
         let retries = || store.statistics().iter().map(|of| of.retries).sum::<u64>();
         let stall = async |done: &mut (dyn Future<Output = Result<(), Failure>> + Unpin)| {
@@ -245,7 +249,7 @@ async fn upload_survives_lost_responses() {
         faulty.next(StoreOperation::Upload, UNAVAILABLE);
         upload.part(vec![part; 5 << 20].into()).await.unwrap();
     }
-    faulty.next(StoreOperation::Upload, StoreFault::LoseAnswer);
+    faulty.next(StoreOperation::Upload, StoreFault::LoseResponse);
     upload.complete().await.unwrap();
     let found = store.get("a", Span::Whole).await.unwrap().bytes;
     let starts: Vec<u8> = found.chunks(5 << 20).map(|part| part[0]).collect();

@@ -4,6 +4,6 @@
 //! To add a store, add a test in [`stores`]. The requirements are in [`checks`].
 
 mod checks;
-mod doubts;
 mod faults;
 mod stores;
+mod uncertain_outcomes;

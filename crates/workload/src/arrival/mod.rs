@@ -67,7 +67,7 @@ impl fmt::Display for Arrival {
 
 /// The parameters of an open loop, shared by all terminals of a run.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct OpenLoop {
     pub(crate) starts: Instant,
     pub(crate) trace: Trace,
     pub(crate) tolerance: Option<Duration>,
@@ -75,7 +75,7 @@ pub(crate) struct Offer {
 
 /// The schedules of one terminal, one per kind of transaction.
 pub(crate) struct Schedule {
-    offer: Rc<Offer>,
+    offer: Rc<OpenLoop>,
     random: Random,
     kinds: Vec<KindSchedule>,
 }
@@ -93,7 +93,7 @@ struct KindSchedule {
 impl Schedule {
     /// Creates the schedules of a terminal that runs `rate` transactions per second over all
     /// `kinds`.
-    pub(crate) fn new(offer: Rc<Offer>, rate: f64, kinds: &[Kind], random: Random) -> Schedule {
+    pub(crate) fn new(offer: Rc<OpenLoop>, rate: f64, kinds: &[Kind], random: Random) -> Schedule {
         let total: f64 = kinds.iter().map(|kind| kind.weight).sum();
         let line = |kind: &Kind| KindSchedule { rate: rate * kind.weight / total, next_s: 0.0, piece: 0 };
         let mut schedule = Schedule { offer, random, kinds: kinds.iter().map(line).collect() };
@@ -134,9 +134,9 @@ mod tests {
     const KINDS: [Kind; 2] = [Kind { name: "often", weight: 9.0 }, Kind { name: "seldom", weight: 1.0 }];
 
     fn schedule(shape: &str, tolerance: Option<Duration>, seconds: f64) -> Vec<(usize, f64)> {
-        let trace = shape.parse::<Shape>().unwrap().over(seconds);
+        let trace = shape.parse::<Shape>().unwrap().trace(seconds);
         let starts = Instant::now();
-        let offer = Rc::new(Offer { starts, trace, tolerance });
+        let offer = Rc::new(OpenLoop { starts, trace, tolerance });
         let mut schedule = Schedule::new(offer, 100.0, &KINDS, generator(1, &[]));
         let mut dues = Vec::new();
         while let Some((kind, due)) = schedule.next() {

@@ -49,7 +49,7 @@ impl Shape {
     }
 
     /// Returns the trace of a run of `seconds`.
-    pub(crate) fn over(&self, seconds: f64) -> Trace {
+    pub(crate) fn trace(&self, seconds: f64) -> Trace {
         let curve = |factor: &dyn Fn(f64) -> f64| {
             let width = seconds / f64::from(PIECES);
             // Each piece has the factor at its middle.
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     fn trace(text: &str, seconds: f64) -> Trace {
-        text.parse::<Shape>().unwrap().over(seconds)
+        text.parse::<Shape>().unwrap().trace(seconds)
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path.to_str().unwrap().parse::<Shape>()
         };
-        let day = parse("seconds,factor\n0,1\n60, 2.5\n\n90,0\n").unwrap().over(120.0);
+        let day = parse("seconds,factor\n0,1\n60, 2.5\n\n90,0\n").unwrap().trace(120.0);
         assert_eq!(day.mean(0.0, 90.0), (60.0 + 75.0) / 90.0);
         for (text, line) in
             [("0,1\n0,2", "line 2"), ("5,1", "line 1"), ("0,1\n1,x", "line 2"), ("", "line 1")]

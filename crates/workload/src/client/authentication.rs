@@ -32,7 +32,7 @@ impl Client {
         loop {
             let (request, data) = self.authentication_request().await?;
             match request {
-                OK => return self.answer(|_| Ok(())).await,
+                OK => return self.read_response(|_| Ok(())).await,
                 CLEARTEXT => frontend::password_message(password(target)?, &mut self.output)?,
                 MD5 => {
                     let salt =

@@ -19,7 +19,7 @@ pub enum Error {
     Io(io::Error),
     /// The server did not respond in time.
     #[error("no response from the server within {0:?}")]
-    Silent(Duration),
+    Timeout(Duration),
     /// The server closed the connection.
     #[error("server closed the connection unexpectedly")]
     Closed,
@@ -55,7 +55,7 @@ impl Error {
     /// connection can continue.
     pub fn ends_session(&self) -> bool {
         match self {
-            Error::Io(_) | Error::Silent(_) | Error::Closed | Error::Protocol(_) => true,
+            Error::Io(_) | Error::Timeout(_) | Error::Closed | Error::Protocol(_) => true,
             Error::Server { sqlstate, .. } => sqlstate.starts_with("57P") || sqlstate.starts_with("08"),
         }
     }

@@ -98,7 +98,7 @@ pub struct Client {
 impl Client {
     /// Connects and authenticates.
     pub async fn connect(target: &Target) -> Result<Client, Error> {
-        within(CONNECT_TIMEOUT, Client::open(target)).await
+        with_timeout(CONNECT_TIMEOUT, Client::open(target)).await
     }
 
     async fn open(target: &Target) -> Result<Client, Error> {
@@ -122,9 +122,9 @@ impl Client {
         self.statements += 1;
         frontend::parse(&name, sql, types.iter().map(|kind| kind.oid()), &mut self.output)?;
         frontend::sync(&mut self.output);
-        within(ANSWER_TIMEOUT, async {
+        with_timeout(ANSWER_TIMEOUT, async {
             self.send().await?;
-            self.answer(|_| Ok(())).await
+            self.read_response(|_| Ok(())).await
         })
         .await?;
         Ok(Statement { name })
@@ -152,7 +152,7 @@ impl Client {
     ) -> Result<(), Error> {
         self.begin_execution(statement, parameters).await?;
         let mut failure = None;
-        self.answer(|frame| {
+        self.read_response(|frame| {
             if frame.tag == b'D' && failure.is_none() {
                 failure = Row::new(frame.body).and_then(|mut row| visit(&mut row)).err();
             }
@@ -181,9 +181,9 @@ impl Client {
     pub async fn query(&mut self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         frontend::query(sql, &mut self.output)?;
         let mut rows = Vec::new();
-        within(ANSWER_TIMEOUT, async {
+        with_timeout(ANSWER_TIMEOUT, async {
             self.send().await?;
-            self.answer(|frame| {
+            self.read_response(|frame| {
                 if frame.tag == b'D' {
                     rows.push(frame.values()?);
                 }
@@ -264,7 +264,7 @@ impl Client {
     /// of rows received if that is larger: the tag of CALL has no row count.
     async fn row_count(&mut self) -> Result<u64, Error> {
         let (mut returned, mut rows) = (0, 0);
-        self.answer(|frame| {
+        self.read_response(|frame| {
             match frame.tag {
                 b'D' => returned += 1,
                 b'C' => rows = frame.row_count().max(returned),
@@ -278,7 +278,10 @@ impl Client {
 
     /// Reads messages up to ReadyForQuery and passes each to `visit`. Returns the server's first
     /// error once the server is ready again or has closed the connection.
-    async fn answer(&mut self, mut visit: impl FnMut(&Frame<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    async fn read_response(
+        &mut self,
+        mut visit: impl FnMut(&Frame<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut failure = None;
         loop {
             while let Some((frame, length)) = Frame::first(&self.input)? {
@@ -313,13 +316,13 @@ impl Client {
 
 /// Limits `work` to `time`. After a timeout the connection must not be used again, because the late
 /// response may still arrive.
-pub(crate) async fn within<T>(
+pub(crate) async fn with_timeout<T>(
     time: Duration,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
     match tokio::time::timeout(time, work).await {
         Ok(result) => result,
-        Err(_) => Err(Error::Silent(time)),
+        Err(_) => Err(Error::Timeout(time)),
     }
 }
 
@@ -345,8 +348,8 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let target: Target = format!("postgres://nobody@127.0.0.1:{port}/none").parse().unwrap();
         let time = Duration::from_millis(5);
-        let error = within(time, Client::open(&target)).await.err();
+        let error = with_timeout(time, Client::open(&target)).await.err();
         let error = error.expect("the connection attempt must time out");
-        assert!(matches!(error, Error::Silent(_)) && error.ends_session(), "{error}");
+        assert!(matches!(error, Error::Timeout(_)) && error.ends_session(), "{error}");
     }
 }

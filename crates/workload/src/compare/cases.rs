@@ -57,13 +57,13 @@ impl Group {
     }
 
     /// Returns true if the cases of this group measure one server, instead of the ratio of two.
-    pub(super) fn measures_one(self) -> bool {
+    pub(super) fn measures_single_server(self) -> bool {
         use Group::{Connections, Driver, Fair, Hundred, Idle, Log, Noisy};
         matches!(self, Connections | Driver | Fair | Hundred | Idle | Log | Noisy)
     }
 
     /// Returns true if the load comes from the workload driver, which draws it from a seed.
-    pub(super) fn has_seeds(self) -> bool {
+    pub(super) fn is_seeded(self) -> bool {
         use Group::{Driver, Fair, Hundred, Log, Noisy, Tenants, Tpcc, Ycsb};
         matches!(self, Ycsb | Log | Driver | Tenants | Fair | Tpcc | Noisy | Hundred)
     }

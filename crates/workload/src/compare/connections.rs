@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cases::Case;
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::client::Client;
 
 /// Connections opened before the measurement, because the first ones allocate shared memory.

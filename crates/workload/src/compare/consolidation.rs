@@ -12,10 +12,10 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::cases::Case;
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::arrival::Arrival;
 use crate::client::Client;
-use crate::run::{Report, RunOptions, run, run_beside};
+use crate::run::{Report, RunOptions, run, run_with_background_load};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -44,14 +44,15 @@ pub(super) async fn measure_noisy(
     let databases = tenants::names("tenant_", NEIGHBOURS);
     let connections = CONNECTIONS * databases.len() + NOISY_CONNECTIONS;
     let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
-    let server = bench.fulmar_apart(data_bytes, connections as u32).await?;
+    let server = bench.fulmar_on_separate_cpus(data_bytes, connections as u32).await?;
     load(bench, &server, "noisy-neighbour", &databases).await?;
     let (mut ratios, mut notes) = (Vec::new(), Vec::new());
     for round in 1..=bench.rounds {
         bench.begin_round("noisy-neighbour", round, "");
         // As many driver threads as the later runs have. The capacity is measured in every round,
         // because it varies over time, as the latencies do.
-        let closed = RunOptions { threads: 2, ..apart(bench, &server, &databases, CONNECTIONS) };
+        let closed =
+            RunOptions { threads: 2, ..options_on_separate_cpus(bench, &server, &databases, CONNECTIONS) };
         let capacity_tps = run(workload(bench), closed).await?.complete()?.throughput_tps;
         let neighbours = Neighbours { bench, server: &server, databases: &databases, capacity_tps };
         let (calm, _) = neighbours.load(1.0).await?;
@@ -92,19 +93,19 @@ impl Neighbours<'_> {
         let calm_tps = self.capacity_tps * CALM_LOAD;
         let others = RunOptions {
             arrival: Arrival::poisson(calm_tps * (1.0 - NOISY_SHARE)),
-            ..apart(self.bench, self.server, others, CONNECTIONS)
+            ..options_on_separate_cpus(self.bench, self.server, others, CONNECTIONS)
         };
         let noisy = RunOptions {
             arrival: Arrival::poisson(calm_tps * NOISY_SHARE * factor),
-            ..apart(self.bench, self.server, noisy, NOISY_CONNECTIONS)
+            ..options_on_separate_cpus(self.bench, self.server, noisy, NOISY_CONNECTIONS)
         };
         let (others, noisy) =
-            run_beside((workload(self.bench), others), (workload(self.bench), noisy)).await?;
+            run_with_background_load((workload(self.bench), others), (workload(self.bench), noisy)).await?;
         let (others, noisy) = (others.complete()?, noisy.complete()?);
         // If the noisy tenant is starved, the other tenants are not disturbed.
         let requested_tps = calm_tps * NOISY_SHARE * factor;
         anyhow::ensure!(
-            noisy.throughput_tps >= requested_tps * self.bench.sizes.big_keeps,
+            noisy.throughput_tps >= requested_tps * self.bench.sizes.min_big_rate_share,
             "the noisy tenant requested {requested_tps:.0} transactions/s and got only {:.0}",
             noisy.throughput_tps
         );
@@ -114,13 +115,13 @@ impl Neighbours<'_> {
 
 /// Measures with one tenant and with all. The total number of connections, and so the concurrency,
 /// is the same.
-pub(super) async fn measure_hundred(
+pub(super) async fn measure_hundred_tenants(
     bench: &Bench,
     wanted: &[&'static Case],
 ) -> anyhow::Result<Vec<CaseResult>> {
     let databases = tenants::names("tenant_", bench.sizes.small_tenants);
     let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
-    let server = bench.fulmar_holding(data_bytes, databases.len() as u32).await?;
+    let server = bench.fulmar_with_memory_for(data_bytes, databases.len() as u32).await?;
     load(bench, &server, "hundred-tenants", &databases).await?;
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
@@ -196,6 +197,11 @@ fn options(bench: &Bench, server: &Server, databases: &[String], connections: us
 }
 
 /// Like [`options`], with drivers that use only the CPUs reserved for them.
-fn apart(bench: &Bench, server: &Server, databases: &[String], connections: usize) -> RunOptions {
-    RunOptions { apart: true, ..options(bench, server, databases, connections) }
+fn options_on_separate_cpus(
+    bench: &Bench,
+    server: &Server,
+    databases: &[String],
+    connections: usize,
+) -> RunOptions {
+    RunOptions { separate_cpus: true, ..options(bench, server, databases, connections) }
 }

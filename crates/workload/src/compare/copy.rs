@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::cases::case;
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::client::Client;
 use crate::server::Server;
 use crate::tenants;
@@ -21,7 +21,7 @@ const CREATE: &str =
 pub(super) async fn measure(bench: &Bench) -> anyhow::Result<Vec<CaseResult>> {
     let mut pair = bench.pair(1).await?;
     pair.each(async |server| tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await).await?;
-    let measured = bench.in_turns(&mut pair, [case("copy-in")], async |server| {
+    let measured = bench.alternate(&mut pair, [case("copy-in")], async |server| {
         let took = load(server, bench.sizes.copy_rows).await?;
         Ok([f64::from(bench.sizes.copy_rows) / took])
     });

@@ -14,10 +14,10 @@
 
 use super::cases::Case;
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::arrival::Arrival;
 use crate::measure::Spread;
-use crate::run::{RunOptions, run, run_beside};
+use crate::run::{RunOptions, run, run_with_background_load};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -33,7 +33,7 @@ const BIG_CONNECTIONS: usize = 32;
 const SMALL_TIME_FACTOR: u32 = 4;
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
-    let server = bench.fulmar_apart(0, (SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
+    let server = bench.fulmar_on_separate_cpus(0, (SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
     bench.step("fair-share: loading");
     tenants::create(&server.target(), &[SMALL.to_owned(), BIG.to_owned()], |_| ()).await?;
     for database in [SMALL, BIG] {
@@ -47,7 +47,8 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
         let alone = run(workload(bench), small(bench, &server)).await?.complete()?;
         let big_alone_tps = run(workload(bench), big(bench, &server)).await?.complete()?.throughput_tps;
         let (small, big) = (small(bench, &server), big(bench, &server));
-        let (contended, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
+        let (contended, big) =
+            run_with_background_load((workload(bench), small), (workload(bench), big)).await?;
         let (contended, big) = (contended.complete()?, big.complete()?);
         big_shares.push(big.throughput_tps / big_alone_tps);
         ratios.push(contended.latency.p99_ms / alone.latency.p99_ms);
@@ -64,7 +65,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     }
     let big_share = Spread::of(big_shares).map_or(0.0, |shares| shares.median);
     anyhow::ensure!(
-        big_share >= bench.sizes.big_keeps,
+        big_share >= bench.sizes.min_big_rate_share,
         "the big tenant kept only {big_share:.2} of the rate that it has alone (median)"
     );
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
@@ -82,7 +83,7 @@ fn small(bench: &Bench, server: &Server) -> RunOptions {
 /// Options of the big tenant. Its driver has low priority also when it runs alone, as it does
 /// concurrently with the small tenant's driver.
 fn big(bench: &Bench, server: &Server) -> RunOptions {
-    RunOptions { connections: BIG_CONNECTIONS, gives_way: true, ..options(bench, server, BIG) }
+    RunOptions { connections: BIG_CONNECTIONS, idle_priority: true, ..options(bench, server, BIG) }
 }
 
 fn workload(bench: &Bench) -> Ycsb {
@@ -94,7 +95,7 @@ fn options(bench: &Bench, server: &Server, database: &str) -> RunOptions {
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
         seed: bench.seed(),
-        apart: true,
+        separate_cpus: true,
         ..RunOptions::new(server.target().with_database(database))
     }
 }

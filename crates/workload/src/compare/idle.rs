@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::cases::Case;
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::client::{Client, Error};
 use crate::server::Server;
 use crate::{Target, tenants};
@@ -90,8 +90,8 @@ async fn each(
         .await
 }
 
-/// The server's memory once it has been stable for `sizes.still`: by then unused tenants have been
-/// closed.
+/// The server's memory once it has been stable for `sizes.settle_time`: by then unused tenants have
+/// been closed.
 async fn settled_memory(bench: &Bench, server: &Server) -> anyhow::Result<u64> {
     let processes = server.processes()?;
     let begin = Instant::now();
@@ -102,7 +102,7 @@ async fn settled_memory(bench: &Bench, server: &Server) -> anyhow::Result<u64> {
         if (now as f64 - reference as f64).abs() > reference as f64 * SETTLED_CHANGE {
             (reference, since) = (now, Instant::now());
         }
-        if since.elapsed() >= bench.sizes.still {
+        if since.elapsed() >= bench.sizes.settle_time {
             return Ok(now);
         }
         anyhow::ensure!(

@@ -24,17 +24,17 @@ mod consolidation;
 mod copy;
 mod fair;
 mod idle;
-mod past;
 mod reads;
 mod result;
+mod rounds;
 mod shared_log;
 mod space;
 mod stall;
 mod store;
 mod tenants;
+mod time_travel;
 mod tpcb;
 mod tpcc;
-mod turns;
 mod ycsb;
 
 use std::path::{Path, PathBuf};
@@ -50,8 +50,8 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use self::cases::Suite;
 use self::cases::{CASES, Case, Group};
 pub use self::result::{Bound, CaseResult, Outcome, Peer, text};
+use self::rounds::{Bench, MakeProduct};
 pub use self::store::{StoreArgs, store};
-use self::turns::{Bench, MakeProduct};
 use crate::server::{Fulmar, Postgres};
 
 /// Arguments of `fulmar bench compare`.
@@ -137,14 +137,14 @@ struct Sizes {
     /// TPC-C's warehouses, items and customers per district.
     tpcc: (u32, u32, u32),
     /// The share of the rate that a server must serve in the `tenants` cases. Otherwise they fail.
-    tenants_keep: f64,
+    min_tenants_rate_share: f64,
     /// The share of its rate that the big tenant of `fair-share`, or the noisy one of
     /// `noisy-neighbour`, must get. Otherwise the case fails.
-    big_keeps: f64,
+    min_big_rate_share: f64,
     /// Warm-up before each measurement.
     warm_up: Duration,
     /// How long the memory of idle tenants must be stable before it is measured.
-    still: Duration,
+    settle_time: Duration,
 }
 
 const FULL_SIZE: Sizes = Sizes {
@@ -158,10 +158,10 @@ const FULL_SIZE: Sizes = Sizes {
     small_tenants: 100,
     small_tenant_records: 16_667,
     tpcc: (10, 100_000, 3_000),
-    tenants_keep: 0.95,
-    big_keeps: 0.5,
+    min_tenants_rate_share: 0.95,
+    min_big_rate_share: 0.5,
     warm_up: Duration::from_secs(2),
-    still: Duration::from_secs(30),
+    settle_time: Duration::from_secs(30),
 };
 
 /// Runs the comparison, prints the results to stdout and returns them. Ctrl-C and SIGTERM stop it
@@ -247,11 +247,11 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             continue;
         }
         let mut measured = measure_group(bench, group, &cases).await;
-        if bench.peer == Peer::Before && group.measures_one() {
+        if bench.peer == Peer::Before && group.measures_single_server() {
             let before = measure_group(&bench.of_peer(), group, &cases).await;
             measured = measured.into_iter().zip(before).map(|(now, before)| now.over(before)).collect();
         }
-        if group.has_seeds() {
+        if group.is_seeded() {
             let seeds = format!("seeds 1 to {}, one per round", bench.rounds);
             measured = measured.into_iter().map(|result| result.with_note(&seeds)).collect();
         }
@@ -276,7 +276,7 @@ async fn measure_group(bench: &Bench, group: Group, cases: &[&'static Case]) -> 
         Group::Fair => fair::measure(bench, cases).await,
         Group::Tpcc => tpcc::measure(bench, cases).await,
         Group::Noisy => consolidation::measure_noisy(bench, cases).await,
-        Group::Hundred => consolidation::measure_hundred(bench, cases).await,
+        Group::Hundred => consolidation::measure_hundred_tenants(bench, cases).await,
     };
     let failed = |error| cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))).collect();
     let mut measured: Vec<_> = measured.unwrap_or_else(failed);

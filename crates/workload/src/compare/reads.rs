@@ -3,7 +3,7 @@
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::Target;
 use crate::pgbench::{self, Script};
 use crate::server::Server;
@@ -31,7 +31,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             // Every run yields both numbers. cpu-read-8 comes from the same runs as read-8.
             let speed_and_cost = [case(cases[0]), case("cpu-read-8")];
             let measured =
-                bench.in_turns(&mut pair, speed_and_cost, async |server| read(bench, server, clients).await);
+                bench.alternate(&mut pair, speed_and_cost, async |server| read(bench, server, clients).await);
             results.extend(measured.await.into_iter().filter(|result| cases.contains(&result.name)));
         }
     }

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::cases::Case;
+use super::rounds::Progress;
 use super::store::{StoreArgs, s3_server};
-use super::turns::Progress;
 use crate::client::Client;
 use crate::run::{RunOptions, run};
 use crate::server::{Fulmar, Server};

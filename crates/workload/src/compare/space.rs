@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::store::{self, ROWS_AT_ONCE, StoreArgs};
-use super::turns::Progress;
+use super::rounds::Progress;
+use super::store::{self, ROWS_PER_STATEMENT, StoreArgs};
 use crate::client::Client;
 use crate::server::{Fulmar, Server};
 
@@ -32,8 +32,8 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -
     let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
     for pass in 1..=OVERWRITES {
         progress.step(&format!("space: overwriting, {pass} of {OVERWRITES}"));
-        for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
-            let last = rows.min(first + ROWS_AT_ONCE - 1);
+        for first in (1..=rows).step_by(ROWS_PER_STATEMENT as usize) {
+            let last = rows.min(first + ROWS_PER_STATEMENT - 1);
             client
                 .query(&format!("UPDATE t SET v = randomblob(1000) WHERE id BETWEEN {first} AND {last}"))
                 .await?;
@@ -46,7 +46,7 @@ pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -
         live_bytes.ok_or_else(|| anyhow::anyhow!("node did not report the size of the database"))?;
     client.close().await?;
     server.stop().await?;
-    server.start_again().await?;
+    server.restart().await?;
     // Opens the database: the node may have stopped before it had merged the last overwrites.
     let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
     client.query("SELECT length(v) FROM t WHERE id = 1").await?;

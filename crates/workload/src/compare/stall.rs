@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::rounds::Progress;
 use super::store::{self, StoreArgs};
-use super::turns::Progress;
 use crate::client::Client;
 use crate::measure::Latencies;
 use crate::server::{Fulmar, Server};

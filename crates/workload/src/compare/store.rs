@@ -17,8 +17,8 @@ use rand::RngExt;
 
 use super::cases::Case;
 use super::result::{Bound, CaseResult};
-use super::turns::Progress;
-use super::{past, print_results, shared_log, space, stall};
+use super::rounds::Progress;
+use super::{print_results, shared_log, space, stall, time_travel};
 use crate::client::Client;
 use crate::server::{Fulmar, S3Server, Server};
 
@@ -76,7 +76,7 @@ const AFTER_STOP: &str = "restart-after-stop-ms";
 
 /// Rows of the cold tenant, 1 KB each, and rows written per statement.
 pub(super) const ROWS: u32 = 100_000;
-pub(super) const ROWS_AT_ONCE: u32 = 10_000;
+pub(super) const ROWS_PER_STATEMENT: u32 = 10_000;
 
 const TENANT: &str = "cold";
 
@@ -122,7 +122,9 @@ fn measure<'a>(
 
 async fn rounds(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
     match case.name {
-        "branch-ms" | "restore-ms" => past::measure(arguments, binary.to_owned(), case, past::ROWS).await,
+        "branch-ms" | "restore-ms" => {
+            time_travel::measure(arguments, binary.to_owned(), case, time_travel::ROWS).await
+        }
         "space" => space::measure(arguments, binary.to_owned(), ROWS).await,
         "flush-stall" => stall::measure(arguments, binary.to_owned()).await,
         "resident" => resident::measure(arguments, binary, case).await,
@@ -148,7 +150,7 @@ async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> a
     let mut times = Vec::new();
     for round in 1..=arguments.rounds {
         progress.step(&format!("{}: round {round} of {}", case.name, arguments.rounds));
-        server.start_again().await?;
+        server.restart().await?;
         let row = rand::rng().random_range(1..=rows);
         let began = Instant::now();
         let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
@@ -174,8 +176,8 @@ pub(super) async fn load(server: &Server, tenant: &str, rows: u32) -> anyhow::Re
     system.close().await?;
     let mut client = Client::connect(&server.target().with_database(tenant)).await?;
     client.query("CREATE TABLE t (id INTEGER PRIMARY KEY, v BLOB NOT NULL)").await?;
-    for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
-        let last = rows.min(first + ROWS_AT_ONCE - 1);
+    for first in (1..=rows).step_by(ROWS_PER_STATEMENT as usize) {
+        let last = rows.min(first + ROWS_PER_STATEMENT - 1);
         let sql = format!(
             "INSERT INTO t WITH RECURSIVE n(i) AS \
              (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \

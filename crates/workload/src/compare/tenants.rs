@@ -14,7 +14,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
-use super::turns::{Bench, Pair, Side};
+use super::rounds::{Bench, Pair, Side};
 use crate::arrival::Arrival;
 use crate::run::{RunEvent, RunOptions, run};
 use crate::server::{ProcessTree, Server};
@@ -40,10 +40,10 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     .await?;
     let rate_tps = capacity(bench, &mut pair, &databases).await? / 2.0;
     let cases = [case("tenants-500-cpu"), case("tenants-500-memory")];
-    let results = bench.in_turns(&mut pair, cases, async |server| {
+    let results = bench.alternate(&mut pair, cases, async |server| {
         let options =
             RunOptions { arrival: Arrival::poisson(rate_tps), ..options(bench, server, &databases) };
-        cost(workload(bench), options, server, bench.sizes.tenants_keep).await
+        cost(workload(bench), options, server, bench.sizes.min_tenants_rate_share).await
     });
     let results = results.await.map(|result| result.with_note(format!("at {rate_tps:.0} transactions/s")));
     Ok(results.into_iter().filter(|result| wanted.iter().any(|case| case.name == result.name)).collect())

@@ -30,10 +30,10 @@ fn bench_against(peer: Peer, rounds: u32) -> Bench {
         small_tenant_records: 50,
         tpcc: (2, 100, 30),
         // A run this short on a busy machine may not reach any rate.
-        tenants_keep: 0.0,
-        big_keeps: 0.0,
+        min_tenants_rate_share: 0.0,
+        min_big_rate_share: 0.0,
         warm_up: Duration::from_millis(200),
-        still: Duration::from_millis(200),
+        settle_time: Duration::from_millis(200),
     };
     let postgres: MakeProduct = Arc::new(|| Ok(Box::new(Postgres::installed()?) as _));
     Bench::new(&options, sizes, postgres.clone(), peer, postgres)

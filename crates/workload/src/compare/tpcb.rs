@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::client::Client;
 use crate::pgbench::{self, Script};
 use crate::server::Server;
@@ -29,7 +29,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let mut results = Vec::new();
     for (clients, name) in [(8, "tpcb-8"), (MAX_CLIENTS, "tpcb-32")] {
         if wanted.iter().any(|case| case.name == name) {
-            let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
+            let rounds = bench.alternate(&mut pair, [case(name)], async |server| {
                 let target = server.target().with_database(DATABASE);
                 server.settle(DATABASE).await?;
                 pgbench::run(&target, Script::TpcbLike, clients, WARM_UP).await?;

@@ -5,7 +5,7 @@
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::client::Client;
 use crate::run::{Report, RunOptions, run};
 use crate::server::Server;
@@ -22,7 +22,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     for (procedure, name) in [(false, "tpcc-16"), (true, "tpcc-proc-16")] {
         if wanted.iter().any(|case| case.name == name) {
             let mut notes = Vec::new();
-            let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
+            let rounds = bench.alternate(&mut pair, [case(name)], async |server| {
                 server.settle(DATABASE).await?;
                 let report = transactions(bench, server, procedure).await?;
                 notes.push(note(server, &report));

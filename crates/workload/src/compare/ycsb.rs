@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use super::cases::{Case, case};
 use super::result::CaseResult;
-use super::turns::Bench;
+use super::rounds::Bench;
 use crate::run::{Report, RunOptions, run};
 use crate::server::Server;
 use crate::tenants;
@@ -35,7 +35,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     for (connections, procedure, name) in runs {
         if wanted.iter().any(|case| case.name == name) {
             let mut notes = Vec::new();
-            let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
+            let rounds = bench.alternate(&mut pair, [case(name)], async |server| {
                 let report = transactions(bench, server, connections, procedure).await?;
                 notes.push((server.name(), report.retries()));
                 Ok([report.throughput_tps])

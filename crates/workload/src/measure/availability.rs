@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::Window;
 
 /// The minimum length of an outage. Shorter waits are not counted.
-pub(crate) const SHORTEST_OUTAGE: Duration = Duration::from_secs(1);
+pub(crate) const MIN_OUTAGE: Duration = Duration::from_secs(1);
 
 /// The answered and unanswered transactions of one tenant over time.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Availability {
 
 /// The availability at the end of a run, sent to another process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Served {
+pub(crate) struct AvailabilityRecord {
     by_second: Vec<u32>,
     silences: Vec<Silence>,
     cancelled: u64,
@@ -64,7 +64,7 @@ impl Silence {
     /// Creates a silence, or returns `None` if it is too short to contain an outage.
     fn new(begin: Duration, waiting: Option<Duration>, end: Duration) -> Option<Silence> {
         let waiting = waiting.map(|since| since.max(begin));
-        let is_long = end.saturating_sub(begin) >= SHORTEST_OUTAGE;
+        let is_long = end.saturating_sub(begin) >= MIN_OUTAGE;
         is_long.then_some(Silence { begin, waiting, end })
     }
 
@@ -77,7 +77,7 @@ impl Silence {
 
     fn outage(&self) -> Option<Duration> {
         let outage = self.end.saturating_sub(self.waiting?);
-        (outage >= SHORTEST_OUTAGE).then_some(outage)
+        (outage >= MIN_OUTAGE).then_some(outage)
     }
 }
 
@@ -137,15 +137,15 @@ impl Availability {
     }
 
     /// Exports a closed availability.
-    pub(crate) fn served(&self) -> Served {
+    pub(crate) fn export(&self) -> AvailabilityRecord {
         let Availability { cancelled, answered, waited, .. } = *self;
         let (by_second, silences) = (self.by_second.clone(), self.silences.clone());
-        Served { by_second, silences, cancelled, answered, waited }
+        AvailabilityRecord { by_second, silences, cancelled, answered, waited }
     }
 
     /// Imports the availability of another thread or process with the same window.
-    pub(crate) fn of(window: Window, served: Served) -> Availability {
-        let Served { by_second, silences, cancelled, answered, waited } = served;
+    pub(crate) fn of(window: Window, served: AvailabilityRecord) -> Availability {
+        let AvailabilityRecord { by_second, silences, cancelled, answered, waited } = served;
         let last_answer = window.closes;
         let new = Availability::new(window);
         Availability { by_second, silences, last_answer, cancelled, answered, waited, ..new }
@@ -272,7 +272,7 @@ mod tests {
         second.of.close();
         let mut reverse = second.of.clone();
         reverse.merge(&first.of);
-        let exported = serde_json::to_string(&second.of.served()).unwrap();
+        let exported = serde_json::to_string(&second.of.export()).unwrap();
         let imported = serde_json::from_str(&exported).unwrap();
         first.of.merge(&Availability::of(first.of.window, imported));
         assert!(first.of.outages().eq(reverse.outages()), "the order of the merge must not matter");

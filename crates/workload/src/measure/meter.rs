@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::availability::{Availability, Served};
+use super::availability::{Availability, AvailabilityRecord};
 use super::latency::{Latencies, Sample};
-use crate::workload::Done;
+use crate::workload::TransactionOutcome;
 
 /// The maximum number of distinct SQLSTATEs that are counted.
 const MAX_SQLSTATES: usize = 64;
@@ -65,7 +65,7 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Transactions that ended as intended: committed, or rolled back on purpose.
-    pub(crate) fn ended_well(self) -> u64 {
+    pub(crate) fn succeeded(self) -> u64 {
         self.committed + self.rolled_back
     }
 
@@ -115,9 +115,9 @@ impl Interval {
 
 /// The totals of a driver thread, sent to another one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Counted {
+pub(crate) struct MeterRecord {
     kinds: Vec<(Counts, Vec<Sample>)>,
-    tenants: Vec<Option<Served>>,
+    tenants: Vec<Option<AvailabilityRecord>>,
     statements: u64,
     lost_connections: u64,
     unsent: u64,
@@ -132,7 +132,7 @@ pub(crate) struct Meter {
     window: Window,
     tick: Duration,
     /// Counts and latencies of the window, by kind.
-    pub(crate) whole: Vec<Tally>,
+    pub(crate) window_tallies: Vec<Tally>,
     recent: Vec<Tally>,
     current: Interval,
     finished: Vec<Interval>,
@@ -165,7 +165,7 @@ impl Meter {
         Meter {
             window,
             tick,
-            whole: (0..kinds).map(|_| Tally::new()).collect(),
+            window_tallies: (0..kinds).map(|_| Tally::new()).collect(),
             recent: (0..kinds).map(|_| Tally::new()).collect(),
             current: Interval { number: first, ..Interval::default() },
             finished: Vec::new(),
@@ -182,12 +182,12 @@ impl Meter {
 
     /// Counts a transaction that ended as intended. It was due at `due` and its last statement was
     /// answered at `end`.
-    pub(crate) fn done(&mut self, event: Event, done: Done, end: Instant, statements: u64) {
+    pub(crate) fn done(&mut self, event: Event, done: TransactionOutcome, end: Instant, statements: u64) {
         let Event { tenant, kind, due } = event;
         let mut counts = Counts::default();
         match done {
-            Done::Committed => counts.committed = 1,
-            Done::RolledBack => counts.rolled_back = 1,
+            TransactionOutcome::Committed => counts.committed = 1,
+            TransactionOutcome::RolledBack => counts.rolled_back = 1,
         }
         self.count(kind, counts, end);
         if self.window.contains(end) {
@@ -196,7 +196,7 @@ impl Meter {
         let latency = end.saturating_duration_since(due);
         self.recent[kind].latencies.record(latency);
         if self.window.touches(due, end) {
-            self.whole[kind].latencies.record(latency);
+            self.window_tallies[kind].latencies.record(latency);
         }
         if let Some(tenant) = &mut self.tenants[tenant] {
             tenant.answered(due, end);
@@ -229,7 +229,7 @@ impl Meter {
     }
 
     /// Counts a transaction that failed.
-    pub(crate) fn gave_up(&mut self, event: Event, now: Instant, error: &dyn std::error::Error) {
+    pub(crate) fn record_failure(&mut self, event: Event, now: Instant, error: &dyn std::error::Error) {
         self.count(event.kind, Counts { failed: 1, ..Counts::default() }, now);
         self.unanswered(event);
         self.failed += 1;
@@ -240,7 +240,7 @@ impl Meter {
         self.roll(now);
         self.recent[kind].counts.add(counts);
         if self.window.contains(now) {
-            self.whole[kind].counts.add(counts);
+            self.window_tallies[kind].counts.add(counts);
         }
     }
 
@@ -284,10 +284,14 @@ impl Meter {
     }
 
     /// The totals, for another thread or process.
-    pub(crate) fn counted(&self) -> Counted {
-        Counted {
-            kinds: self.whole.iter().map(|tally| (tally.counts, tally.latencies.samples())).collect(),
-            tenants: self.tenants.iter().map(|tenant| tenant.as_ref().map(Availability::served)).collect(),
+    pub(crate) fn counted(&self) -> MeterRecord {
+        MeterRecord {
+            kinds: self
+                .window_tallies
+                .iter()
+                .map(|tally| (tally.counts, tally.latencies.samples()))
+                .collect(),
+            tenants: self.tenants.iter().map(|tenant| tenant.as_ref().map(Availability::export)).collect(),
             statements: self.statements,
             lost_connections: self.lost_connections,
             unsent: self.unsent,
@@ -299,8 +303,8 @@ impl Meter {
     }
 
     /// Adds the totals of another thread or process.
-    pub(crate) fn add(&mut self, counted: Counted) {
-        for (tally, (counts, samples)) in self.whole.iter_mut().zip(counted.kinds) {
+    pub(crate) fn add(&mut self, counted: MeterRecord) {
+        for (tally, (counts, samples)) in self.window_tallies.iter_mut().zip(counted.kinds) {
             tally.counts.add(counts);
             tally.latencies.add(&samples);
         }
@@ -326,7 +330,7 @@ impl Meter {
     /// The sum of all kinds.
     pub(crate) fn all(&self) -> Tally {
         let mut all = Tally::new();
-        for tally in &self.whole {
+        for tally in &self.window_tallies {
             all.counts.add(tally.counts);
             all.latencies.merge(&tally.latencies);
         }
@@ -370,7 +374,7 @@ mod tests {
 
         fn done(&mut self, kind: usize, due: i64, end: i64) {
             let event = Event { tenant: 0, kind, due: self.at(due) };
-            self.meter.done(event, Done::Committed, self.at(end), 12);
+            self.meter.done(event, TransactionOutcome::Committed, self.at(end), 12);
         }
     }
 

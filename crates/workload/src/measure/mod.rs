@@ -9,5 +9,5 @@ mod spread;
 pub(crate) use self::availability::Availability;
 pub(crate) use self::latency::Latencies;
 pub use self::latency::{Latency, Sample};
-pub(crate) use self::meter::{Counted, Counts, Event, Interval, Meter, Window, first_interval};
+pub(crate) use self::meter::{Counts, Event, Interval, Meter, MeterRecord, Window, first_interval};
 pub use self::spread::Spread;

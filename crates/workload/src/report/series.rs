@@ -34,7 +34,7 @@ fn kinds(file: &RunFile) -> Vec<String> {
 }
 
 fn throughput(file: &RunFile) -> Chart {
-    let ended = |kind: &KindRecord| kind.report.ended_well() as f64;
+    let ended = |kind: &KindRecord| kind.report.succeeded() as f64;
     let all = |interval: &IntervalRecord| interval.kinds.iter().map(ended).sum::<f64>() / interval.seconds;
     let mut series = vec![line(file, "all", all)];
     let names = kinds(file);

@@ -133,7 +133,7 @@ impl RunArgs {
             arrival,
             warm_up: Duration::from_secs(self.warm_up),
             measure: Duration::from_secs(self.seconds),
-            patience: Duration::from_secs(self.patience),
+            reconnect_timeout: Duration::from_secs(self.patience),
             seed: self.seed,
             threads: self.threads as usize,
             processes,
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(options.target, defaults.target);
         assert_eq!(options.connections, defaults.connections);
         assert_eq!((options.warm_up, options.measure), (defaults.warm_up, defaults.measure));
-        assert_eq!((options.patience, options.seed), (defaults.patience, defaults.seed));
+        assert_eq!((options.reconnect_timeout, options.seed), (defaults.reconnect_timeout, defaults.seed));
         assert_eq!((options.arrival, options.threads), (defaults.arrival, defaults.threads));
         assert_eq!(options.processes, defaults.processes);
         assert_eq!(options.down_interval_seconds, defaults.down_interval_seconds);

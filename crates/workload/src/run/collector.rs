@@ -95,10 +95,10 @@ impl Collector {
     }
 
     /// Adds the counts of a driver thread for an interval, and the CPU time that it used in it.
-    pub(super) fn counted(&self, thread: usize, interval: Interval, cpu: Duration) {
+    pub(super) fn add_counts(&self, thread: usize, interval: Interval, cpu: Duration) {
         if let Some(parent) = &self.parent {
             // If the parent is gone, the end of stdin stops this process.
-            let _ = parent.tell(&Message::Interval { thread, interval, cpu });
+            let _ = parent.send(&Message::Interval { thread, interval, cpu });
             return;
         }
         self.add_piece(interval.number, |pending| {
@@ -111,7 +111,7 @@ impl Collector {
     }
 
     /// Adds the server's resource usage in an interval.
-    pub(super) fn used(&self, number: i64, usage: Option<UsageRecord>) {
+    pub(super) fn add_usage(&self, number: i64, usage: Option<UsageRecord>) {
         self.add_piece(number, |pending| pending.usage = usage);
     }
 
@@ -154,7 +154,7 @@ impl Collector {
         interval.kinds.iter().for_each(|(_, samples)| state.latencies.add(samples));
         let latency = state.latencies.summary();
         state.latencies.take();
-        let ended: u64 = interval.kinds.iter().map(|(counts, _)| counts.ended_well()).sum();
+        let ended: u64 = interval.kinds.iter().map(|(counts, _)| counts.succeeded()).sum();
         RunTick {
             elapsed: Duration::from_secs_f64((self.warm_up.as_secs_f64() + ends_s).max(0.0)),
             of: self.warm_up + self.measure,

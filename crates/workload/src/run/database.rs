@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use super::{RunEvent, RunOptions};
 use crate::Target;
 use crate::client::Client;
-use crate::workload::{Dialect, Loading, Workload};
+use crate::workload::{Dialect, LoadContext, Workload};
 
 /// Number of databases that are loaded or checked concurrently.
 const CONCURRENT: usize = 4;
@@ -50,7 +50,7 @@ pub(super) async fn load<W: Workload>(
     stream::iter(workloads.iter().zip(options.targets()))
         .map(|(workload, target)| async move {
             let mut client = connect(&target).await?;
-            let mut loading = Loading { client: &mut client, dialect, seed: options.seed, loaded };
+            let mut loading = LoadContext { client: &mut client, dialect, seed: options.seed, loaded };
             workload.load(&mut loading).await.with_context(|| format!("could not load {target}"))?;
             anyhow::Ok(client.close().await?)
         })

@@ -15,11 +15,11 @@ use tokio::task::JoinSet;
 use super::collector::Collector;
 use super::session::{Session, Shared};
 use super::{RunEvent, RunOptions};
-use crate::arrival::{Arrival, Offer, Schedule};
-use crate::driver::{give_way, thread_cpu};
+use crate::arrival::{Arrival, OpenLoop, Schedule};
+use crate::cpu_affinity::{CpuHalf, keep_to};
+use crate::driver::{thread_cpu, use_idle_priority};
 use crate::measure::{Availability, Meter, Window};
-use crate::processors::{Half, keep_to};
-use crate::workload::{Dialect, Kind, Place, Random, Terminal, Workload, generator};
+use crate::workload::{Dialect, Kind, Random, Terminal, TerminalId, Workload, generator};
 
 /// Number of connections that a thread opens concurrently.
 const CONCURRENT_CONNECTS: usize = 32;
@@ -69,7 +69,7 @@ impl<W: Workload> Plan<W> {
 
     /// The terminals of a thread. If there are at least as many tenants as threads, all terminals
     /// of a tenant are on the same thread.
-    fn places(&self, thread: usize) -> Vec<Place> {
+    fn terminals(&self, thread: usize) -> Vec<TerminalId> {
         let (threads, of) = (self.options.all_threads(), self.options.connections);
         let tenants = self.workloads.len();
         let all = (0..of).flat_map(|number| (0..tenants).map(move |tenant| (tenant, number)));
@@ -77,11 +77,11 @@ impl<W: Workload> Plan<W> {
             true => tenant % threads == thread,
             false => (tenant * of + number) % threads == thread,
         };
-        let place = |(tenant, number)| Place { tenant, number, of, seed: self.options.seed };
+        let place = |(tenant, number)| TerminalId { tenant, number, of, seed: self.options.seed };
         all.filter(here).map(place).collect()
     }
 
-    pub(super) fn meter(&self, window: Window, places: &[Place]) -> Meter {
+    pub(super) fn meter(&self, window: Window, places: &[TerminalId]) -> Meter {
         let mut here = vec![false; self.workloads.len()];
         places.iter().for_each(|place| here[place.tenant] = true);
         let kinds = self.workloads.first().map_or(0, |workload| workload.kinds().len());
@@ -90,7 +90,7 @@ impl<W: Workload> Plan<W> {
 
     /// Calls the watcher if `first` is 0, so that only the first driver thread or process reports
     /// an event.
-    pub(super) fn tell(&self, first: usize, event: RunEvent) {
+    pub(super) fn notify(&self, first: usize, event: RunEvent) {
         if let Some(watcher) = self.options.watcher.as_ref().filter(|_| first == 0) {
             watcher(&event);
         }
@@ -105,18 +105,18 @@ pub(super) struct Outcome {
 
 /// Runs the terminals of one thread.
 pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> anyhow::Result<Outcome> {
-    if plan.options.apart {
-        keep_to(Half::Drivers)?;
+    if plan.options.separate_cpus {
+        keep_to(CpuHalf::Drivers)?;
     }
-    if plan.options.gives_way {
-        give_way()?;
+    if plan.options.idle_priority {
+        use_idle_priority()?;
     }
-    let places = plan.places(thread);
+    let places = plan.terminals(thread);
     let meter = plan.meter(plan.starting_now().window, &places);
     let shared = Rc::new(Shared {
         meter: RefCell::new(meter),
         dialect: plan.dialect,
-        patience: plan.options.patience,
+        reconnect_timeout: plan.options.reconnect_timeout,
     });
     let sessions = connect_all(&plan, &places, &shared).await?;
     let clock = plan.clock().await;
@@ -148,7 +148,7 @@ type Sessions<W> = Vec<Session<<W as Workload>::Terminal>>;
 
 async fn connect_all<W: Workload>(
     plan: &Plan<W>,
-    places: &[Place],
+    places: &[TerminalId],
     shared: &Rc<Shared>,
 ) -> anyhow::Result<Sessions<W>> {
     let targets = plan.options.targets();
@@ -183,7 +183,7 @@ fn start_all<W: Workload>(plan: &Plan<W>, sessions: Sessions<W>, clock: Clock) -
             }
         }
         Arrival::Open { rate_tps, shape, tolerance } => {
-            let offer = Offer { starts: clock.starts, trace: shape.over(seconds), tolerance: *tolerance };
+            let offer = OpenLoop { starts: clock.starts, trace: shape.trace(seconds), tolerance: *tolerance };
             let offer = Rc::new(offer);
             for session in sessions {
                 let share = plan.rate_shares[session.place.tenant] / options.connections as f64;
@@ -196,7 +196,7 @@ fn start_all<W: Workload>(plan: &Plan<W>, sessions: Sessions<W>, clock: Clock) -
     running
 }
 
-fn arrivals(place: Place) -> Random {
+fn arrivals(place: TerminalId) -> Random {
     generator(place.seed, &[place.tenant as u64, place.number as u64, ARRIVALS])
 }
 
@@ -230,13 +230,13 @@ async fn closed_loop<T: Terminal>(
     loop {
         let kind = session.terminal.next_kind(choice.kind());
         session.terminal.draw(kind);
-        pause(session.terminal.keying(), clock).await;
+        pause(session.terminal.keying_time(), clock).await;
         let now = Instant::now();
         if now >= clock.window.closes {
             return Ok(session);
         }
         session.transaction(kind, now).await?;
-        pause(session.terminal.thinking(), clock).await;
+        pause(session.terminal.think_time(), clock).await;
     }
 }
 
@@ -297,14 +297,14 @@ async fn first_failure<S: 'static>(
 /// Reports each interval until the window closes. Returns the CPU time of this thread in the
 /// window.
 async fn watch<W: Workload>(plan: &Plan<W>, thread: usize, meter: &RefCell<Meter>, clock: Clock) -> Duration {
-    plan.tell(thread, RunEvent::WarmUp);
+    plan.notify(thread, RunEvent::WarmUp);
     let mut spent = thread_cpu();
     report_intervals_until(plan, thread, meter, clock.window.opens, &mut spent).await;
-    plan.tell(thread, RunEvent::Opens);
+    plan.notify(thread, RunEvent::Opens);
     let opened = thread_cpu();
     report_intervals_until(plan, thread, meter, clock.window.closes, &mut spent).await;
     let cpu = thread_cpu().saturating_sub(opened);
-    plan.tell(thread, RunEvent::Closes);
+    plan.notify(thread, RunEvent::Closes);
     cpu
 }
 
@@ -323,7 +323,7 @@ async fn report_intervals_until<W: Workload>(
         let finished = meter.borrow_mut().take_finished(now);
         for interval in finished {
             let before = std::mem::replace(spent, thread_cpu());
-            plan.collector.counted(thread, interval, spent.saturating_sub(before));
+            plan.collector.add_counts(thread, interval, spent.saturating_sub(before));
         }
     }
 }

@@ -73,7 +73,7 @@ pub struct RunOptions {
     pub measure: Duration,
     /// How long a lost connection is retried. With zero, a lost connection ends the run with an
     /// error.
-    pub patience: Duration,
+    pub reconnect_timeout: Duration,
     /// The random seed.
     pub seed: u64,
     /// Driver threads per process, each with its own event loop.
@@ -81,10 +81,10 @@ pub struct RunOptions {
     /// The driver processes.
     pub processes: Processes,
     /// Runs the driver threads at the lowest priority (`SCHED_IDLE`).
-    pub gives_way: bool,
+    pub idle_priority: bool,
     /// Restricts the driver threads to the half of the CPUs that a server leaves free if it was
-    /// started with [`crate::server::Server::start_apart`].
-    pub apart: bool,
+    /// started with [`crate::server::Server::start_on_separate_cpus`].
+    pub separate_cpus: bool,
     /// Seconds per slot of the window. A slot in which no transaction of a tenant ends is a down
     /// interval.
     pub down_interval_seconds: usize,
@@ -114,12 +114,12 @@ impl RunOptions {
             arrival: Arrival::Closed,
             warm_up: Duration::from_secs(2),
             measure: Duration::from_secs(10),
-            patience: Duration::ZERO,
+            reconnect_timeout: Duration::ZERO,
             seed: 1,
             threads: 1,
             processes: Processes::One,
-            gives_way: false,
-            apart: false,
+            idle_priority: false,
+            separate_cpus: false,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
             server_processes: Vec::new(),
@@ -255,12 +255,12 @@ pub struct RunTick {
 /// The second driver runs at the lowest priority, so that it takes the time of the server but not
 /// that of the first driver on the same machine. It does not if it shares CPUs with the server,
 /// where it would be the first to starve.
-pub(crate) async fn run_beside<W: Workload>(
+pub(crate) async fn run_with_background_load<W: Workload>(
     (workload, options): (W, RunOptions),
     (other, mut background): (W, RunOptions),
 ) -> anyhow::Result<(Report, Report)> {
     background.measure = options.measure + 2 * options.warm_up;
-    background.gives_way = background.apart;
+    background.idle_priority = background.separate_cpus;
     tokio::try_join!(run(workload, options), run(other, background))
 }
 

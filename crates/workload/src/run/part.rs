@@ -27,9 +27,9 @@ use tokio::sync::{Barrier, oneshot};
 
 use super::collector::Collector;
 use super::driver::{Plan, drive};
-use super::stages::{merged, on_a_thread, workloads};
+use super::stages::{merge_outcomes, run_on_new_thread, workloads};
 use super::{Processes, RunOptions, database};
-use crate::measure::{Counted, Interval};
+use crate::measure::{Interval, MeterRecord};
 use crate::workload::Workload;
 
 const PARENT_EXITED: &str = "the parent process of this driver process has exited";
@@ -52,7 +52,7 @@ pub(super) enum Message {
     /// The run has ended.
     End {
         /// The counters of the whole run.
-        counted: Counted,
+        counted: MeterRecord,
         /// The CPU time of each thread in the window.
         cpu: Vec<Duration>,
     },
@@ -67,7 +67,7 @@ impl Parent {
         Parent(Mutex::new(std::io::stdout()))
     }
 
-    pub(super) fn tell(&self, message: &Message) -> anyhow::Result<()> {
+    pub(super) fn send(&self, message: &Message) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut stdout = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,11 +98,11 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
     let Stdin { go, ended } = Stdin::listen()?;
     let first = number * threads;
     let drivers = try_join_all(
-        (first..first + threads).map(|thread| on_a_thread(&plan, move |plan| drive(plan, thread))),
+        (first..first + threads).map(|thread| run_on_new_thread(&plan, move |plan| drive(plan, thread))),
     );
     let gate = async {
         plan.ready.wait().await;
-        parent.tell(&Message::Ready)?;
+        parent.send(&Message::Ready)?;
         go.await.context(PARENT_EXITED)?;
         plan.start.wait().await;
         anyhow::Ok(())
@@ -112,7 +112,7 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
         _ = ended => anyhow::bail!(PARENT_EXITED),
     };
     let cpu = outcomes.iter().flat_map(|outcome| outcome.cpu.iter().copied()).collect();
-    parent.tell(&Message::End { counted: merged(outcomes)?.counted(), cpu })
+    parent.send(&Message::End { counted: merge_outcomes(outcomes)?.counted(), cpu })
 }
 
 /// The messages of the parent.

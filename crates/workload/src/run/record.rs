@@ -191,7 +191,7 @@ impl KindReport {
     }
 
     /// Transactions that committed or rolled back as intended.
-    pub(crate) fn ended_well(&self) -> u64 {
+    pub(crate) fn succeeded(&self) -> u64 {
         self.committed + self.rolled_back
     }
 }

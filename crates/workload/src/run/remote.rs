@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use super::driver::{Clock, Outcome, Plan};
 use super::part::Message;
 use super::{Processes, RunEvent};
-use crate::measure::{Counted, Meter};
+use crate::measure::{Meter, MeterRecord};
 use crate::workload::Workload;
 
 /// A running driver process. Dropping it kills it.
@@ -35,7 +35,9 @@ pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, number: usize) -> any
     let counted = async {
         loop {
             match part.message().await? {
-                Message::Interval { thread, interval, cpu } => plan.collector.counted(thread, interval, cpu),
+                Message::Interval { thread, interval, cpu } => {
+                    plan.collector.add_counts(thread, interval, cpu)
+                }
                 Message::End { counted, cpu } => return anyhow::Ok((counted, cpu)),
                 Message::Ready => anyhow::bail!("driver process {number} reported readiness twice"),
             }
@@ -48,15 +50,15 @@ pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, number: usize) -> any
 
 /// Notifies the watcher of the phases of the run.
 async fn notify_phases<W: Workload>(plan: &Plan<W>, number: usize, clock: Clock) -> anyhow::Result<()> {
-    plan.tell(number, RunEvent::WarmUp);
+    plan.notify(number, RunEvent::WarmUp);
     tokio::time::sleep_until(clock.window.opens.into()).await;
-    plan.tell(number, RunEvent::Opens);
+    plan.notify(number, RunEvent::Opens);
     tokio::time::sleep_until(clock.window.closes.into()).await;
-    plan.tell(number, RunEvent::Closes);
+    plan.notify(number, RunEvent::Closes);
     Ok(())
 }
 
-fn meter<W: Workload>(plan: &Plan<W>, clock: Clock, counted: Counted) -> Meter {
+fn meter<W: Workload>(plan: &Plan<W>, clock: Clock, counted: MeterRecord) -> Meter {
     let mut meter = plan.meter(clock.window, &[]);
     meter.add(counted);
     meter

@@ -139,7 +139,7 @@ fn ratio(of: f64, count: u64) -> f64 {
 }
 
 /// The inputs of a report.
-pub(super) struct Findings<'a> {
+pub(super) struct ReportInput<'a> {
     pub(super) workload: &'static str,
     pub(super) workload_options: serde_json::Value,
     pub(super) kinds: &'a [Kind],
@@ -160,12 +160,12 @@ impl Report {
         Ok(self)
     }
 
-    pub(super) fn new(findings: Findings<'_>) -> Report {
-        let Findings { workload, workload_options, kinds, options, meter, tenants, offered_tps, .. } =
+    pub(super) fn new(findings: ReportInput<'_>) -> Report {
+        let ReportInput { workload, workload_options, kinds, options, meter, tenants, offered_tps, .. } =
             findings;
         let all = meter.all();
         let seconds = options.measure.as_secs_f64();
-        let kinds = kinds.iter().zip(&meter.whole);
+        let kinds = kinds.iter().zip(&meter.window_tallies);
         let kinds = kinds.map(|(kind, tally)| KindReport::new(kind.name, tally.counts, &tally.latencies));
         Report {
             workload: workload.to_owned(),
@@ -175,9 +175,9 @@ impl Report {
             connections: options.connections,
             offered_tps,
             seconds,
-            transactions: all.counts.ended_well(),
+            transactions: all.counts.succeeded(),
             rolled_back: all.counts.rolled_back,
-            throughput_tps: all.counts.ended_well() as f64 / seconds,
+            throughput_tps: all.counts.succeeded() as f64 / seconds,
             latency: all.latencies.summary(),
             tenant_mean_ms: min_and_max(tenants.iter().map(|tenant| tenant.mean_ms)),
             kinds: kinds.collect(),
@@ -196,7 +196,7 @@ impl Report {
             driver: Driver::new(findings.driver_cpu, meter.statements, seconds),
             server: findings
                 .usage
-                .map(|usage| ServerUsage::new(usage, all.counts.ended_well(), seconds, options.prices)),
+                .map(|usage| ServerUsage::new(usage, all.counts.succeeded(), seconds, options.prices)),
         }
     }
 
@@ -243,7 +243,7 @@ impl Availability {
 mod tests {
     use super::*;
     use crate::measure::{Event, Window};
-    use crate::workload::Done;
+    use crate::workload::TransactionOutcome;
     use std::time::Instant;
 
     const KINDS: [Kind; 2] = [Kind { name: "read", weight: 1.0 }, Kind { name: "write", weight: 1.0 }];
@@ -256,7 +256,7 @@ mod tests {
     fn report(meter: &Meter, seconds: u64, cpu: Duration) -> Report {
         let mut options = RunOptions::new("postgres://a:secret@b/c".parse().unwrap());
         options.measure = Duration::from_secs(seconds);
-        Report::new(Findings {
+        Report::new(ReportInput {
             workload: "test",
             workload_options: serde_json::json!({ "records": 7 }),
             kinds: &KINDS,
@@ -276,7 +276,7 @@ mod tests {
         for number in 1..=200 {
             let end = opens + Duration::from_millis(number * 10);
             let event = Event { tenant: 0, kind: 1, due: end - Duration::from_millis(5) };
-            meter.done(event, Done::Committed, end, 12);
+            meter.done(event, TransactionOutcome::Committed, end, 12);
         }
         let event = Event { tenant: 0, kind: 0, due: opens };
         (0..50).for_each(|_| meter.cancelled(event, opens + Duration::from_secs(3)));

@@ -33,7 +33,7 @@ pub(super) async fn sample<W: Workload>(plan: Arc<Plan<W>>) -> anyhow::Result<Op
         // A server that is not running has no usage. Its usage before it stopped is no base for
         // later differences.
         let now = Usage::of(&trees).ok();
-        plan.collector.used(number, now.zip(before).map(|(now, before)| record(now, before)));
+        plan.collector.add_usage(number, now.zip(before).map(|(now, before)| record(now, before)));
         before = now;
         number += 1;
         if number == 0 {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::Target;
 use crate::client::{Client, Error, Statement};
 use crate::measure::{Event, Meter};
-use crate::workload::{Dialect, Done, Failure, Place, Terminal};
+use crate::workload::{AttemptError, Dialect, Terminal, TerminalId, TransactionOutcome};
 
 /// The maximum number of attempts of a transaction that the server rejects with a retryable error.
 const MAX_ATTEMPTS: u32 = 100;
@@ -20,13 +20,13 @@ pub(super) struct Shared {
     pub(super) meter: RefCell<Meter>,
     pub(super) dialect: Dialect,
     /// How long a session tries to reconnect. With zero, a lost connection ends the run.
-    pub(super) patience: Duration,
+    pub(super) reconnect_timeout: Duration,
 }
 
 /// A terminal and its connection.
 pub(super) struct Session<T: Terminal> {
     pub(super) terminal: T,
-    pub(super) place: Place,
+    pub(super) place: TerminalId,
     target: Target,
     shared: Rc<Shared>,
     connection: Option<Connection<T::Statements>>,
@@ -39,13 +39,13 @@ struct Connection<S> {
 }
 
 impl<T: Terminal> Session<T> {
-    pub(super) fn new(terminal: T, place: Place, target: Target, shared: Rc<Shared>) -> Session<T> {
+    pub(super) fn new(terminal: T, place: TerminalId, target: Target, shared: Rc<Shared>) -> Session<T> {
         Session { terminal, place, target, shared, connection: None }
     }
 
-    /// Connects unless the session is connected. Retries for as long as `patience` allows.
+    /// Connects unless the session is connected. Retries for as long as `reconnect_timeout` allows.
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + self.shared.patience;
+        let deadline = Instant::now() + self.shared.reconnect_timeout;
         while self.connection.is_none() {
             match self.try_connect().await {
                 Ok(connection) => self.connection = Some(connection),
@@ -79,19 +79,19 @@ impl<T: Terminal> Session<T> {
                     self.shared.meter.borrow_mut().done(event, done, Instant::now(), statements);
                     return Ok(());
                 }
-                Err(Failure::Client(error)) => error,
-                Err(Failure::Data(what)) => anyhow::bail!("{what}"),
+                Err(AttemptError::Client(error)) => error,
+                Err(AttemptError::Data(what)) => anyhow::bail!("{what}"),
             };
             if attempt == 1 {
                 self.shared.meter.borrow_mut().retried_again += 1;
             }
             if !self.handle_error(&error).await? {
-                self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
+                self.shared.meter.borrow_mut().record_failure(event, Instant::now(), &error);
                 return Ok(());
             }
         }
         let error = Error::Protocol("the transaction was rejected in each of 100 attempts");
-        self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
+        self.shared.meter.borrow_mut().record_failure(event, Instant::now(), &error);
         Ok(())
     }
 
@@ -110,7 +110,7 @@ impl<T: Terminal> Session<T> {
     }
 
     /// Runs one attempt. Returns its outcome and the number of statements.
-    async fn attempt(&mut self) -> Result<(Done, u64), Failure> {
+    async fn attempt(&mut self) -> Result<(TransactionOutcome, u64), AttemptError> {
         let Connection { client, statements, .. } = self.connection.as_mut().ok_or(Error::Closed)?;
         let before = client.executed();
         let done = self.terminal.attempt(client, statements).await?;
@@ -136,7 +136,11 @@ impl<T: Terminal> Session<T> {
     fn connection_lost(&mut self, error: &Error) -> anyhow::Result<bool> {
         self.connection = None;
         self.shared.meter.borrow_mut().lost();
-        anyhow::ensure!(!self.shared.patience.is_zero(), "lost connection to {}: {error}", self.target);
+        anyhow::ensure!(
+            !self.shared.reconnect_timeout.is_zero(),
+            "lost connection to {}: {error}",
+            self.target
+        );
         Ok(false)
     }
 

@@ -10,10 +10,10 @@ use tokio::sync::Barrier;
 use super::collector::Collector;
 use super::driver::{Outcome, Plan, drive};
 use super::record::{Record, RunRecord, TenantRecord};
-use super::report::{Findings, Report};
+use super::report::{Report, ReportInput};
 use super::{Machine, Processes, RunOptions, database, remote, sampler};
 use crate::arrival::Arrival;
-use crate::driver::on_own_thread;
+use crate::driver::run_on_driver_thread;
 use crate::keys::Distribution;
 use crate::measure::Meter;
 use crate::workload::Workload;
@@ -36,15 +36,14 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
         clock: OnceLock::new(),
         options,
     });
-    on_a_thread(
-        &plan,
-        |plan| async move { database::load(&plan.workloads, &plan.options, plan.dialect).await },
-    )
+    run_on_new_thread(&plan, |plan| async move {
+        database::load(&plan.workloads, &plan.options, plan.dialect).await
+    })
     .await?;
     plan.collector.write(&Record::Run(RunRecord { started_unix_s: unix_seconds(), ..first }));
 
     let drivers = (0..plan.options.drivers()).map(|driver| {
-        on_a_thread(&plan, move |plan| async move {
+        run_on_new_thread(&plan, move |plan| async move {
             match plan.options.processes {
                 Processes::Parent { .. } => remote::drive(plan, driver).await,
                 _ => drive(plan, driver).await,
@@ -52,17 +51,18 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
         })
     });
     let drivers = try_join_all(drivers);
-    let sampler = OptionFuture::from(sampling.then(|| on_a_thread(&plan, sampler::sample)));
+    let sampler = OptionFuture::from(sampling.then(|| run_on_new_thread(&plan, sampler::sample)));
     let sampler = async { sampler.await.transpose() };
     let (outcomes, usage) = tokio::try_join!(drivers, sampler)?;
     let usage = usage.flatten();
-    on_a_thread(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await }).await?;
+    run_on_new_thread(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await })
+        .await?;
 
     let driver_cpu: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.cpu.iter().copied()).collect();
-    let meter = merged(outcomes)?;
+    let meter = merge_outcomes(outcomes)?;
     let offered_tps = offered(&plan.options);
     let tenants = tenants(&plan, &meter, offered_tps);
-    let report = Report::new(Findings {
+    let report = Report::new(ReportInput {
         workload: W::NAME,
         workload_options: serde_json::to_value(&workload)?,
         kinds: &workload.kinds(),
@@ -80,7 +80,7 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
 }
 
 /// Runs `work` on a new thread.
-pub(super) async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
+pub(super) async fn run_on_new_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
 where
     W: Workload,
     T: Send + 'static,
@@ -88,7 +88,7 @@ where
     R: Future<Output = anyhow::Result<T>> + 'static,
 {
     let plan = plan.clone();
-    on_own_thread(move || work(plan)).await
+    run_on_driver_thread(move || work(plan)).await
 }
 
 /// Returns the workload of each tenant: all equal, or of different sizes with the same total amount
@@ -105,10 +105,10 @@ pub(super) fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<
 fn offered(options: &RunOptions) -> Option<f64> {
     let Arrival::Open { rate_tps, shape, .. } = &options.arrival else { return None };
     let (opens, seconds) = (options.warm_up.as_secs_f64(), options.measure.as_secs_f64());
-    Some(rate_tps * shape.over(opens + seconds).mean(opens, opens + seconds))
+    Some(rate_tps * shape.trace(opens + seconds).mean(opens, opens + seconds))
 }
 
-pub(super) fn merged(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
+pub(super) fn merge_outcomes(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
     let mut meters = outcomes.into_iter().map(|outcome| outcome.meter);
     let mut all = meters.next().context("at least one driver thread is required")?;
     meters.for_each(|meter| all.add(meter.counted()));

@@ -27,7 +27,7 @@ impl Report {
         }
         if self.kinds.len() > 1 {
             for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
-                let name = format!("{}: {:.1}/s", kind.kind, kind.ended_well() as f64 / self.seconds);
+                let name = format!("{}: {:.1}/s", kind.kind, kind.succeeded() as f64 / self.seconds);
                 lines.latency(&name, &kind.latency);
             }
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use futures::future::{BoxFuture, FutureExt};
 use rustix::process::Signal;
 
-use super::{Place, Product};
+use super::{Product, ServerConfig};
 use crate::Target;
 
 /// The database through which tenants are created.
@@ -43,12 +43,12 @@ impl Product for Fulmar {
         self.name
     }
 
-    fn initialise<'a>(&'a self, _place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>> {
+    fn initialise<'a>(&'a self, _place: &'a ServerConfig) -> BoxFuture<'a, anyhow::Result<()>> {
         // The node creates its data directory when it starts.
         async { Ok(()) }.boxed()
     }
 
-    fn command(&self, place: &Place) -> Command {
+    fn command(&self, place: &ServerConfig) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg("start").arg("--data").arg(&place.data);
         command.arg("--sql").arg(format!("127.0.0.1:{}", place.sql_port));
@@ -60,7 +60,7 @@ impl Product for Fulmar {
         command
     }
 
-    fn target(&self, place: &Place) -> Target {
+    fn target(&self, place: &ServerConfig) -> Target {
         Target {
             host: "127.0.0.1".to_owned(),
             port: place.sql_port,

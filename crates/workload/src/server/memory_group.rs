@@ -30,7 +30,7 @@ impl MemoryGroup {
 
     /// Moves a server that has just started into the group. Processes that it starts later are
     /// created in the group.
-    pub fn hold(&self, server: &Server) -> anyhow::Result<()> {
+    pub fn add_server(&self, server: &Server) -> anyhow::Result<()> {
         // Twice, because the server may have started a process between the listing and the move.
         for _ in 0..2 {
             for pid in server.processes()?.pids()? {

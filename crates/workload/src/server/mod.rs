@@ -27,13 +27,13 @@ use tempfile::TempDir;
 pub use self::certificate::{Certificate, certificate};
 pub use self::fulmar::Fulmar;
 pub use self::memory_group::MemoryGroup;
-use self::ports::Port;
+use self::ports::ReservedPort;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
 use crate::Target;
 use crate::client::Client;
-use crate::processors::{Half, keep_to};
+use crate::cpu_affinity::{CpuHalf, keep_to};
 
 /// Timeouts: from the start of a server to the response to its first query; from a signal to the
 /// exit; and the same when a server is dropped.
@@ -43,14 +43,14 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The polling interval for a server that starts or stops, and so the resolution of its start-up
 /// time.
-const POLL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The number of bytes at the end of a server's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 2_000;
 
 /// The files, ports and resources of a server.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ServerConfig {
     /// The data directory, created by [`Product::initialise`].
     pub data: PathBuf,
     /// The port for SQL.
@@ -68,11 +68,11 @@ pub trait Product: Send + Sync {
     /// The name in tables and messages.
     fn name(&self) -> &'static str;
     /// Creates an empty data directory.
-    fn initialise<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>>;
+    fn initialise<'a>(&'a self, place: &'a ServerConfig) -> BoxFuture<'a, anyhow::Result<()>>;
     /// The command that runs the server in the foreground until it is stopped.
-    fn command(&self, place: &Place) -> Command;
+    fn command(&self, place: &ServerConfig) -> Command;
     /// The administrative database, with the administrative user.
-    fn target(&self, place: &Place) -> Target;
+    fn target(&self, place: &ServerConfig) -> Target;
     /// The signal for a clean shutdown that does not wait for clients.
     fn stop_signal(&self) -> Signal;
     /// The signal that ends the server and all its processes immediately.
@@ -85,14 +85,14 @@ pub trait Product: Send + Sync {
 /// A server that runs, or that was stopped and can be started again on its data.
 pub struct Server {
     product: Box<dyn Product>,
-    place: Place,
+    config: ServerConfig,
     child: Option<Child>,
     frozen: bool,
     /// It runs only on the server's half of the CPUs.
-    apart: bool,
+    separate_cpus: bool,
     // Dropped last, after the processes have ended.
     directory: TempDir,
-    _ports: [Port; 2],
+    _ports: [ReservedPort; 2],
 }
 
 impl Server {
@@ -106,7 +106,7 @@ impl Server {
     }
 
     /// Like [`Server::start`], with only half of the CPUs, which leaves the other half to drivers.
-    pub async fn start_apart(
+    pub async fn start_on_separate_cpus(
         product: Box<dyn Product>,
         memory_bytes: u64,
         connections: u32,
@@ -124,33 +124,40 @@ impl Server {
             .prefix("fulmar-bench-")
             .tempdir()
             .context("could not create a temporary directory")?;
-        let ports = [Port::free()?, Port::free()?];
-        let [sql_port, http_port] = ports.each_ref().map(Port::number);
+        let ports = [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
+        let [sql_port, http_port] = ports.each_ref().map(ReservedPort::number);
         let data = directory.path().join("data");
-        let place = Place { data, sql_port, http_port, memory_bytes, connections };
+        let place = ServerConfig { data, sql_port, http_port, memory_bytes, connections };
         product.initialise(&place).await.with_context(|| format!("could not set up {}", product.name()))?;
-        let mut server =
-            Server { product, place, child: None, frozen: false, apart, directory, _ports: ports };
-        server.start_again().await?;
+        let mut server = Server {
+            product,
+            config: place,
+            child: None,
+            frozen: false,
+            separate_cpus: apart,
+            directory,
+            _ports: ports,
+        };
+        server.restart().await?;
         Ok(server)
     }
 
     /// Starts the stopped server on its data. Returns the time from exec to the response to its
     /// first query.
-    pub async fn start_again(&mut self) -> anyhow::Result<Duration> {
+    pub async fn restart(&mut self) -> anyhow::Result<Duration> {
         let target = self.target();
         self.start_until(&target, "SELECT 1").await
     }
 
-    /// Like [`Server::start_again`], with `query` in the database of `target` as the first query.
+    /// Like [`Server::restart`], with `query` in the database of `target` as the first query.
     pub async fn start_until(&mut self, target: &Target, query: &str) -> anyhow::Result<Duration> {
         anyhow::ensure!(self.child.is_none(), "{} is already running", self.name());
         let log = File::options().create(true).append(true).open(self.log_path());
         let log = log.context("could not open the log file")?;
-        let mut command = self.product.command(&self.place);
+        let mut command = self.product.command(&self.config);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let begin = Instant::now();
-        let child = if self.apart { spawn_apart(&mut command)? } else { command.spawn() };
+        let child = if self.separate_cpus { spawn_apart(&mut command)? } else { command.spawn() };
         self.child = Some(child.with_context(|| format!("could not run {command:?}"))?);
         loop {
             let last = match first_answer(target, query).await {
@@ -172,7 +179,7 @@ impl Server {
                     self.log_tail()
                 );
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -183,12 +190,12 @@ impl Server {
 
     /// The administrative database.
     pub fn target(&self) -> Target {
-        self.product.target(&self.place)
+        self.product.target(&self.config)
     }
 
     /// The HTTP port, if the product has one.
     pub fn http_port(&self) -> u16 {
-        self.place.http_port
+        self.config.http_port
     }
 
     /// See [`Product::settle`].
@@ -239,18 +246,18 @@ impl Server {
         let mut pids = self.processes()?.pids()?;
         let killed = self.end(Signal::KILL).await;
         // The parent has exited, so it cannot replace the children that are killed here.
-        for pid in pids.iter().copied().filter(|pid| usage::runs(*pid)).filter_map(Pid::from_raw) {
+        for pid in pids.iter().copied().filter(|pid| usage::is_running(*pid)).filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }
         let begin = Instant::now();
         while !pids.is_empty() {
-            pids.retain(|pid| usage::runs(*pid));
+            pids.retain(|pid| usage::is_running(*pid));
             anyhow::ensure!(
                 begin.elapsed() < STOP_TIMEOUT,
                 "could not kill processes of {}: {pids:?}",
                 self.name()
             );
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         killed.map(drop)
     }
@@ -272,7 +279,7 @@ impl Server {
                 begin.elapsed() < STOP_TIMEOUT,
                 "{name} did not exit within {STOP_TIMEOUT:?} after {signal:?}"
             );
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -316,7 +323,7 @@ impl Drop for Server {
 /// it.
 fn spawn_apart(command: &mut Command) -> anyhow::Result<std::io::Result<Child>> {
     let spawn = || {
-        keep_to(Half::Server)?;
+        keep_to(CpuHalf::Server)?;
         Ok(command.spawn())
     };
     let spawned = std::thread::scope(|scope| scope.spawn(spawn).join());

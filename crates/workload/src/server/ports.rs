@@ -19,25 +19,25 @@ use rand::RngExt;
 const PORTS: Range<u16> = 20_000..32_000;
 
 /// A reserved port of the loopback address. Dropping it releases the port.
-pub(super) struct Port {
+pub(super) struct ReservedPort {
     number: u16,
     _reservation: UnixListener,
 }
 
-impl Port {
+impl ReservedPort {
     /// Reserves a port on which no process listens.
-    pub(super) fn free() -> anyhow::Result<Port> {
+    pub(super) fn reserve_free() -> anyhow::Result<ReservedPort> {
         // A random start makes it unlikely that a recently used port is reused soon.
         let first = rand::rng().random_range(PORTS);
         let mut ports = (first..PORTS.end).chain(PORTS.start..first);
-        ports.find_map(Port::reserve).context("no free port")
+        ports.find_map(ReservedPort::reserve).context("no free port")
     }
 
-    fn reserve(number: u16) -> Option<Port> {
+    fn reserve(number: u16) -> Option<ReservedPort> {
         let reservation = bind_name(number).ok()?;
         // Processes that do not use this module may listen on the port.
         TcpListener::bind(("127.0.0.1", number)).ok()?;
-        Some(Port { number, _reservation: reservation })
+        Some(ReservedPort { number, _reservation: reservation })
     }
 
     pub(super) fn number(&self) -> u16 {
@@ -55,15 +55,15 @@ mod tests {
 
     #[test]
     fn port_is_exclusive_until_it_is_dropped() {
-        let port = Port::free().unwrap();
+        let port = ReservedPort::reserve_free().unwrap();
         let number = port.number();
         assert!(PORTS.contains(&number), "the port must be below the ephemeral range");
-        assert!(Port::reserve(number).is_none(), "a reserved port must not be reserved again");
+        assert!(ReservedPort::reserve(number).is_none(), "a reserved port must not be reserved again");
         drop(port);
-        let port = Port::reserve(number).expect("a dropped port is free");
+        let port = ReservedPort::reserve(number).expect("a dropped port is free");
         let server = TcpListener::bind(("127.0.0.1", number)).unwrap();
         drop(port);
-        assert!(Port::reserve(number).is_none(), "a port with a listener must not be reserved");
+        assert!(ReservedPort::reserve(number).is_none(), "a port with a listener must not be reserved");
         drop(server);
     }
 }

@@ -13,7 +13,7 @@ use anyhow::Context;
 use futures::future::{BoxFuture, FutureExt};
 use rustix::process::Signal;
 
-use super::{Place, Product};
+use super::{Product, ServerConfig};
 use crate::Target;
 use crate::client::Client;
 
@@ -77,7 +77,7 @@ impl Postgres {
         command
     }
 
-    fn initdb(&self, place: &Place) -> anyhow::Result<()> {
+    fn initdb(&self, place: &ServerConfig) -> anyhow::Result<()> {
         let directory = place.data.parent().context("data directory has no parent")?;
         if let Some(Account { uid, gid }) = self.account {
             std::os::unix::fs::chown(directory, Some(uid), Some(gid))?;
@@ -110,12 +110,12 @@ impl Product for Postgres {
         "postgres"
     }
 
-    fn initialise<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>> {
+    fn initialise<'a>(&'a self, place: &'a ServerConfig) -> BoxFuture<'a, anyhow::Result<()>> {
         // This blocks for a few seconds, in which the calling task has nothing else to do.
         async move { self.initdb(place) }.boxed()
     }
 
-    fn command(&self, place: &Place) -> Command {
+    fn command(&self, place: &ServerConfig) -> Command {
         let mut command = self.program("postgres");
         command.arg("-D").arg(&place.data);
         let settings = [
@@ -133,7 +133,7 @@ impl Product for Postgres {
         command
     }
 
-    fn target(&self, place: &Place) -> Target {
+    fn target(&self, place: &ServerConfig) -> Target {
         let password = match &self.authentication {
             Authentication::Trust => None,
             Authentication::Password { password, .. } => Some(password.clone()),

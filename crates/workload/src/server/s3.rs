@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
-use super::POLL;
-use super::ports::Port;
+use super::POLL_INTERVAL;
+use super::ports::ReservedPort;
 use super::{Certificate, certificate};
 
 /// Where `make tools` installs versitygw.
@@ -27,7 +27,7 @@ pub struct S3Server {
     tls: Option<Certificate>,
     // Dropped last, after the process has ended.
     directory: TempDir,
-    _port: Port,
+    _port: ReservedPort,
 }
 
 impl S3Server {
@@ -55,7 +55,7 @@ impl S3Server {
         // versitygw treats each directory below its root as a bucket.
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join(BUCKET))?;
-        let reserved_port = Port::free()?;
+        let reserved_port = ReservedPort::reserve_free()?;
         let port = reserved_port.number();
         let mut command = Command::new(program);
         command.args(["--quiet", "--port", &format!("127.0.0.1:{port}")]);
@@ -82,7 +82,7 @@ impl S3Server {
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             ensure!(self.child.try_wait()?.is_none(), "the S3 server exited before it answered");
             ensure!(begin.elapsed() < START_TIMEOUT, "the S3 server did not answer within {START_TIMEOUT:?}");
-            std::thread::sleep(POLL);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

@@ -148,7 +148,7 @@ fn parse_network(text: &str) -> (u64, u64) {
 }
 
 /// Returns true if the process exists and has not ended.
-pub(super) fn runs(pid: i32) -> bool {
+pub(super) fn is_running(pid: i32) -> bool {
     stat(pid).is_ok_and(|stat| !stat.ended)
 }
 

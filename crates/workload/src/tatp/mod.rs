@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::terminal::TatpTerminal;
 use crate::keys::Distribution;
-use crate::workload::{Kind, Loading, Place, Workload};
+use crate::workload::{Kind, LoadContext, TerminalId, Workload};
 
 /// TATP and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
@@ -55,12 +55,12 @@ impl Workload for Tatp {
         Tatp { subscribers: subscribers as u32, ..self.clone() }
     }
 
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
         schema::create(loading.client).await?;
         population::load(loading, self.subscribers).await
     }
 
-    fn terminal(self: &Rc<Self>, place: Place) -> TatpTerminal {
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> TatpTerminal {
         TatpTerminal::new(self, place)
     }
 }

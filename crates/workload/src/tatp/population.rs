@@ -6,7 +6,7 @@ use std::fmt::Write;
 use rand::RngExt;
 
 use super::schema::{FLAGS, TABLES};
-use crate::workload::{Loading, Random, generator};
+use crate::workload::{LoadContext, Random, generator};
 
 /// Twice the mean number of rows per subscriber in all tables: 1 subscriber, 2.5 accesses, and 2.5
 /// facilities with 1.5 forwardings each.
@@ -32,7 +32,7 @@ pub(super) fn number(subscriber: i32) -> Number {
 
 /// Loads the missing rows of all tables. Existing tables must not have more subscribers than
 /// requested.
-pub(super) async fn load(loading: &mut Loading<'_>, subscribers: u32) -> anyhow::Result<()> {
+pub(super) async fn load(loading: &mut LoadContext<'_>, subscribers: u32) -> anyhow::Result<()> {
     for (table_number, table) in TABLES.into_iter().enumerate() {
         // All tables are written in the order of the subscribers, so the last subscriber of a table
         // shows how far its load has come.

@@ -7,7 +7,7 @@ use super::population::{Number, location, number};
 use super::schema::Statements;
 use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
-use crate::workload::{Dialect, Done, Failure, Kind, Place, Random, Terminal};
+use crate::workload::{AttemptError, Dialect, Kind, Random, Terminal, TerminalId, TransactionOutcome};
 
 /// The transactions of the specification and their shares.
 pub(super) const KINDS: [Kind; 7] = [
@@ -46,7 +46,7 @@ pub struct TatpTerminal {
 }
 
 impl TatpTerminal {
-    pub(super) fn new(workload: &Tatp, place: Place) -> TatpTerminal {
+    pub(super) fn new(workload: &Tatp, place: TerminalId) -> TatpTerminal {
         TatpTerminal {
             keys: Keys::new(workload.distribution, workload.subscribers),
             random: place.random(),
@@ -70,7 +70,7 @@ impl TatpTerminal {
         client: &mut Client,
         statements: &Statements,
         [bit, facility, data]: [i32; 3],
-    ) -> Result<Done, Failure> {
+    ) -> Result<TransactionOutcome, AttemptError> {
         let subscriber = Parameter::Int4(self.subscriber);
         client.execute(&statements.begin, &[]).await?;
         let parameters = [Parameter::Int4(bit), subscriber];
@@ -86,7 +86,7 @@ impl TatpTerminal {
         statements: &Statements,
         [facility, start, end_time]: [i32; 3],
         target: &Number,
-    ) -> Result<Done, Failure> {
+    ) -> Result<TransactionOutcome, AttemptError> {
         client.execute(&statements.begin, &[]).await?;
         self.by_number(client, statements).await?;
         client.execute(&statements.facilities, &[Parameter::Int4(self.subscriber)]).await?;
@@ -106,7 +106,7 @@ impl TatpTerminal {
         client: &mut Client,
         statements: &Statements,
         [facility, start]: [i32; 2],
-    ) -> Result<Done, Failure> {
+    ) -> Result<TransactionOutcome, AttemptError> {
         client.execute(&statements.begin, &[]).await?;
         self.by_number(client, statements).await?;
         let key = [self.subscriber, facility, start].map(Parameter::Int4);
@@ -114,15 +114,15 @@ impl TatpTerminal {
         commit_or_roll_back(client, statements, deleted > 0).await
     }
 
-    async fn by_number(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
+    async fn by_number(&self, client: &mut Client, statements: &Statements) -> Result<(), AttemptError> {
         let rows = client.execute(&statements.by_number, &[Parameter::Text(&self.number)]).await?;
         self.expect_one(rows)
     }
 
-    fn expect_one(&self, rows: u64) -> Result<(), Failure> {
+    fn expect_one(&self, rows: u64) -> Result<(), AttemptError> {
         match rows {
             1 => Ok(()),
-            _ => Err(Failure::Data(format!(
+            _ => Err(AttemptError::Data(format!(
                 "{rows} subscribers have the number {}, expected one; \
                  drop the four TATP tables and load them again",
                 self.subscriber
@@ -136,18 +136,18 @@ async fn commit_or_roll_back(
     client: &mut Client,
     statements: &Statements,
     effect: bool,
-) -> Result<Done, Failure> {
+) -> Result<TransactionOutcome, AttemptError> {
     let (statement, done) = match effect {
-        true => (&statements.commit, Done::Committed),
-        false => (&statements.rollback, Done::RolledBack),
+        true => (&statements.commit, TransactionOutcome::Committed),
+        false => (&statements.rollback, TransactionOutcome::RolledBack),
     };
     client.execute(statement, &[]).await?;
     Ok(done)
 }
 
 /// The outcome of a read: one that found no rows counts as rolled back.
-fn read_outcome(rows: u64) -> Done {
-    if rows > 0 { Done::Committed } else { Done::RolledBack }
+fn read_outcome(rows: u64) -> TransactionOutcome {
+    if rows > 0 { TransactionOutcome::Committed } else { TransactionOutcome::RolledBack }
 }
 
 impl Terminal for TatpTerminal {
@@ -184,13 +184,17 @@ impl Terminal for TatpTerminal {
         };
     }
 
-    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let subscriber = Parameter::Int4(self.subscriber);
         match self.plan {
             Plan::GetSubscriberData => {
                 let rows = client.execute(&statements.subscriber_data, &[subscriber]).await?;
                 self.expect_one(rows)?;
-                Ok(Done::Committed)
+                Ok(TransactionOutcome::Committed)
             }
             Plan::GetNewDestination { facility, start, end } => {
                 let [facility, start, end] = [facility, start, end].map(Parameter::Int4);
@@ -208,7 +212,7 @@ impl Terminal for TatpTerminal {
                 let parameters = [Parameter::Int4(location), Parameter::Text(&self.number)];
                 let rows = client.execute(&statements.update_location, &parameters).await?;
                 self.expect_one(rows)?;
-                Ok(Done::Committed)
+                Ok(TransactionOutcome::Committed)
             }
             Plan::InsertForwarding { facility, start, end, target } => {
                 self.insert_forwarding(client, statements, [facility, start, end], &target).await

@@ -5,7 +5,7 @@ use super::DISTRICTS;
 use super::inputs::Delivery;
 use super::steps::{at_most_one, change_one, integers, one};
 use crate::client::{Client, Error, Parameter, Statement, Type};
-use crate::workload::{Done, Failure};
+use crate::workload::{AttemptError, TransactionOutcome};
 
 pub(super) struct DeliverySteps {
     oldest: Statement,
@@ -37,25 +37,29 @@ impl DeliverySteps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &Delivery) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &Delivery,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let &Delivery { warehouse, carrier } = input;
         for district in 1..=DISTRICTS as i32 {
             // A district without open orders is skipped.
             let Some(order) = self.take_oldest(client, warehouse, district).await? else { continue };
             let [w, d, o] = integers([warehouse, district, order]);
             let row = [w, d, o, Parameter::Int4(carrier)];
-            let customer = one(client, &self.order, &row, "order", |row| row.integer()).await?;
+            let customer = one(client, &self.order, &row, "order", |row| row.next_i32()).await?;
             let mut amount_cents = 0;
             client
                 .fetch(&self.lines, &[w, d, o], |row| {
-                    amount_cents += row.long()?;
+                    amount_cents += row.next_i64()?;
                     Ok(())
                 })
                 .await?;
             let row = [w, d, Parameter::Int4(customer), Parameter::Int8(amount_cents)];
             change_one(client, &self.customer, &row, "customer").await?;
         }
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 
     /// Takes the oldest open order. With an isolation level at which statements see later commits
@@ -66,10 +70,10 @@ impl DeliverySteps {
         client: &mut Client,
         warehouse: i32,
         district: i32,
-    ) -> Result<Option<i32>, Failure> {
+    ) -> Result<Option<i32>, AttemptError> {
         loop {
             let place = integers([warehouse, district]);
-            let oldest = at_most_one(client, &self.oldest, &place, |row| row.integer()).await?;
+            let oldest = at_most_one(client, &self.oldest, &place, |row| row.next_i32()).await?;
             let Some(order) = oldest else { return Ok(None) };
             if client.execute(&self.close, &integers([warehouse, district, order])).await? == 1 {
                 return Ok(Some(order));

@@ -5,7 +5,7 @@ use rand::RngExt;
 use super::random::{Constants, write_last_name};
 use super::{DISTRICTS, Tpcc};
 use crate::keys::{Distribution, Keys};
-use crate::workload::{Place, Random};
+use crate::workload::{Random, TerminalId};
 
 /// A transaction and its inputs.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ fn sql(number: u32) -> i32 {
 }
 
 impl Inputs {
-    pub(super) fn new(scale: &Tpcc, place: Place) -> Inputs {
+    pub(super) fn new(scale: &Tpcc, place: TerminalId) -> Inputs {
         let round = place.number / scale.warehouses as usize;
         Inputs {
             scale: scale.clone(),
@@ -231,7 +231,7 @@ mod tests {
     const DRAWS: usize = 40_000;
 
     fn inputs(scale: Tpcc) -> Inputs {
-        Inputs::new(&scale, Place { tenant: 0, number: 0, of: 1, seed: 5 })
+        Inputs::new(&scale, TerminalId { tenant: 0, number: 0, of: 1, seed: 5 })
     }
 
     fn near(count: usize, of: usize, share: f64) -> bool {
@@ -294,7 +294,7 @@ mod tests {
     fn terminals_have_a_fixed_warehouse_unless_the_distribution_is_skewed() {
         let scale = Tpcc { warehouses: 3, ..Tpcc::default() };
         for number in 0..7 {
-            let place = Place { tenant: 0, number, of: 7, seed: 5 };
+            let place = TerminalId { tenant: 0, number, of: 7, seed: 5 };
             let mut inputs = Inputs::new(&scale, place);
             let home = (number % 3) as i32 + 1;
             assert!(

@@ -8,7 +8,7 @@ use super::population::Rows;
 use super::schema::{Table, statements};
 use super::{Tpcc, procedures};
 use crate::client::Client;
-use crate::workload::{Dialect, Loading};
+use crate::workload::{Dialect, LoadContext};
 
 /// Approximate length of a CopyData message.
 const MESSAGE_BYTES: usize = 64 << 10;
@@ -19,7 +19,7 @@ pub(super) fn rows(scale: &Tpcc) -> u64 {
     count(Table::Item) + u64::from(scale.warehouses) * Table::of_warehouse().map(count).sum::<u64>()
 }
 
-pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+pub(super) async fn load(scale: &Tpcc, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
     for statement in statements(loading.dialect) {
         loading.client.query(&statement).await?;
     }
@@ -72,7 +72,12 @@ async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
     Ok(text.ok_or_else(|| anyhow::anyhow!("no rows returned by {sql}"))?.parse()?)
 }
 
-async fn copy(scale: &Tpcc, table: Table, warehouse: u32, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+async fn copy(
+    scale: &Tpcc,
+    table: Table,
+    warehouse: u32,
+    loading: &mut LoadContext<'_>,
+) -> anyhow::Result<()> {
     let mut rows = Rows::new(scale, table, warehouse, loading.seed);
     let loaded = loading.loaded;
     let command = format!("COPY {} ({}) FROM STDIN", table.name(), table.names());

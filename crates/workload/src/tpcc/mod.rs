@@ -40,7 +40,7 @@ use serde::Serialize;
 use self::terminal::TpccTerminal;
 use crate::client::Client;
 use crate::keys::Distribution;
-use crate::workload::{Kind, Loading, Place, Workload};
+use crate::workload::{Kind, LoadContext, TerminalId, Workload};
 
 /// Districts per warehouse, as in the specification. Also the number of `s_dist_` columns.
 const DISTRICTS: u32 = 10;
@@ -126,11 +126,11 @@ impl Workload for Tpcc {
         Tpcc { warehouses, ..self.clone() }
     }
 
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
         load::load(self, loading).await
     }
 
-    fn terminal(self: &Rc<Self>, place: Place) -> TpccTerminal {
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> TpccTerminal {
         TpccTerminal::new(self.clone(), place)
     }
 

@@ -9,7 +9,7 @@ use super::DISTRICTS;
 use super::inputs::{Line, NewOrder};
 use super::steps::{at_most_one, change_one, integers, missing, one};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
-use crate::workload::{Done, Failure};
+use crate::workload::{AttemptError, TransactionOutcome};
 
 pub(super) struct NewOrderSteps {
     district: Statement,
@@ -65,10 +65,14 @@ impl NewOrderSteps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &NewOrder) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &NewOrder,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let NewOrder { warehouse, district, customer, ref lines, .. } = *input;
         let place = integers([warehouse, district]);
-        let order = one(client, &self.district, &place, "district", |row| row.integer()).await?;
+        let order = one(client, &self.district, &place, "district", |row| row.next_i32()).await?;
         change_one(client, &self.next_number, &place, "district").await?;
         let buyer = integers([warehouse, district, customer]);
         one(client, &self.customer, &buyer, "customer", |_| Ok(())).await?;
@@ -78,13 +82,13 @@ impl NewOrderSteps {
         client.execute(&self.open, &integers([warehouse, district, order])).await?;
         for (number, line) in (1..).zip(lines) {
             let item = integers([line.item]);
-            match at_most_one(client, &self.item, &item, |row| row.integer()).await? {
+            match at_most_one(client, &self.item, &item, |row| row.next_i32()).await? {
                 Some(price_cents) => self.line(client, input, [order, number, price_cents], line).await?,
-                None if input.unknown_item && number == count => return Ok(Done::RolledBack),
+                None if input.unknown_item && number == count => return Ok(TransactionOutcome::RolledBack),
                 None => return Err(missing("item", &item)),
             }
         }
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 
     async fn line(
@@ -93,11 +97,11 @@ impl NewOrderSteps {
         input: &NewOrder,
         [order, number, price_cents]: [i32; 3],
         &Line { supplier, item, quantity }: &Line,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), AttemptError> {
         let &NewOrder { warehouse, district, .. } = input;
         let remote = i32::from(supplier != warehouse);
         let taken = integers([quantity, remote, supplier, item, district]);
-        let text = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
+        let text = |row: &mut Row<'_>| row.next_text().map(<[u8]>::to_vec);
         let dist_info = one(client, &self.stock, &taken, "stock", text).await?;
         let amount_cents = i64::from(quantity) * i64::from(price_cents);
         let [w, d, o, n, i, s, q] = integers([warehouse, district, order, number, item, supplier, quantity]);

@@ -6,7 +6,7 @@
 use super::inputs::Payment;
 use super::steps::{change_one, integers, number_of, one, prepare_by_name};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
-use crate::workload::{Done, Failure};
+use crate::workload::{AttemptError, TransactionOutcome};
 
 pub(super) struct PaymentSteps {
     by_name: Statement,
@@ -53,7 +53,11 @@ impl PaymentSteps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &Payment) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &Payment,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let &Payment { warehouse, district, customer_warehouse, customer_district, amount_cents, .. } = input;
         let place = [customer_warehouse, customer_district];
         let customer = number_of(client, &self.by_name, place, &input.customer).await?;
@@ -61,24 +65,24 @@ impl PaymentSteps {
 
         let [w, d, amount] =
             [Parameter::Int4(warehouse), Parameter::Int4(district), Parameter::Int8(amount_cents)];
-        let name = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
+        let name = |row: &mut Row<'_>| row.next_text().map(<[u8]>::to_vec);
         let district_name = one(client, &self.district, &[w, d, amount], "district", name).await?;
         let mut text = one(client, &self.warehouse, &[w, amount], "warehouse", name).await?;
         text.extend(b"    ");
         text.extend(district_name);
         let [c, cd, cw] = integers([customer, customer_district, customer_warehouse]);
         client.execute(&self.history, &[c, cd, cw, d, w, amount, Parameter::Text(&text)]).await?;
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 
     /// Updates the row of the customer. For a customer with bad credit, the payment is prepended to
     /// `c_data`.
-    async fn pay(&self, client: &mut Client, input: &Payment, customer: i32) -> Result<(), Failure> {
+    async fn pay(&self, client: &mut Client, input: &Payment, customer: i32) -> Result<(), AttemptError> {
         let &Payment { warehouse, district, customer_warehouse, customer_district, amount_cents, .. } = input;
         let key = integers([customer_warehouse, customer_district, customer]);
         let [cw, cd, c] = key;
         let amount = Parameter::Int8(amount_cents);
-        let bad = |row: &mut Row<'_>| Ok(row.text()? == b"BC");
+        let bad = |row: &mut Row<'_>| Ok(row.next_text()? == b"BC");
         if !one(client, &self.customer, &key, "customer", bad).await? {
             return change_one(client, &self.pay, &[cw, cd, c, amount], "customer").await;
         }
@@ -86,7 +90,7 @@ impl PaymentSteps {
             "{customer} {customer_district} {customer_warehouse} {district} {warehouse} {amount_cents} | "
         );
         let mut data = note.into_bytes();
-        let noted = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
+        let noted = |row: &mut Row<'_>| row.next_text().map(<[u8]>::to_vec);
         data.extend(one(client, &self.data, &key, "customer", noted).await?);
         data.truncate(DATA_BYTES);
         let row = [cw, cd, c, amount, Parameter::Text(&data)];

@@ -11,7 +11,7 @@
 
 use super::inputs::{Customer, Delivery, Input, NewOrder, OrderStatus, Payment, StockLevel};
 use crate::client::{Client, Error, Parameter, Statement, Type};
-use crate::workload::{Dialect, Done, Failure};
+use crate::workload::{AttemptError, Dialect, TransactionOutcome};
 
 /// `raise_exception`
 const RAISED: &str = "P0001";
@@ -70,7 +70,11 @@ impl Calls {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &Input) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &Input,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let rows = match input {
             Input::NewOrder(order) => return self.new_order(client, order).await,
             Input::Payment(payment) => self.payment(client, payment).await?,
@@ -87,7 +91,11 @@ impl Calls {
         check_rows(rows, input)
     }
 
-    async fn new_order(&self, client: &mut Client, order: &NewOrder) -> Result<Done, Failure> {
+    async fn new_order(
+        &self,
+        client: &mut Client,
+        order: &NewOrder,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let list = |part: fn(&super::inputs::Line) -> i32| {
             order.lines.iter().map(|line| part(line).to_string()).collect::<Vec<_>>().join(",")
         };
@@ -104,10 +112,12 @@ impl Calls {
         match rows(client, &self.new_order, &call).await {
             Ok(rows) if order.unknown_item => {
                 let text = format!("an order with an unknown item was accepted: {rows} rows");
-                Err(Failure::Data(text))
+                Err(AttemptError::Data(text))
             }
             Ok(rows) => check_rows(rows, order),
-            Err(error) if order.unknown_item && error.sqlstate() == Some(RAISED) => Ok(Done::RolledBack),
+            Err(error) if order.unknown_item && error.sqlstate() == Some(RAISED) => {
+                Ok(TransactionOutcome::RolledBack)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -154,11 +164,11 @@ async fn rows(client: &mut Client, call: &Statement, parameters: &[Parameter<'_>
 }
 
 /// Fails if a call returned no rows.
-fn check_rows(rows: u64, input: &impl std::fmt::Debug) -> Result<Done, Failure> {
+fn check_rows(rows: u64, input: &impl std::fmt::Debug) -> Result<TransactionOutcome, AttemptError> {
     match rows {
-        0 => Err(Failure::Data(format!(
+        0 => Err(AttemptError::Data(format!(
             "no rows returned for {input:?}; drop the TPC-C tables and load them again"
         ))),
-        _ => Ok(Done::Committed),
+        _ => Ok(TransactionOutcome::Committed),
     }
 }

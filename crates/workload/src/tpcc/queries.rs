@@ -4,7 +4,7 @@
 use super::inputs::{OrderStatus, StockLevel};
 use super::steps::{integers, missing, number_of, one, prepare_by_name};
 use crate::client::{Client, Error, Statement, Type};
-use crate::workload::{Done, Failure};
+use crate::workload::{AttemptError, TransactionOutcome};
 
 pub(super) struct OrderStatusSteps {
     by_name: Statement,
@@ -30,15 +30,20 @@ impl OrderStatusSteps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &OrderStatus) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &OrderStatus,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let &OrderStatus { warehouse, district, .. } = input;
         let customer = number_of(client, &self.by_name, [warehouse, district], &input.customer).await?;
         let key = integers([warehouse, district, customer]);
         one(client, &self.customer, &key, "customer", |_| Ok(())).await?;
-        let order = one(client, &self.last_order, &key, "order of the customer", |row| row.integer()).await?;
+        let order =
+            one(client, &self.last_order, &key, "order of the customer", |row| row.next_i32()).await?;
         let key = integers([warehouse, district, order]);
         match client.execute(&self.lines, &key).await? {
-            5..=15 => Ok(Done::Committed),
+            5..=15 => Ok(TransactionOutcome::Committed),
             _ => Err(missing("5 to 15 lines of the order", &key)),
         }
     }
@@ -63,12 +68,16 @@ impl StockLevelSteps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &StockLevel) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &StockLevel,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let &StockLevel { warehouse, district, threshold } = input;
         let place = integers([warehouse, district]);
-        let next = one(client, &self.next_number, &place, "district", |row| row.integer()).await?;
+        let next = one(client, &self.next_number, &place, "district", |row| row.next_i32()).await?;
         let question = integers([warehouse, district, next, threshold]);
         one(client, &self.low, &question, "stock", |_| Ok(())).await?;
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 }

@@ -6,7 +6,7 @@ use super::new_order::NewOrderSteps;
 use super::payment::PaymentSteps;
 use super::queries::{OrderStatusSteps, StockLevelSteps};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
-use crate::workload::{Done, Failure};
+use crate::workload::{AttemptError, TransactionOutcome};
 
 /// The prepared statements of a connection.
 pub struct Steps {
@@ -34,7 +34,11 @@ impl Steps {
         })
     }
 
-    pub(super) async fn run(&self, client: &mut Client, input: &Input) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        client: &mut Client,
+        input: &Input,
+    ) -> Result<TransactionOutcome, AttemptError> {
         client.execute(&self.begin, &[]).await?;
         let done = match input {
             Input::NewOrder(order) => self.new_order.run(client, order).await?,
@@ -43,7 +47,7 @@ impl Steps {
             Input::Delivery(delivery) => self.delivery.run(client, delivery).await?,
             Input::StockLevel(question) => self.stock_level.run(client, question).await?,
         };
-        let end = if done == Done::Committed { &self.commit } else { &self.rollback };
+        let end = if done == TransactionOutcome::Committed { &self.commit } else { &self.rollback };
         client.execute(end, &[]).await?;
         Ok(done)
     }
@@ -61,7 +65,7 @@ pub(super) async fn one<T>(
     parameters: &[Parameter<'_>],
     what: &str,
     read: impl FnMut(&mut Row<'_>) -> Result<T, Error>,
-) -> Result<T, Failure> {
+) -> Result<T, AttemptError> {
     let found = at_most_one(client, statement, parameters, read).await?;
     found.ok_or_else(|| missing(what, parameters))
 }
@@ -73,7 +77,7 @@ pub(super) async fn at_most_one<T>(
     statement: &Statement,
     parameters: &[Parameter<'_>],
     mut read: impl FnMut(&mut Row<'_>) -> Result<T, Error>,
-) -> Result<Option<T>, Failure> {
+) -> Result<Option<T>, AttemptError> {
     let mut found = None;
     client
         .fetch(statement, parameters, |row| {
@@ -90,15 +94,15 @@ pub(super) async fn change_one(
     statement: &Statement,
     parameters: &[Parameter<'_>],
     what: &str,
-) -> Result<(), Failure> {
+) -> Result<(), AttemptError> {
     match client.execute(statement, parameters).await? {
         1 => Ok(()),
         _ => Err(missing(what, parameters)),
     }
 }
 
-pub(super) fn missing(what: &str, parameters: &[Parameter<'_>]) -> Failure {
-    Failure::Data(format!("no {what} for {parameters:?}; drop the TPC-C tables and load them again"))
+pub(super) fn missing(what: &str, parameters: &[Parameter<'_>]) -> AttemptError {
+    AttemptError::Data(format!("no {what} for {parameters:?}; drop the TPC-C tables and load them again"))
 }
 
 const BY_NAME: &str =
@@ -116,7 +120,7 @@ pub(super) async fn number_of(
     by_name: &Statement,
     [warehouse, district]: [i32; 2],
     customer: &Customer,
-) -> Result<i32, Failure> {
+) -> Result<i32, AttemptError> {
     let name = match customer {
         Customer::Number(number) => return Ok(*number),
         Customer::LastName(name) => name,
@@ -125,7 +129,7 @@ pub(super) async fn number_of(
     let mut numbers = Vec::new();
     client
         .fetch(by_name, &parameters, |row| {
-            numbers.push(row.integer()?);
+            numbers.push(row.next_i32()?);
             Ok(())
         })
         .await?;

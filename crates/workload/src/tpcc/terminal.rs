@@ -11,7 +11,7 @@ use super::inputs::{Input, Inputs};
 use super::procedures::Calls;
 use super::steps::Steps;
 use crate::client::{Client, Error};
-use crate::workload::{Dialect, Done, Failure, Kind, Place, Terminal};
+use crate::workload::{AttemptError, Dialect, Kind, Terminal, TerminalId, TransactionOutcome};
 
 /// A kind of transaction, with the pauses of the specification (clause 5.2.5.7).
 pub(super) struct TpccKind {
@@ -53,7 +53,7 @@ pub struct TpccTerminal {
 }
 
 impl TpccTerminal {
-    pub(super) fn new(scale: Rc<Tpcc>, place: Place) -> TpccTerminal {
+    pub(super) fn new(scale: Rc<Tpcc>, place: TerminalId) -> TpccTerminal {
         let inputs = Inputs::new(&scale, place);
         TpccTerminal { scale, inputs, kind: 0, input: None }
     }
@@ -81,19 +81,23 @@ impl Terminal for TpccTerminal {
         (self.kind, self.input) = (kind, KINDS.get(kind).map(|kind| (kind.draw)(&mut self.inputs)));
     }
 
-    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
-        let Some(input) = &self.input else { return Ok(Done::RolledBack) };
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+    ) -> Result<TransactionOutcome, AttemptError> {
+        let Some(input) = &self.input else { return Ok(TransactionOutcome::RolledBack) };
         match statements {
             Statements::Steps(steps) => steps.run(client, input).await,
             Statements::Calls(calls) => calls.run(client, input).await,
         }
     }
 
-    fn keying(&mut self) -> Duration {
+    fn keying_time(&mut self) -> Duration {
         Duration::from_secs_f64(KINDS[self.kind].keying_seconds * self.scale.pauses)
     }
 
-    fn thinking(&mut self) -> Duration {
+    fn think_time(&mut self) -> Duration {
         let means = -(1.0 - self.inputs.random.random::<f64>()).ln();
         let seconds = KINDS[self.kind].think_seconds * means.min(MAX_THINK_TIME_MEANS);
         Duration::from_secs_f64(seconds * self.scale.pauses)
@@ -106,19 +110,19 @@ mod tests {
 
     #[test]
     fn pauses_match_the_specification() {
-        let place = Place { tenant: 0, number: 0, of: 1, seed: 1 };
+        let place = TerminalId { tenant: 0, number: 0, of: 1, seed: 1 };
         let mut terminal = TpccTerminal::new(Rc::new(Tpcc { pauses: 1.0, ..Tpcc::default() }), place);
         for (number, kind) in KINDS.iter().enumerate() {
             terminal.draw(number);
-            assert_eq!(terminal.keying().as_secs_f64(), kind.keying_seconds);
-            let thinks: Vec<f64> = (0..20_000).map(|_| terminal.thinking().as_secs_f64()).collect();
+            assert_eq!(terminal.keying_time().as_secs_f64(), kind.keying_seconds);
+            let thinks: Vec<f64> = (0..20_000).map(|_| terminal.think_time().as_secs_f64()).collect();
             let mean = thinks.iter().sum::<f64>() / thinks.len() as f64;
             assert!((mean / kind.think_seconds - 1.0).abs() < 0.05, "{mean}");
             assert!(thinks.iter().all(|think| *think <= kind.think_seconds * MAX_THINK_TIME_MEANS));
         }
         let mut without_pauses = TpccTerminal::new(Rc::new(Tpcc::default()), place);
         without_pauses.draw(0);
-        assert_eq!(without_pauses.keying(), Duration::ZERO);
-        assert_eq!(without_pauses.thinking(), Duration::ZERO);
+        assert_eq!(without_pauses.keying_time(), Duration::ZERO);
+        assert_eq!(without_pauses.think_time(), Duration::ZERO);
     }
 }

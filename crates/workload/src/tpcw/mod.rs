@@ -29,7 +29,7 @@ use self::terminal::TpcwTerminal;
 use crate::client::Client;
 use crate::conditions;
 use crate::keys::Distribution;
-use crate::workload::{Kind, Loading, Place, Workload};
+use crate::workload::{Kind, LoadContext, TerminalId, Workload};
 
 /// The maximum number of items in a cart (CloudTPS). The number is uniform, from one.
 const MAX_CART_ITEMS: u32 = 10;
@@ -90,13 +90,13 @@ impl Workload for Tpcw {
         Tpcw { items: scale(self.items), customers: scale(self.customers), ..self.clone() }
     }
 
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
         schema::create(loading.client, loading.dialect).await?;
         population::load(loading, self.items, self.orders(), self.customers).await?;
         schema::number_on(loading.client, loading.dialect).await
     }
 
-    fn terminal(self: &Rc<Self>, place: Place) -> TpcwTerminal {
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> TpcwTerminal {
         TpcwTerminal::new(self, place)
     }
 

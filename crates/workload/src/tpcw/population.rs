@@ -5,7 +5,7 @@ use std::fmt::Write;
 use rand::RngExt;
 
 use crate::client::Client;
-use crate::workload::{Loading, generator};
+use crate::workload::{LoadContext, generator};
 
 /// An order, its payment, and three lines on average.
 pub(super) const ROWS_PER_ORDER: u64 = 5;
@@ -27,7 +27,7 @@ type WriteOrder = fn(&Order, &mut String) -> u64;
 
 /// Loads missing rows. Existing tables must not have another size.
 pub(super) async fn load(
-    loading: &mut Loading<'_>,
+    loading: &mut LoadContext<'_>,
     items: u32,
     orders: u32,
     customers: u32,
@@ -73,7 +73,7 @@ async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
 
 /// Copies the rows that `write` generates for each number into a table.
 async fn copy(
-    loading: &mut Loading<'_>,
+    loading: &mut LoadContext<'_>,
     table: &str,
     numbers: std::ops::RangeInclusive<u32>,
     write: impl Fn(u32, &mut String) -> u64,

@@ -8,7 +8,7 @@ use super::schema::Statements;
 use super::{MAX_CART_ITEMS, Tpcw};
 use crate::client::{Client, Error, Parameter, Statement};
 use crate::keys::Keys;
-use crate::workload::{Dialect, Done, Failure, Kind, Place, Random, Terminal};
+use crate::workload::{AttemptError, Dialect, Kind, Random, Terminal, TerminalId, TransactionOutcome};
 
 /// The steps of the path, and how often each occurs in it.
 pub(super) const KINDS: [Kind; 4] = [
@@ -51,7 +51,7 @@ struct Line {
 }
 
 impl TpcwTerminal {
-    pub(super) fn new(workload: &Tpcw, place: Place) -> TpcwTerminal {
+    pub(super) fn new(workload: &Tpcw, place: TerminalId) -> TpcwTerminal {
         TpcwTerminal {
             keys: Keys::new(workload.distribution, workload.items),
             random: place.random(),
@@ -91,7 +91,7 @@ impl TpcwTerminal {
         }
     }
 
-    async fn take_step(&mut self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
+    async fn take_step(&mut self, client: &mut Client, statements: &Statements) -> Result<(), AttemptError> {
         match self.step {
             CREATE_CART => {
                 self.cart = number(client, &statements.create_cart, &[], "a new cart").await?;
@@ -113,20 +113,20 @@ impl TpcwTerminal {
     }
 
     /// Processes the items in the order of their keys, so that purchases cannot deadlock.
-    async fn purchase(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
+    async fn purchase(&self, client: &mut Client, statements: &Statements) -> Result<(), AttemptError> {
         let cart = [Parameter::Int4(self.cart)];
         client.execute(&statements.begin, &[]).await?;
         let mut lines = Vec::with_capacity(self.items.len());
         let line = |item, quantity, cost| Line { item, quantity, cost };
         client
             .fetch(&statements.cart, &cart, |row| {
-                lines.push(line(row.integer()?, row.integer()?, row.integer()?));
+                lines.push(line(row.next_i32()?, row.next_i32()?, row.next_i32()?));
                 Ok(())
             })
             .await?;
         if lines.len() != self.items.len() {
             let (wanted, found) = (self.items.len(), lines.len());
-            return Err(Failure::Data(format!(
+            return Err(AttemptError::Data(format!(
                 "a cart has {found} items instead of {wanted}; drop the TPC-W tables"
             )));
         }
@@ -155,20 +155,22 @@ async fn number(
     statement: &Statement,
     parameters: &[Parameter<'_>],
     what: &str,
-) -> Result<i32, Failure> {
+) -> Result<i32, AttemptError> {
     let mut number = None;
     client
         .fetch(statement, parameters, |row| {
-            number = Some(row.integer()?);
+            number = Some(row.next_i32()?);
             Ok(())
         })
         .await?;
-    number.ok_or_else(|| Failure::Data(format!("the server returned no number for {what}")))
+    number.ok_or_else(|| AttemptError::Data(format!("the server returned no number for {what}")))
 }
 
-fn at_least_one(rows: u64, what: &str) -> Result<(), Failure> {
+fn at_least_one(rows: u64, what: &str) -> Result<(), AttemptError> {
     match rows {
-        0 => Err(Failure::Data(format!("{what} does not exist; drop the TPC-W tables and load them again"))),
+        0 => Err(AttemptError::Data(format!(
+            "{what} does not exist; drop the TPC-W tables and load them again"
+        ))),
         _ => Ok(()),
     }
 }
@@ -195,14 +197,18 @@ impl Terminal for TpcwTerminal {
         self.in_progress = true;
     }
 
-    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+    ) -> Result<TransactionOutcome, AttemptError> {
         self.take_step(client, statements).await?;
         self.step = self.next_step();
         self.in_progress = false;
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 
-    fn thinking(&mut self) -> Duration {
+    fn think_time(&mut self) -> Duration {
         let means = -(1.0 - self.random.random::<f64>()).ln();
         MEAN_THINK_TIME.mul_f64(means.min(MAX_THINK_TIME_MEANS) * self.pauses)
     }
@@ -217,7 +223,7 @@ mod tests {
 
     fn terminal(pauses: f64) -> TpcwTerminal {
         let workload = Tpcw { items: 10, pauses, ..Tpcw::default() };
-        Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 })
+        Rc::new(workload).terminal(TerminalId { tenant: 0, number: 0, of: 1, seed: 42 })
     }
 
     /// Simulates a step that completes.
@@ -262,7 +268,7 @@ mod tests {
     #[test]
     fn mean_think_time_is_half_a_second() {
         let mut terminal = terminal(1.0);
-        let pauses: Vec<f64> = (0..50_000).map(|_| terminal.thinking().as_secs_f64()).collect();
+        let pauses: Vec<f64> = (0..50_000).map(|_| terminal.think_time().as_secs_f64()).collect();
         let mean = pauses.iter().sum::<f64>() / pauses.len() as f64;
         assert!((mean - 0.5).abs() < 0.02, "{mean}");
     }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use self::vote::VoterTerminal;
 use crate::client::Client;
 use crate::keys::Distribution;
-use crate::workload::{Dialect, Kind, Loading, Place, Workload};
+use crate::workload::{Dialect, Kind, LoadContext, TerminalId, Workload};
 
 /// Voter and its options.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
@@ -72,7 +72,7 @@ impl Workload for Voter {
         Voter { phones, ..self.clone() }
     }
 
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
         schema::load(loading, self.contestants).await?;
         if self.procedure {
             procedure::create(loading.client, loading.dialect, self.votes).await?;
@@ -80,7 +80,7 @@ impl Workload for Voter {
         Ok(())
     }
 
-    fn terminal(self: &Rc<Self>, place: Place) -> VoterTerminal {
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> VoterTerminal {
         VoterTerminal::new(self, place)
     }
 

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::client::{Client, Error, Statement, Type};
-use crate::workload::{Dialect, Loading};
+use crate::workload::{Dialect, LoadContext};
 
 /// Some North American area codes and their states, so that the state of a vote depends on its
 /// telephone.
@@ -77,7 +77,7 @@ const CREATE: [&str; 4] = [
 ];
 
 /// Creates the tables and loads those that are empty. Votes of earlier runs are kept.
-pub(super) async fn load(loading: &mut Loading<'_>, contestants: u32) -> anyhow::Result<()> {
+pub(super) async fn load(loading: &mut LoadContext<'_>, contestants: u32) -> anyhow::Result<()> {
     for sql in CREATE {
         loading.client.query(sql).await?;
     }
@@ -88,7 +88,7 @@ pub(super) async fn load(loading: &mut Loading<'_>, contestants: u32) -> anyhow:
 }
 
 /// Copies `lines` into an empty table. A table that already has `rows` rows is left unchanged.
-async fn fill(loading: &mut Loading<'_>, table: &str, lines: String, rows: u64) -> anyhow::Result<()> {
+async fn fill(loading: &mut LoadContext<'_>, table: &str, lines: String, rows: u64) -> anyhow::Result<()> {
     let answer = loading.client.query(&format!("SELECT count(*) FROM {table}")).await?;
     let present = answer.into_iter().flatten().flatten().next().unwrap_or_default();
     if present == "0" {

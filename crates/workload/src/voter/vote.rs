@@ -6,7 +6,7 @@ use super::Voter;
 use super::schema::{Phone, Statements, phone};
 use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
-use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
+use crate::workload::{AttemptError, Dialect, Random, Terminal, TerminalId, TransactionOutcome};
 
 /// A terminal: the random generators of a connection and its current vote.
 pub struct VoterTerminal {
@@ -20,7 +20,7 @@ pub struct VoterTerminal {
 }
 
 impl VoterTerminal {
-    pub(super) fn new(workload: &Voter, place: Place) -> VoterTerminal {
+    pub(super) fn new(workload: &Voter, place: TerminalId) -> VoterTerminal {
         VoterTerminal {
             keys: Keys::new(workload.distribution, workload.phones),
             contestants: workload.contestants,
@@ -45,12 +45,20 @@ impl Terminal for VoterTerminal {
         self.contestant = self.random.random_range(1..=self.contestants) as i32;
     }
 
-    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+    ) -> Result<TransactionOutcome, AttemptError> {
         let (phone, code) = (Parameter::Text(&self.phone), Parameter::Text(&self.phone[..3]));
         let contestant = Parameter::Int4(self.contestant);
         if let Some(call) = &statements.call {
             let counted = client.execute(call, &[phone, code, contestant]).await?;
-            return Ok(if counted == 1 { Done::Committed } else { Done::RolledBack });
+            return Ok(if counted == 1 {
+                TransactionOutcome::Committed
+            } else {
+                TransactionOutcome::RolledBack
+            });
         }
         client.execute(&statements.begin, &[]).await?;
         expect_one(client.execute(&statements.contestant, &[contestant]).await?, "contestants")?;
@@ -60,14 +68,14 @@ impl Terminal for VoterTerminal {
             expect_one(counted, "area_code_state")?;
         }
         client.execute(&statements.commit, &[]).await?;
-        Ok(if left { Done::Committed } else { Done::RolledBack })
+        Ok(if left { TransactionOutcome::Committed } else { TransactionOutcome::RolledBack })
     }
 }
 
-fn expect_one(rows: u64, table: &str) -> Result<(), Failure> {
+fn expect_one(rows: u64, table: &str) -> Result<(), AttemptError> {
     match rows {
         1 => Ok(()),
-        _ => Err(Failure::Data(format!(
+        _ => Err(AttemptError::Data(format!(
             "{rows} rows of {table} instead of one; drop the table and load it again"
         ))),
     }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use self::transaction::{Action, YcsbTerminal};
 use crate::keys::Distribution;
-use crate::workload::{Kind, Loading, Place, Workload};
+use crate::workload::{Kind, LoadContext, TerminalId, Workload};
 
 /// YCSB and its options. The defaults are those of ElasTraS (table III), with data that loads
 /// quickly.
@@ -137,7 +137,7 @@ impl Workload for Ycsb {
         Ycsb { records, ..self.clone() }
     }
 
-    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    async fn load(&self, loading: &mut LoadContext<'_>) -> anyhow::Result<()> {
         schema::load(loading, self.records, self.tables).await?;
         if self.procedure {
             procedure::create(loading.client, loading.dialect).await?;
@@ -145,7 +145,7 @@ impl Workload for Ycsb {
         Ok(())
     }
 
-    fn terminal(self: &Rc<Self>, place: Place) -> YcsbTerminal {
+    fn terminal(self: &Rc<Self>, place: TerminalId) -> YcsbTerminal {
         YcsbTerminal::new(self.clone(), place)
     }
 }

@@ -14,7 +14,7 @@ use rand::Rng;
 
 use super::Ycsb;
 use crate::client::{Client, Error, Statement, Type};
-use crate::workload::{Dialect, Loading, generator};
+use crate::workload::{Dialect, LoadContext, generator};
 
 pub(super) const TABLES: [&str; 3] = ["ycsb_primary", "ycsb_secondary_1", "ycsb_secondary_2"];
 pub(super) const FIELDS: usize = 10;
@@ -106,7 +106,7 @@ impl Statements {
 
 /// Creates the tables of a database and loads the missing keys of `0..records`. An interrupted load
 /// continues.
-pub(super) async fn load(loading: &mut Loading<'_>, records: u32, tables: u8) -> anyhow::Result<()> {
+pub(super) async fn load(loading: &mut LoadContext<'_>, records: u32, tables: u8) -> anyhow::Result<()> {
     for (number, table) in TABLES.into_iter().enumerate().take(usize::from(tables)) {
         create(loading.client, table).await?;
         let present = count(loading.client, table).await?;

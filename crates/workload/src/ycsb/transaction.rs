@@ -24,7 +24,7 @@ use super::procedure::OPERATIONS;
 use super::schema::{FIELD_BYTES, Field, Statements, TABLES, fill};
 use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
-use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
+use crate::workload::{AttemptError, Dialect, Random, Terminal, TerminalId, TransactionOutcome};
 
 /// The action of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct YcsbTerminal {
 }
 
 impl YcsbTerminal {
-    pub(super) fn new(workload: Rc<Ycsb>, place: Place) -> YcsbTerminal {
+    pub(super) fn new(workload: Rc<Ycsb>, place: TerminalId) -> YcsbTerminal {
         YcsbTerminal {
             keys: Keys::new(workload.distribution, workload.records),
             shares: workload.shares(),
@@ -84,7 +84,7 @@ impl YcsbTerminal {
         self.plan.push(Operation { action, table, key });
     }
 
-    async fn call(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
+    async fn call(&self, client: &mut Client, statements: &Statements) -> Result<(), AttemptError> {
         let mut tables = [0; OPERATIONS as usize];
         let mut parameters = [Parameter::Int4(0); OPERATIONS as usize + 3];
         let mut place = 0;
@@ -107,7 +107,7 @@ impl YcsbTerminal {
         client: &mut Client,
         statements: &Statements,
         number: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), AttemptError> {
         let Operation { action, table, key } = self.plan[number];
         let one = [Parameter::Int4(key)];
         let (first, several) = self.neighbours(key);
@@ -126,7 +126,7 @@ impl YcsbTerminal {
             return Ok(());
         }
         let (table, action) = (TABLES[table], action.name());
-        Err(Failure::Data(format!(
+        Err(AttemptError::Data(format!(
             "a {action} at id {key} of {table} affected {rows} rows instead of {expected}; \
              drop the ycsb_ tables and load them again"
         )))
@@ -178,11 +178,15 @@ impl Terminal for YcsbTerminal {
         self.plan.shuffle(&mut self.choices);
     }
 
-    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+    async fn attempt(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+    ) -> Result<TransactionOutcome, AttemptError> {
         if self.workload.procedure {
             fill(&mut self.field, &mut self.values);
             self.call(client, statements).await?;
-            return Ok(Done::Committed);
+            return Ok(TransactionOutcome::Committed);
         }
         let multiple = self.plan.len() > 1;
         if multiple {
@@ -194,7 +198,7 @@ impl Terminal for YcsbTerminal {
         if multiple {
             client.execute(&statements.commit, &[]).await?;
         }
-        Ok(Done::Committed)
+        Ok(TransactionOutcome::Committed)
     }
 }
 
@@ -211,7 +215,7 @@ mod tests {
     fn terminal(operations: u32, reads: f64) -> YcsbTerminal {
         let workload =
             Ycsb { records: 100, distribution: Distribution::Uniform, operations, reads, ..Ycsb::default() };
-        Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 })
+        Rc::new(workload).terminal(TerminalId { tenant: 0, number: 0, of: 1, seed: 42 })
     }
 
     #[test]
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn sorts_and_joins_have_their_shares_and_a_full_range() {
         let workload = Ycsb { records: 150, reads: 60.0, sorts: 10.0, joins: 5.0, ..Ycsb::default() };
-        let mut terminal = Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 });
+        let mut terminal = Rc::new(workload).terminal(TerminalId { tenant: 0, number: 0, of: 1, seed: 42 });
         let mut counts = [0; 4];
         for _ in 0..10_000 {
             terminal.draw(0);

@@ -17,30 +17,32 @@ use fulmar_store::StoreUrl;
 /// Name of the file in the data directory.
 pub(super) const BINDING_FILE: &str = "store.id";
 /// Name of the default store's directory in the data directory.
-pub(super) const OWN_DIRECTORY: &str = "store";
+pub(super) const DEFAULT_STORE_DIRECTORY: &str = "store";
 
 /// The location of a store, as recorded in a data directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum StoreLocation {
     /// The default store in the data directory.
-    Own,
+    Default,
     Url(StoreUrl),
 }
 
-impl Place {
+impl StoreLocation {
     pub(super) fn url(&self, data: &Path) -> StoreUrl {
         match self {
-            Place::Own => StoreUrl::Directory(data.join(OWN_DIRECTORY)),
-            Place::Url(url) => url.clone(),
+            StoreLocation::Default => StoreUrl::Directory(data.join(DEFAULT_STORE_DIRECTORY)),
+            StoreLocation::Url(url) => url.clone(),
         }
     }
 
     /// Returns the instruction for a start with this store, for error messages.
-    pub(super) fn flag(&self) -> String {
+    pub(super) fn start_instruction(&self) -> String {
         match self {
-            Place::Own => "start without --store".to_owned(),
-            Place::Url(StoreUrl::Memory) => "a store in memory is lost when its process ends".to_owned(),
-            Place::Url(url) => format!("start with --store {url}"),
+            StoreLocation::Default => "start without --store".to_owned(),
+            StoreLocation::Url(StoreUrl::Memory) => {
+                "a store in memory is lost when its process ends".to_owned()
+            }
+            StoreLocation::Url(url) => format!("start with --store {url}"),
         }
     }
 }
@@ -50,10 +52,10 @@ impl Place {
 pub(super) struct Binding {
     pub(super) id: u128,
     /// `None` until the store is known to have the id.
-    pub(super) place: Option<Place>,
+    pub(super) location: Option<StoreLocation>,
     /// The number that the last clean shutdown wrote to the store. `None` while the node runs, and
     /// after a crash.
-    pub(super) stopped: Option<u128>,
+    pub(super) shutdown_id: Option<u128>,
 }
 
 impl Binding {
@@ -72,12 +74,12 @@ impl Binding {
     /// Writes the file atomically and durably.
     pub(super) fn write(&self, data: &Path) -> anyhow::Result<()> {
         let mut text = format!("id {:032x}\n", self.id);
-        match &self.place {
+        match &self.location {
             None => {}
-            Some(Place::Own) => text += "store below\n",
-            Some(Place::Url(url)) => text += &format!("store {url}\n"),
+            Some(StoreLocation::Default) => text += "store below\n",
+            Some(StoreLocation::Url(url)) => text += &format!("store {url}\n"),
         }
-        if let Some(number) = self.stopped {
+        if let Some(number) = self.shutdown_id {
             text += &format!("stopped {number:032x}\n");
         }
         let write = || {
@@ -103,8 +105,8 @@ impl FromStr for Binding {
         let id = u128::from_str_radix(id, 16).context("the id is not a number")?;
         let place = match lines.next().map(|line| line.strip_prefix("store ")) {
             None => None,
-            Some(Some("below")) => Some(Place::Own),
-            Some(Some(url)) => Some(Place::Url(url.parse()?)),
+            Some(Some("below")) => Some(StoreLocation::Default),
+            Some(Some(url)) => Some(StoreLocation::Url(url.parse()?)),
             Some(None) => bail!("the second line is not a store line"),
         };
         let stopped = match lines.next().map(|line| line.strip_prefix("stopped ")) {
@@ -114,6 +116,6 @@ impl FromStr for Binding {
             }
             Some(None) => bail!("the third line is not a stopped line"),
         };
-        Ok(Binding { id, place, stopped })
+        Ok(Binding { id, location: place, shutdown_id: stopped })
     }
 }

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error};
 
 use super::Failure;
-use super::state::State;
+use super::state::StateFile;
 use crate::cli::ServerArgs;
 use crate::client::{ServerError, connect, server_error};
 use crate::tenant::texts;
@@ -21,9 +21,9 @@ const MAX_ATTEMPTS: usize = 5;
 pub(super) struct Runner<'a> {
     pub(super) server: &'a ServerArgs,
     pub(super) script: &'a str,
-    pub(super) state: Option<&'a State>,
+    pub(super) state: Option<&'a StateFile>,
     /// Whether to run the script in one transaction.
-    pub(super) whole: bool,
+    pub(super) single_transaction: bool,
 }
 
 /// The error of an attempt.
@@ -60,7 +60,9 @@ impl Runner<'_> {
             outcome => outcome,
         };
         let recorded = match outcome {
-            Ok(()) => self.state.map_or(Ok(()), |state| state.done(tenant)).map_err(AttemptError::Other),
+            Ok(()) => {
+                self.state.map_or(Ok(()), |state| state.record_done(tenant)).map_err(AttemptError::Other)
+            }
             Err(error) => Err(error),
         };
         recorded.map_err(|error| error.in_tenant(tenant))
@@ -69,13 +71,13 @@ impl Runner<'_> {
     /// Checks the outcome of an earlier run's transaction, and runs the script if it has not
     /// committed.
     async fn resume(&self, tenant: &str) -> Result<(), AttemptError> {
-        if let Some(transaction) = self.state.and_then(|state| state.begun(tenant))
+        if let Some(transaction) = self.state.and_then(|state| state.pending_transaction(tenant))
             && self.has_committed(tenant, transaction).await?
         {
             return Ok(());
         }
         let client = connect(self.server, tenant).await?;
-        if !self.whole {
+        if !self.single_transaction {
             return Ok(client.batch_execute(self.script).await?);
         }
         for _ in 1..MAX_ATTEMPTS {
@@ -98,7 +100,7 @@ impl Runner<'_> {
             return Err(anyhow::anyhow!(message).into());
         }
         if let Some(state) = self.state {
-            state.begin(tenant, transaction)?;
+            state.record_begun(tenant, transaction)?;
         }
         match client.batch_execute("COMMIT").await {
             Err(error) if error.as_db_error().is_none() => {

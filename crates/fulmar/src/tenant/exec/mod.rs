@@ -25,7 +25,7 @@ use super::{SYSTEM_DATABASE, connect, texts};
 use crate::cli::{ExecArgs, ServerArgs};
 use crate::output;
 use attempt::Runner;
-use state::State;
+use state::StateFile;
 
 /// A tenant in which the script failed.
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ pub async fn run(server: &ServerArgs, arguments: &ExecArgs, json: bool) -> anyho
     let began = Instant::now();
     let script = script(arguments)?;
     let state = match state_file(arguments) {
-        Some(file) => Some(State::open(&file, &state::key(server, &script)?)?),
+        Some(file) => Some(StateFile::open(&file, &state::key(server, &script)?)?),
         None => None,
     };
     let tenants = tenants(server, arguments).await?;
@@ -63,7 +63,12 @@ pub async fn run(server: &ServerArgs, arguments: &ExecArgs, json: bool) -> anyho
     };
     let skipped = all - due.len();
     let bar = output::progress("running", due.len() as u64);
-    let runner = Runner { server, script: &script, state: state.as_ref(), whole: !arguments.no_transaction };
+    let runner = Runner {
+        server,
+        script: &script,
+        state: state.as_ref(),
+        single_transaction: !arguments.no_transaction,
+    };
     let outcomes = stream::iter(due).map(|tenant| {
         let (runner, bar) = (&runner, &bar);
         async move {

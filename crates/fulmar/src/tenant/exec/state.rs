@@ -34,7 +34,7 @@ struct Note {
 }
 
 /// The state file, and the notes of one script in it.
-pub(super) struct State {
+pub(super) struct StateFile {
     path: PathBuf,
     script: String,
     inner: Mutex<Inner>,
@@ -58,9 +58,9 @@ pub(super) fn key(server: &ServerArgs, script: &str) -> anyhow::Result<String> {
     Ok(format!("{hash:032x} {}:{}", hosts.join(","), ports.join(",")))
 }
 
-impl State {
+impl StateFile {
     /// Opens and locks the file, and reads the notes of the script.
-    pub(super) fn open(path: &Path, script: &str) -> anyhow::Result<State> {
+    pub(super) fn open(path: &Path, script: &str) -> anyhow::Result<StateFile> {
         let cannot = |verb: &str| format!("cannot {verb} the state file {}", path.display());
         let opened = File::options().read(true).append(true).create(true).open(path);
         let mut file = opened.with_context(|| cannot("open"))?;
@@ -84,7 +84,7 @@ impl State {
             }
         }
         let inner = Mutex::new(Inner { file, notes });
-        Ok(State { path: path.to_owned(), script: script.to_owned(), inner })
+        Ok(StateFile { path: path.to_owned(), script: script.to_owned(), inner })
     }
 
     pub(super) fn is_done(&self, tenant: &str) -> bool {
@@ -92,19 +92,19 @@ impl State {
     }
 
     /// Returns the transaction of which the outcome in the tenant is unknown.
-    pub(super) fn begun(&self, tenant: &str) -> Option<u64> {
+    pub(super) fn pending_transaction(&self, tenant: &str) -> Option<u64> {
         self.note_of(tenant).filter(|note| !note.done)?.transaction
     }
 
     /// Records a transaction before its COMMIT, durably.
-    pub(super) fn begin(&self, tenant: &str, transaction: u64) -> anyhow::Result<()> {
+    pub(super) fn record_begun(&self, tenant: &str, transaction: u64) -> anyhow::Result<()> {
         self.note(tenant, Some(transaction), false)
     }
 
     /// Records that the script has committed. Not synced: if a crash loses the note, the next run
     /// asks the server for the outcome of the transaction.
-    pub(super) fn done(&self, tenant: &str) -> anyhow::Result<()> {
-        self.note(tenant, self.begun(tenant), true)
+    pub(super) fn record_done(&self, tenant: &str) -> anyhow::Result<()> {
+        self.note(tenant, self.pending_transaction(tenant), true)
     }
 
     fn note_of(&self, tenant: &str) -> Option<Note> {
@@ -133,22 +133,22 @@ mod tests {
     fn notes_are_persistent_and_torn_lines_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state");
-        let state = State::open(&file, "a").unwrap();
-        assert!(State::open(&file, "a").is_err(), "a state file must be locked while open");
-        state.begin("shop", 7).unwrap();
-        state.begin("store", 8).unwrap();
-        state.done("store").unwrap();
+        let state = StateFile::open(&file, "a").unwrap();
+        assert!(StateFile::open(&file, "a").is_err(), "a state file must be locked while open");
+        state.record_begun("shop", 7).unwrap();
+        state.record_begun("store", 8).unwrap();
+        state.record_done("store").unwrap();
         drop(state);
         let mut text = std::fs::read_to_string(&file).unwrap();
         text.push_str("{\"script\":\"a\",\"tenant\":\"shop\",\"tr");
         std::fs::write(&file, &text).unwrap();
         for _ in 0..2 {
-            let state = State::open(&file, "a").unwrap();
-            assert_eq!((state.begun("shop"), state.is_done("shop")), (Some(7), false));
-            assert_eq!((state.begun("store"), state.is_done("store")), (None, true));
+            let state = StateFile::open(&file, "a").unwrap();
+            assert_eq!((state.pending_transaction("shop"), state.is_done("shop")), (Some(7), false));
+            assert_eq!((state.pending_transaction("store"), state.is_done("store")), (None, true));
         }
-        assert!(!State::open(&file, "b").unwrap().is_done("store"));
+        assert!(!StateFile::open(&file, "b").unwrap().is_done("store"));
         std::fs::write(&file, "something else\n").unwrap();
-        assert!(State::open(&file, "a").is_err());
+        assert!(StateFile::open(&file, "a").is_err());
     }
 }

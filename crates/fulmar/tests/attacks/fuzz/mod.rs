@@ -18,8 +18,8 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio_postgres::Client;
 
-use crate::arena::{Arena, OWNER, READER, with_smallest_stack};
-use crate::client::Answer;
+use crate::client::Response;
+use crate::test_bench::{OWNER, READER, TestBench, with_smallest_stack};
 use grammar::{Function, Grammar};
 
 /// Number of programs in `make test`.
@@ -39,7 +39,7 @@ const FAULTS: [&str; 5] = ["XX000", "XX001", "XX002", "58030", "nothing"];
 async fn fuzz_sql() {
     let minutes = setting("FUZZ_MINUTES");
     let seed = setting("FUZZ_SEED").unwrap_or(if minutes.is_some() { rand::random() } else { FIXED_SEED });
-    let arena = Arena::new("fuzz", grammar::SCHEMA).await;
+    let arena = TestBench::new("fuzz", grammar::SCHEMA).await;
     let mut run = Run {
         arena: arena.configured(with_smallest_stack),
         sessions: None,
@@ -93,7 +93,7 @@ async fn functions(session: &Client) -> Vec<Function> {
 }
 
 struct Run {
-    arena: Arena,
+    arena: TestBench,
     /// The sessions of the owner and of the read-only user.
     sessions: Option<[Client; 2]>,
     /// Number of statements for each SQLSTATE in the response.
@@ -106,18 +106,18 @@ impl Run {
         let mut violations = Vec::new();
         for (user, begin) in [(0, "BEGIN"), (1, "BEGIN READ ONLY")] {
             match self.transaction(user, begin, statements).await {
-                Answer::Error(state, message) if FAULTS.contains(&state.as_str()) => {
+                Response::Error(state, message) if FAULTS.contains(&state.as_str()) => {
                     violations.push(format!("{state} {message}"));
                 }
-                Answer::Nothing => {
+                Response::Timeout => {
                     violations.push("no response to a statement".to_owned());
                     break;
                 }
-                Answer::Closed(_) => self.sessions = None,
+                Response::Closed(_) => self.sessions = None,
                 _ => {}
             }
         }
-        violations.extend(self.arena.complaints().await);
+        violations.extend(self.arena.violations().await);
         if !violations.is_empty() {
             let file = save(name, statements);
             let text: String = statements.join(SEPARATOR).chars().take(MAX_SHOWN_CHARS).collect();
@@ -130,7 +130,7 @@ impl Run {
     }
 
     /// Runs statements until one fails. The session is reused unless the node has closed it.
-    async fn transaction(&mut self, user: usize, begin: &str, statements: &[String]) -> Answer {
+    async fn transaction(&mut self, user: usize, begin: &str, statements: &[String]) -> Response {
         if self.sessions.is_none() {
             let target = self.arena.target().await;
             let sessions = [target.log_in(OWNER).await, target.log_in(READER).await];
@@ -141,19 +141,19 @@ impl Run {
             self.sessions = Some(sessions);
         }
         let Some(sessions) = &self.sessions else { unreachable!("the sessions were opened above") };
-        let mut answer = Answer::Done;
+        let mut answer = Response::Success;
         for statement in std::iter::once(begin).chain(statements.iter().map(String::as_str)) {
             answer = crate::client::answer(sessions[user].simple_query(statement)).await;
             *self.answers.entry(answer.state().to_owned()).or_default() += 1;
-            if answer != Answer::Done {
+            if answer != Response::Success {
                 break;
             }
         }
-        if answer == Answer::Nothing {
+        if answer == Response::Timeout {
             return answer;
         }
         match crate::client::answer(sessions[user].batch_execute("ROLLBACK")).await {
-            Answer::Done => answer,
+            Response::Success => answer,
             error => error,
         }
     }

@@ -72,7 +72,7 @@ impl Partition {
         });
         record.push_outcome(Outcome { transaction: id, committed });
         let start = self.log.appended();
-        let lsn = self.log.append(record.finish(), Urgency::Prompt);
+        let lsn = self.log.append(record.finish(), Urgency::Immediate);
         let lsn = lsn.map_err(|error| self.refuses_writes().unwrap_or_else(|| log_error(error)))?;
         self.node.buffers.give(record.into_buffer());
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };

@@ -111,8 +111,8 @@ impl FaultyFiles {
 
     /// Cuts the power at the `nth` passage of a failpoint (see [`crate::failpoint`]): every later
     /// operation fails.
-    pub fn stop_at(&self, place: &'static str, nth: u64) {
-        self.shared.disk.lock().stops.insert(place, nth);
+    pub fn stop_at(&self, failpoint: &'static str, nth: u64) {
+        self.shared.disk.lock().stops.insert(failpoint, nth);
     }
 
     /// Cuts the power in the middle of the `nth` [`LogFiles::create`] from now on (1 is the next
@@ -270,13 +270,13 @@ impl LogFiles for FaultyFiles {
         Ok(())
     }
 
-    fn stops_at(&self, place: &'static str) -> bool {
-        self.shared.disk.lock().stops.contains_key(place)
+    fn is_failpoint_armed(&self, failpoint: &'static str) -> bool {
+        self.shared.disk.lock().stops.contains_key(failpoint)
     }
 
-    fn pass(&self, place: &'static str) {
+    fn hit_failpoint(&self, failpoint: &'static str) {
         let mut disk = self.shared.disk.lock();
-        if let Some(left) = disk.stops.get_mut(place) {
+        if let Some(left) = disk.stops.get_mut(failpoint) {
             *left = left.saturating_sub(1);
             if *left == 0 {
                 disk.off = true;
@@ -406,9 +406,9 @@ mod tests {
         files.fail_while(Operation::Sync, None);
         file.sync_data().unwrap();
         files.stop_at("here", 2);
-        files.pass("here");
+        files.hit_failpoint("here");
         file.sync_data().unwrap();
-        files.pass("here");
+        files.hit_failpoint("here");
         assert!(file.sync_data().is_err());
     }
 }

@@ -34,7 +34,7 @@
 //!
 //! On a disk with fast syncs, a busy node with many clients would sync for every second commit, at
 //! half the CPU cost of a transaction. A thread that serves many sessions therefore announces when
-//! it becomes idle ([`this_thread_rests`]). Until then its records are *held*, for at most
+//! it becomes idle ([`announce_idle`]). Until then its records are *held*, for at most
 //! [`batching::MAX_HOLD`]: while the thread is busy with other sessions, a sync would only take CPU
 //! time from them. With few clients, holding would only add latency and leave the disk idle. The
 //! log therefore tries both variants for eight batches each, and uses the better one for a while:
@@ -89,12 +89,12 @@
 
 mod batching;
 mod frame;
-mod haste;
 mod newest;
+mod preallocation;
 mod recover;
-mod slice;
 mod state;
-mod supply;
+mod sync_policy;
+mod time_slice;
 mod writer;
 
 use std::sync::Arc;
@@ -111,10 +111,10 @@ use super::{
 use crate::files::LogFiles;
 
 use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
-use haste::Haste;
 use state::Core;
+use sync_policy::SyncPolicy;
 
-pub use haste::{say_when_this_thread_rests, this_thread_rests};
+pub use sync_policy::{announce_idle, flush_on_idle};
 
 /// A log in local files.
 pub(super) struct LocalLog {
@@ -156,14 +156,14 @@ impl LocalLog {
 
     pub(super) fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let core = &self.core;
-        let may_hold = haste::thread_announces_idle();
+        let may_hold = sync_policy::thread_announces_idle();
         let mut state = core.state.lock();
         let outcome = state.append(core, body, urgency, may_hold);
-        let hold_until_idle = state.pending.haste == Haste::OnIdle;
+        let hold_until_idle = state.pending.sync_policy == SyncPolicy::OnIdle;
         let wake = outcome.is_ok() && state.wakes_writer();
         drop(state);
         if may_hold && hold_until_idle {
-            haste::remember_held_log(core);
+            sync_policy::remember_held_log(core);
         }
         if wake {
             core.wake_writer();

@@ -16,8 +16,8 @@ use fulmar_pages::{LogId, Record, RecordKind};
 
 use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, HeaderState, MAX_BODY_BYTES};
 use super::newest::{NEWEST, NEWEST_BYTES, NEWEST_NEW, Newest};
+use super::preallocation::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::state::LiveFile;
-use super::supply::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::{LogError, Lsn};
 use crate::files::{LogFile, LogFiles};
 
@@ -29,7 +29,7 @@ pub(super) struct Recovered {
     /// numbers than the next file.
     pub(super) spares: Vec<Spare>,
     /// Files without useful contents.
-    pub(super) rubbish: Vec<String>,
+    pub(super) useless_files: Vec<String>,
     /// End of the last log, to be recorded in the cut of the next one.
     pub(super) cut: CutPoint,
     /// Sequence number of the next file.
@@ -65,7 +65,7 @@ struct Found {
     /// Ordered by sequence number.
     files: Vec<OldFile>,
     spares: Vec<Spare>,
-    rubbish: Vec<String>,
+    useless_files: Vec<String>,
     next_sequence: u64,
 }
 
@@ -91,7 +91,7 @@ fn read_all(
     make_durable: bool,
 ) -> Result<Recovered, LogError> {
     let reader = Reader { files, make_durable };
-    let Found { files: old, mut spares, mut rubbish, next_sequence } = reader.open_all()?;
+    let Found { files: old, mut spares, mut useless_files, next_sequence } = reader.open_all()?;
     let (logs, unstarted) = group(old);
     spares.extend(unstarted);
     let cuts = reader.cuts(&logs)?;
@@ -106,7 +106,7 @@ fn read_all(
             None => {
                 let position = reader.expect_only_a_cut(&log)?;
                 if !is_sole_evidence(&cuts, log.id) {
-                    rubbish.extend(log.files.into_iter().map(|file| file.name));
+                    useless_files.extend(log.files.into_iter().map(|file| file.name));
                     continue;
                 }
                 position
@@ -127,7 +127,7 @@ fn read_all(
             }
         }
     }
-    Ok(Recovered { live, spares, rubbish, cut, next_sequence })
+    Ok(Recovered { live, spares, useless_files, cut, next_sequence })
 }
 
 /// Returns true if only this log records the end of an older one. It must then be kept as long as
@@ -189,7 +189,7 @@ impl Reader<'_> {
         logs.sort_unstable();
         let files =
             logs.iter().map(|(sequence, name)| self.open(*sequence, name)).collect::<Result<_, _>>()?;
-        let mut found = Found { files, spares: Vec::new(), rubbish: Vec::new(), next_sequence: 0 };
+        let mut found = Found { files, spares: Vec::new(), useless_files: Vec::new(), next_sequence: 0 };
         let mut last_sequence = logs.last().map_or(0, |(sequence, _)| *sequence);
         for name in names.iter().filter(|name| is_spare(name)) {
             // Read errors of a file that is not needed are no reason to refuse the log.
@@ -199,13 +199,13 @@ impl Reader<'_> {
                     last_sequence = last_sequence.max(sequence);
                     found.spares.push(file.into_spare());
                 }
-                None => found.rubbish.push(name.clone()),
+                None => found.useless_files.push(name.clone()),
             }
         }
         if names.iter().any(|name| name == NEWEST) {
             self.check_newest(&found.files)?;
             // It is created again under its temporary name if `newest` is missing.
-            found.rubbish.extend(names.iter().filter(|name| *name == NEWEST_NEW).cloned());
+            found.useless_files.extend(names.iter().filter(|name| *name == NEWEST_NEW).cloned());
         }
         Ok(Found { next_sequence: last_sequence + 1, ..found })
     }

@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::batching::is_infrequent;
 use super::frame::{Frames, HEADER_BYTES};
-use super::haste::Haste;
 use super::newest::NewestFile;
+use super::sync_policy::SyncPolicy;
 use super::{
     FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Stop, Urgency,
 };
@@ -42,7 +42,7 @@ pub(super) enum Phase {
     /// The log accepts records.
     Running,
     /// A write has failed and no new log has started yet.
-    Failing(Arc<str>),
+    Failed(Arc<str>),
     /// The writer has stopped. Contains the error if it could not seal the log.
     Closed(Option<LogError>),
 }
@@ -82,7 +82,7 @@ pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
     /// The most urgent haste of the records.
-    pub(super) haste: Haste,
+    pub(super) sync_policy: SyncPolicy,
     /// Offsets in `bytes` at which the next file starts.
     pub(super) switches: Vec<(usize, ReadyFile)>,
 }
@@ -108,10 +108,10 @@ pub(super) struct State {
     /// Minimum length that the ready file must have.
     pub(super) wanted: u64,
     /// Why no file is ready, if known.
-    pub(super) trouble: Option<FullCause>,
+    pub(super) unavailable_cause: Option<FullCause>,
     /// A record has been rejected for that reason since a file was last ready.
     pub(super) full: bool,
-    /// The reserve is in use. Only [`Urgency::MakesRoom`] may use it.
+    /// The reserve is in use. Only [`Urgency::FreesSpace`] may use it.
     pub(super) reserve: bool,
     /// The writer's commit delay; zero if it uses none.
     pub(super) commit_delay: Duration,
@@ -119,7 +119,7 @@ pub(super) struct State {
     pub(super) hold_until_idle: bool,
     /// The writer sleeps, or is about to, until pending records are at least this urgent. An
     /// appender of such a record must wake it.
-    pub(super) writer_awaits: Option<Haste>,
+    pub(super) writer_awaits: Option<SyncPolicy>,
     /// The files of the log, oldest first. The last one is active.
     pub(super) live: VecDeque<LiveFile>,
     /// Files to be reused or removed, oldest first.
@@ -205,8 +205,8 @@ impl Core {
     /// Makes held records due.
     pub(super) fn write_held(&self) {
         let mut state = self.state.lock();
-        if state.pending.haste == Haste::OnIdle {
-            state.pending.haste = Haste::Immediate;
+        if state.pending.sync_policy == SyncPolicy::OnIdle {
+            state.pending.sync_policy = SyncPolicy::Immediate;
         }
         let wakes = state.wakes_writer();
         drop(state);
@@ -236,7 +236,7 @@ impl Core {
         match &self.state.lock().phase {
             Phase::Closed(None) => Ok(()),
             Phase::Closed(Some(error)) => Err(error.clone()),
-            Phase::Failing(cause) => Err(LogError::Failed { cause: cause.clone() }),
+            Phase::Failed(cause) => Err(LogError::Failed { cause: cause.clone() }),
             Phase::Running => Err(LogError::Failed { cause: "the log writer has not stopped".into() }),
         }
     }
@@ -262,7 +262,7 @@ impl State {
             room: 0,
             ready: None,
             wanted: 0,
-            trouble: None,
+            unavailable_cause: None,
             full: false,
             reserve: false,
             commit_delay: Duration::ZERO,
@@ -301,11 +301,13 @@ impl State {
         }
         self.room -= bytes;
         self.pending.records += 1;
-        self.pending.haste = self.pending.haste.max(match urgency {
-            Urgency::Patient(since) if is_infrequent(since, self.commit_delay) => Haste::Deferred,
-            Urgency::MakesRoom => Haste::Immediate,
-            Urgency::Prompt | Urgency::Patient(_) if may_hold && self.hold_until_idle => Haste::OnIdle,
-            Urgency::Prompt | Urgency::Patient(_) => Haste::Immediate,
+        self.pending.sync_policy = self.pending.sync_policy.max(match urgency {
+            Urgency::Deferred(since) if is_infrequent(since, self.commit_delay) => SyncPolicy::Deferred,
+            Urgency::FreesSpace => SyncPolicy::Immediate,
+            Urgency::Immediate | Urgency::Deferred(_) if may_hold && self.hold_until_idle => {
+                SyncPolicy::OnIdle
+            }
+            Urgency::Immediate | Urgency::Deferred(_) => SyncPolicy::Immediate,
         });
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);
@@ -322,7 +324,7 @@ impl State {
     ) -> Result<Admission, LogError> {
         match (&self.phase, self.stop) {
             (Phase::Closed(_), _) | (_, Stop::Drain | Stop::Abandon) => return Err(LogError::Closed),
-            (Phase::Failing(cause), _) => return Err(LogError::Failed { cause: cause.clone() }),
+            (Phase::Failed(cause), _) => return Err(LogError::Failed { cause: cause.clone() }),
             (Phase::Running, Stop::No) => {}
         }
         let bytes = FRAME_HEAD_BYTES as u64 + body_bytes as u64;
@@ -334,7 +336,7 @@ impl State {
                 most: most - (file_bytes - body_bytes as u64),
             });
         }
-        let makes_room = urgency == Urgency::MakesRoom;
+        let makes_room = urgency == Urgency::FreesSpace;
         if !makes_room && let Some(cause) = self.beyond_capacity(&core.options) {
             self.full = true;
             return Err(LogError::Full(cause));
@@ -354,12 +356,12 @@ impl State {
             self.wanted = file_bytes.next_multiple_of(MIN_FILE_BYTES);
             core.supply.notify_one();
         }
-        if makes_room && !self.reserve && matches!(self.trouble, Some(FullCause::Capacity { .. })) {
-            (self.reserve, self.trouble) = (true, None);
+        if makes_room && !self.reserve && matches!(self.unavailable_cause, Some(FullCause::Capacity { .. })) {
+            (self.reserve, self.unavailable_cause) = (true, None);
             core.supply.notify_one();
         }
-        self.full |= self.trouble.is_some() && !makes_room;
-        Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
+        self.full |= self.unavailable_cause.is_some() && !makes_room;
+        Err(self.unavailable_cause.clone().map_or(LogError::Busy, LogError::Full))
     }
 
     /// Returns the reason to reject commits even if a file is ready: space beyond the capacity is
@@ -372,12 +374,12 @@ impl State {
 
     /// Returns the reason why records are rejected, if one has been.
     pub(super) fn full(&self, options: &LogOptions) -> Option<FullCause> {
-        self.beyond_capacity(options).or_else(|| self.trouble.clone()).filter(|_| self.full)
+        self.beyond_capacity(options).or_else(|| self.unavailable_cause.clone()).filter(|_| self.full)
     }
 
     /// Returns true if the caller must wake the writer. Returns true only once per sleep.
     pub(super) fn wakes_writer(&mut self) -> bool {
-        self.writer_awaits.take_if(|haste| self.pending.haste >= *haste).is_some()
+        self.writer_awaits.take_if(|policy| self.pending.sync_policy >= *policy).is_some()
     }
 
     fn set_appended(&mut self, core: &Core, position: u64) {
@@ -388,7 +390,7 @@ impl State {
     /// Handles a failed write or sync: rejects further records and drops the pending ones. Returns
     /// the position up to which positions were assigned.
     pub(super) fn fail(&mut self, core: &Core, durable: u64, cause: Arc<str>) -> u64 {
-        self.phase = Phase::Failing(cause);
+        self.phase = Phase::Failed(cause);
         self.pending = Batch::default();
         self.room = 0;
         let mut end = u64::MAX;

@@ -10,12 +10,12 @@ use fulmar_pages::{LogId, RecordKind};
 
 use super::batching::{Batching, MAX_HOLD};
 use super::frame::{Frames, HEADER_BYTES, Header};
-use super::haste::Haste;
 use super::newest::{NEWEST, Newest, NewestFile};
+use super::preallocation::{self, Supplier};
 use super::recover::Recovered;
-use super::slice;
 use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State};
-use super::supply::{self, Supplier};
+use super::sync_policy::SyncPolicy;
+use super::time_slice;
 use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
 use crate::failpoint;
 use crate::files::{LogFile, LogFiles};
@@ -66,8 +66,8 @@ pub(super) fn start_first_log(
     files: Arc<dyn LogFiles>,
     recovered: Recovered,
 ) -> Result<(Arc<Core>, Writer, Supplier), LogError> {
-    let Recovered { live, spares, rubbish, cut, next_sequence: sequence } = recovered;
-    let name = supply::log_name(sequence);
+    let Recovered { live, spares, useless_files, cut, next_sequence: sequence } = recovered;
+    let name = preallocation::log_name(sequence);
     let io = |operation, name: &str, cause| LogError::Io {
         operation,
         file: files.describe(name),
@@ -86,7 +86,7 @@ pub(super) fn start_first_log(
     // Only now: until the new log is durable, files that appear useless may be evidence.
     let mut supplier = Supplier::new(core.clone());
     supplier
-        .take_over(spares, rubbish)
+        .take_over(spares, useless_files)
         .map_err(|cause| io("take over old files next to", &writer.name, cause))?;
     {
         let mut state = core.state.lock();
@@ -153,7 +153,7 @@ impl Writer {
     pub(super) fn run(mut self) {
         let core = self.core.clone();
         let _guard = EndGuard(core.clone());
-        slice::request_short_slice();
+        time_slice::request_short_slice();
         let end = loop {
             let outcome = match self.next() {
                 Next::Batch(batch) => self.write(batch),
@@ -182,10 +182,10 @@ impl Writer {
                 return Next::Abandoned;
             }
             if state.stop == Stop::No
-                && state.pending.haste <= Haste::Deferred
+                && state.pending.sync_policy <= SyncPolicy::Deferred
                 && let Some(commit_delay) = commit_delay.take()
             {
-                state.writer_awaits = Some(Haste::OnIdle);
+                state.writer_awaits = Some(SyncPolicy::OnIdle);
                 drop(state);
                 thread::park_timeout(commit_delay);
                 continue;
@@ -198,7 +198,7 @@ impl Writer {
             if state.stop == Stop::Drain {
                 return Next::Drained;
             }
-            state.writer_awaits = Some(Haste::Deferred);
+            state.writer_awaits = Some(SyncPolicy::Deferred);
             drop(state);
             thread::park();
         }
@@ -210,9 +210,9 @@ impl Writer {
         let began = Instant::now();
         loop {
             let mut state = self.core.state.lock();
-            let (awaits, step, linger_time) = match (state.stop, state.pending.haste) {
+            let (awaits, step, linger_time) = match (state.stop, state.pending.sync_policy) {
                 (Stop::Drain | Stop::Abandon, _) => return,
-                (Stop::No, Haste::OnIdle) => (Some(Haste::Immediate), MAX_HOLD, MAX_HOLD),
+                (Stop::No, SyncPolicy::OnIdle) => (Some(SyncPolicy::Immediate), MAX_HOLD, MAX_HOLD),
                 (Stop::No, _) => (None, LINGER_STEP, self.batching.linger_time(state.pending.records, sync)),
             };
             let left = linger_time.saturating_sub(began.elapsed());
@@ -247,7 +247,7 @@ impl Writer {
             from = at;
         }
         self.write_frames(&mut batch.bytes[from..])?;
-        self.core.files.pass(failpoint::LOG_AFTER_WRITE);
+        self.core.files.hit_failpoint(failpoint::LOG_AFTER_WRITE);
         self.sync()?;
         self.core.progress.statistics.batch(batch.records, batch.bytes.len() as u64);
         self.core.progress.publish(self.synced);
@@ -264,14 +264,14 @@ impl Writer {
         }
         self.frames.fill(frames, self.position, self.synced);
         let files = &self.core.files;
-        let half = match files.stops_at(failpoint::LOG_MID_RECORD) {
+        let half = match files.is_failpoint_armed(failpoint::LOG_MID_RECORD) {
             true => frames.len() / 2,
             false => 0,
         };
         let (first, second) = frames.split_at(half);
         if half > 0 {
             self.file.write_at(self.offset, first).map_err(|cause| self.failure("write", cause))?;
-            files.pass(failpoint::LOG_MID_RECORD);
+            files.hit_failpoint(failpoint::LOG_MID_RECORD);
         }
         let rest_at = self.offset + half as u64;
         self.file.write_at(rest_at, second).map_err(|cause| self.failure("write", cause))?;

@@ -106,12 +106,12 @@
 //! loss of the last acknowledged object cannot be detected if no later object and no seal was
 //! created. [`check`] reads all objects and reports each one that is damaged or missing.
 
-mod check;
-mod object;
+mod object_format;
 mod objects;
-mod open;
+mod recovery;
 mod state;
 mod tail;
+mod verify;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -130,8 +130,8 @@ use crate::store::Reliable;
 use objects::Objects;
 use state::Core;
 
-pub use check::SharedLogCheck;
-pub use tail::{Ahead, LogEnd, LogObject, LogPlace, LogTail};
+pub use tail::{LogEnd, LogObject, LogPosition, LogTail, NextRecords};
+pub use verify::SharedLogCheck;
 
 /// The name of an object in a node's logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -240,7 +240,7 @@ impl SharedLog {
     ) -> Result<Self, LogError> {
         let objects = Objects::new(store, node);
         let started = Instant::now();
-        let opened = open::open(&objects, &options.progress).await?;
+        let opened = recovery::open(&objects, &options.progress).await?;
         opened.replay(replay)?;
         opened.report(started.elapsed());
         let (core, writer) = writer::begin(options, objects, opened);
@@ -257,7 +257,7 @@ impl SharedLog {
         node: u128,
         replay: &mut Replay<'_>,
     ) -> Result<SharedLogCheck, LogError> {
-        check::check(&Objects::new(store, node), replay).await
+        verify::check(&Objects::new(store, node), replay).await
     }
 
     pub(super) fn progress(&self) -> Arc<Progress> {
@@ -273,7 +273,7 @@ impl SharedLog {
     }
 
     pub(super) fn full(&self) -> Option<FullCause> {
-        self.core.state.lock().full(&self.core.options, PAGE_SIZE as u64, Urgency::Prompt)
+        self.core.state.lock().full(&self.core.options, PAGE_SIZE as u64, Urgency::Immediate)
     }
 
     pub(super) fn oldest(&self) -> Lsn {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 
 use super::Slot;
-use super::object::Object;
+use super::object_format::Object;
 use crate::log::LogError;
 use crate::store::{Failure, FailureKind, Reliable, Span, Store};
 

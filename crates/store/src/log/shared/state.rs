@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::object::{self, HEAD_BYTES, LENGTH_BYTES};
+use super::object_format::{self, HEAD_BYTES, LENGTH_BYTES};
 use super::{FullCause, LogError, Lsn, RESERVE_DIVISOR, SharedLogOptions, Slot, Stop, Urgency};
 use crate::log::progress::Progress;
 
@@ -188,8 +188,8 @@ impl State {
     pub(super) fn full(&self, options: &SharedLogOptions, bytes: u64, urgency: Urgency) -> Option<FullCause> {
         let SharedLogOptions { capacity_bytes, .. } = *options;
         let reserve_bytes = match urgency {
-            Urgency::MakesRoom => capacity_bytes / RESERVE_DIVISOR,
-            Urgency::Prompt | Urgency::Patient(_) => 0,
+            Urgency::FreesSpace => capacity_bytes / RESERVE_DIVISOR,
+            Urgency::Immediate | Urgency::Deferred(_) => 0,
         };
         let is_full = self.live_bytes + self.open_bytes + bytes > capacity_bytes + reserve_bytes;
         is_full.then_some(FullCause::Capacity { capacity_bytes })
@@ -201,10 +201,10 @@ impl State {
         self.open_bytes += bytes;
         let fits = |batch: &Batch| batch.bytes.len() < object_bytes.max(HEAD_BYTES + 1);
         if !self.pending.back().is_some_and(fits) {
-            self.pending.push_back(Batch { bytes: object::begin(), records: 0, end: 0 });
+            self.pending.push_back(Batch { bytes: object_format::begin(), records: 0, end: 0 });
         }
         if let Some(batch) = self.pending.back_mut() {
-            object::push(&mut batch.bytes, body);
+            object_format::push(&mut batch.bytes, body);
             batch.records += 1;
             batch.end = self.appended;
         }

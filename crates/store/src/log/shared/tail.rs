@@ -35,7 +35,7 @@
 //! - Deleted objects are covered by manifests, or by copies later in the log. Before they are
 //!   deleted, a later object states this (`needed`), and exists until a later one states more. The
 //!   listing contains one of them, so the walk continues from the slot that it states. A reader
-//!   that has not reached that slot cannot continue ([`Ahead::Gone`]) and restarts from a manifest.
+//!   that has not reached that slot cannot continue ([`NextRecords::Gone`]) and restarts from a manifest.
 //!
 //! A listing is not atomic: an object that was put in the meantime may be listed, while an earlier
 //! one is not. An object that was created when more was durable than the walk has found (a
@@ -64,7 +64,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use super::object::{Head, Object};
+use super::object_format::{Head, Object};
 use super::objects::Objects;
 use super::{LogError, Slot};
 use crate::store::Reliable;
@@ -79,22 +79,22 @@ const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 /// A place between two objects of a log. The places of a node's logs grow, also across its
 /// restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct LogPlace(Slot);
+pub struct LogPosition(Slot);
 
 /// Result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogEnd {
     /// Everything before this place is covered by manifests.
-    pub needed: LogPlace,
+    pub needed: LogPosition,
     /// Everything that counts is before this place.
-    pub end: LogPlace,
+    pub end: LogPosition,
 }
 
 /// The next records of a partition.
 #[derive(Debug)]
-pub enum Ahead {
+pub enum NextRecords {
     /// An object with records of the partition, and the place after it.
-    Records(Arc<LogObject>, LogPlace),
+    Records(Arc<LogObject>, LogPosition),
     /// There are no more records.
     End,
     /// Unknown: there were objects that manifests have covered since.
@@ -227,7 +227,7 @@ impl LogTail {
     }
 
     /// Polls the end of the log. Cancel safe: objects that were read by then remain known.
-    pub async fn look(&self) -> Result<LogEnd, LogError> {
+    pub async fn poll(&self) -> Result<LogEnd, LogError> {
         let mut walk = self.walk.lock().await;
         for _ in 0..MAX_ROUNDS {
             let known = walk.witness();
@@ -236,8 +236,8 @@ impl LogTail {
             }
             match walk.witness() {
                 None => {
-                    let needed = LogPlace(self.known.lock().needed);
-                    return Ok(LogEnd { needed, end: LogPlace(walk.next) });
+                    let needed = LogPosition(self.known.lock().needed);
+                    return Ok(LogEnd { needed, end: LogPosition(walk.next) });
                 }
                 // The witness was known before the names were listed.
                 found if found == known => return Err(self.missing(found)),
@@ -324,28 +324,28 @@ impl LogTail {
     pub async fn next(
         &self,
         partition: PartitionId,
-        from: LogPlace,
-        to: LogPlace,
-    ) -> Result<Ahead, LogError> {
+        from: LogPosition,
+        to: LogPosition,
+    ) -> Result<NextRecords, LogError> {
         let (slot, writer) = {
             let known = self.known.lock();
             if from.0 < known.needed {
-                return Ok(Ahead::Gone);
+                return Ok(NextRecords::Gone);
             }
             if from >= to {
-                return Ok(Ahead::End);
+                return Ok(NextRecords::End);
             }
             let has_some = |counting: &Counting| counting.partitions.binary_search(&partition).is_ok();
             let mut between = known.counting.range(from.0..to.0);
             match between.find(|(_, counting)| has_some(counting)) {
                 Some((slot, counting)) => (*slot, counting.writer),
-                None => return Ok(Ahead::End),
+                None => return Ok(NextRecords::End),
             }
         };
         // The object may have been evicted and deleted since, and a zombie may be in its slot.
         match self.object(slot).await?.filter(|object| object.object.head.writer == writer) {
-            Some(object) => Ok(Ahead::Records(object, LogPlace(slot.next()))),
-            None => Ok(Ahead::Gone),
+            Some(object) => Ok(NextRecords::Records(object, LogPosition(slot.next()))),
+            None => Ok(NextRecords::Gone),
         }
     }
 

@@ -5,9 +5,9 @@
 //! Time is tokio's paused clock: it advances only while all tasks wait.
 
 mod backlog;
-mod check;
 mod model;
 mod takeover;
+mod verify;
 // The same module as that of the integration tests.
 #[path = "../../../tests/common/records.rs"]
 mod records;
@@ -24,7 +24,7 @@ use futures::FutureExt;
 
 use records::commit;
 
-use super::object::{HEAD_BYTES, LENGTH_BYTES, Object};
+use super::object_format::{HEAD_BYTES, LENGTH_BYTES, Object};
 use super::*;
 use crate::log::{LogBackend, Urgency};
 use crate::{Backend, CommitLog, FailureKind, FaultyStore, Limits, Span, Store, StoreFault, StoreOperation};
@@ -62,7 +62,7 @@ impl<S: Store + Clone> CloneStore for S {
 }
 
 fn append(log: &CommitLog, transaction: u64) -> Lsn {
-    log.append(&commit(transaction, 10), Urgency::Prompt).unwrap()
+    log.append(&commit(transaction, 10), Urgency::Immediate).unwrap()
 }
 
 async fn append_durably(log: &CommitLog, transaction: u64) -> Lsn {
@@ -112,7 +112,7 @@ async fn acknowledged_records_survive_a_crash_and_a_close() {
     assert!(log.durable() >= second, "positions must grow across starts");
     append(&log, 3);
     close(&log).await.unwrap();
-    assert!(matches!(log.append(&commit(4, 1), Urgency::Prompt), Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(4, 1), Urgency::Immediate), Err(LogError::Closed)));
     let (_, seen) = open(&store).await;
     assert_eq!(seen, [1, 2, 3], "a close must make appended records durable");
 }
@@ -164,7 +164,7 @@ async fn successor_fences_a_live_writer() {
     let lost = append(&old, 2);
     assert!(matches!(old.wait_durable(lost).await, Err(LogError::Discarded { .. })));
     assert_eq!(discarded.recv().unwrap(), (after, lost));
-    assert!(matches!(old.append(&commit(3, 1), Urgency::Prompt), Err(LogError::Fenced { .. })));
+    assert!(matches!(old.append(&commit(3, 1), Urgency::Immediate), Err(LogError::Fenced { .. })));
     append_durably(&new, 4).await;
     assert_eq!(open(&store).await.1, [1, 4]);
 }
@@ -194,13 +194,13 @@ async fn put_after_the_seal_does_not_count() {
 async fn commits_are_not_answered_before_their_outcome_is_known() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let (log, _) = open(&faulty).await;
-    faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
     faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
     faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Unavailable)));
     let lsn = append(&log, 1);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(log.wait_durable(lsn).now_or_never().is_none());
-    let refused = log.append(&commit(2, 1), Urgency::Prompt);
+    let refused = log.append(&commit(2, 1), Urgency::Immediate);
     assert!(matches!(refused, Err(LogError::Unreachable { .. })), "{refused:?}");
     faulty.always(StoreOperation::Put, None);
     faulty.always(StoreOperation::Get, None);
@@ -253,7 +253,7 @@ async fn lost_slot_that_had_been_deleted_does_not_prove_a_loss() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let (old, _) = open(&faulty).await;
-    faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
     faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
     faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Unavailable)));
     let lsn = append(&old, 1);
@@ -269,13 +269,13 @@ async fn lost_slot_that_had_been_deleted_does_not_prove_a_loss() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let place = Slot { incarnation: 1, sequence: 1 };
-    let late = open::seal(fulmar_pages::LogId(9), place, 0, Slot { incarnation: 1, sequence: 0 });
+    let late = recovery::seal(fulmar_pages::LogId(9), place, 0, Slot { incarnation: 1, sequence: 0 });
     store.put(&slot(1, 1), late).await.unwrap();
     faulty.always(StoreOperation::Put, None);
     faulty.always(StoreOperation::Get, None);
     let outcome = old.wait_durable(lsn).await;
     assert!(matches!(outcome, Err(LogError::Closed)), "the outcome must be unknown: {outcome:?}");
-    assert!(matches!(old.append(&commit(4, 1), Urgency::Prompt), Err(LogError::Fenced { .. })));
+    assert!(matches!(old.append(&commit(4, 1), Urgency::Immediate), Err(LogError::Fenced { .. })));
     append_durably(&new, 5).await;
     assert_eq!(open(&store).await.1, [3, 5]);
 }
@@ -331,7 +331,7 @@ async fn objects_with_the_greatest_number_are_named_in_the_error() {
     let (last, first) = (u64::MAX, Slot { incarnation: 1, sequence: 0 });
     for forged in [Slot { incarnation: last, sequence: 0 }, Slot { incarnation: 1, sequence: last }] {
         let store = Backend::memory();
-        let head = object::Head {
+        let head = object_format::Head {
             writer: fulmar_pages::LogId(1),
             slot: forged,
             start: 0,
@@ -339,7 +339,7 @@ async fn objects_with_the_greatest_number_are_named_in_the_error() {
             durable: 0,
         };
         let name = slot(forged.incarnation, forged.sequence);
-        store.put(&name, object::finish(object::begin(), &head)).await.unwrap();
+        store.put(&name, object_format::finish(object_format::begin(), &head)).await.unwrap();
         let opened = open_with(SharedLogOptions::default(), store.share(), Limits::default()).await;
         let refused = matches!(&opened, Err(LogError::Corrupt { file, .. }) if file.ends_with(&name));
         assert!(refused, "{name}: {:?}", opened.map(drop));
@@ -355,21 +355,21 @@ async fn records_are_rejected_until_there_is_space() {
     let (log, _) = open_with(options, faulty.share(), Limits::default()).await.unwrap();
     faulty.hold(StoreOperation::Put, true);
     let body = commit(1, 600);
-    log.append(&body, Urgency::Prompt).unwrap();
-    assert!(matches!(log.append(&body, Urgency::Prompt), Err(LogError::Busy)));
-    assert!(log.wait_room(body.len(), Urgency::Prompt).now_or_never().is_none());
+    log.append(&body, Urgency::Immediate).unwrap();
+    assert!(matches!(log.append(&body, Urgency::Immediate), Err(LogError::Busy)));
+    assert!(log.wait_for_space(body.len(), Urgency::Immediate).now_or_never().is_none());
     faulty.hold(StoreOperation::Put, false);
-    log.wait_room(body.len(), Urgency::Prompt).await.unwrap();
+    log.wait_for_space(body.len(), Urgency::Immediate).await.unwrap();
     let full = loop {
-        match log.append(&body, Urgency::Prompt) {
+        match log.append(&body, Urgency::Immediate) {
             Ok(lsn) => log.wait_durable(lsn).await.unwrap(),
             Err(error) => break error,
         }
     };
     assert!(matches!(full, LogError::Full(FullCause::Capacity { .. })), "{full}");
     log.truncate(log.durable());
-    log.append(&body, Urgency::Prompt).unwrap();
-    let long = log.append(&commit(1, 3000), Urgency::Prompt);
+    log.append(&body, Urgency::Immediate).unwrap();
+    let long = log.append(&commit(1, 3000), Urgency::Immediate);
     assert!(matches!(long, Err(LogError::TooLong { .. })), "{long:?}");
 }
 
@@ -377,17 +377,17 @@ async fn records_are_rejected_until_there_is_space() {
 #[test]
 fn golden_object_is_written_and_read_unchanged() {
     let slot = Slot { incarnation: 3, sequence: 5 };
-    let mut bytes = object::begin();
-    object::push(&mut bytes, &commit(11, 3));
-    object::push(&mut bytes, &commit(12, 5));
-    let head = object::Head {
+    let mut bytes = object_format::begin();
+    object_format::push(&mut bytes, &commit(11, 3));
+    object_format::push(&mut bytes, &commit(12, 5));
+    let head = object_format::Head {
         writer: fulmar_pages::LogId(1 << 100 | 2),
         slot,
         start: 1000,
         needed: Slot { incarnation: 2, sequence: 9 },
         durable: 4,
     };
-    let written = object::finish(bytes, &head);
+    let written = object_format::finish(bytes, &head);
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let path = golden.join("log-object-v1-records-v3.bin");
     // Written only if it is missing and the environment variable is set, as the other golden files.
@@ -422,13 +422,14 @@ fn golden_object_is_written_and_read_unchanged() {
 #[test]
 fn fuzz_log_object() {
     let slot = Slot { incarnation: 3, sequence: 5 };
-    let mut seed = object::begin();
-    object::push(&mut seed, &commit(11, 3));
-    object::push(&mut seed, &own_record(RecordKind::Seal, None));
-    let head = object::Head { writer: fulmar_pages::LogId(1), slot, start: 9, needed: slot, durable: 4 };
-    let seed = object::finish(seed, &head).to_vec();
+    let mut seed = object_format::begin();
+    object_format::push(&mut seed, &commit(11, 3));
+    object_format::push(&mut seed, &own_record(RecordKind::Seal, None));
+    let head =
+        object_format::Head { writer: fulmar_pages::LogId(1), slot, start: 9, needed: slot, durable: 4 };
+    let seed = object_format::finish(seed, &head).to_vec();
     let target = fulmar_fuzz::Target::new("log-object", env!("CARGO_MANIFEST_DIR")).seeds([seed]);
-    target.longest(4096).run(|input| {
+    target.max_length(4096).run(|input| {
         let mut bytes = input.to_vec();
         if bytes.len() >= HEAD_BYTES {
             let crc = crc32fast::hash(&bytes[16..]);

@@ -11,9 +11,9 @@ use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::object::{self, Head, Object};
+use super::object_format::{self, Head, Object};
 use super::objects::Objects;
-use super::open::{Opened, seal};
+use super::recovery::{Opened, seal};
 use super::state::{Batch, Core, Live, Phase, State};
 use super::{LogError, Progress, SharedLogOptions, Slot, Stop};
 
@@ -179,7 +179,7 @@ impl Writer {
         if Instant::now() < due {
             return Next::Wait(Some(due));
         }
-        Next::Put(Batch { bytes: object::begin(), records: 0, end: state.appended })
+        Next::Put(Batch { bytes: object_format::begin(), records: 0, end: state.appended })
     }
 
     /// Interval between the starts of two puts, so that they are spread evenly over a put's
@@ -197,7 +197,7 @@ impl Writer {
         let (slot, start) = (self.next, self.position);
         (self.next, self.position) = (slot.next(), batch.end);
         let head = Head { writer: self.id, slot, start, needed, durable };
-        let bytes = object::finish(batch.bytes, &head);
+        let bytes = object_format::finish(batch.bytes, &head);
         let live = Live { slot, start, end: batch.end, bytes: bytes.len() as u64 };
         self.last_put_at = Instant::now();
         self.flight.push_back(Flight {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::super::cases::Case;
 use super::super::result::{CaseResult, Peer};
-use super::super::turns::{Pair, Progress, Side};
+use super::super::rounds::{Pair, Progress, Side};
 use super::StoreArgs;
 use crate::keys::Distribution;
 use crate::run::{RunOptions, run};
@@ -95,8 +95,8 @@ async fn start(
     notes: &mut Vec<String>,
 ) -> anyhow::Result<(Option<MemoryGroup>, Server)> {
     let server = Server::start(product, memory_bytes, CONNECTIONS as u32).await?;
-    let group =
-        MemoryGroup::new(server.name(), group_bytes).and_then(|group| group.hold(&server).map(|()| group));
+    let group = MemoryGroup::new(server.name(), group_bytes)
+        .and_then(|group| group.add_server(&server).map(|()| group));
     let group = group.inspect_err(|error| {
         notes.push(format!("{}: kernel page cache is not bounded: {error:#}", server.name()))
     });

@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use rand::{Rng, RngExt};
 
 use super::super::cases::Case;
-use super::super::turns::Progress;
+use super::super::rounds::Progress;
 use super::{StoreArgs, load};
 use crate::client::Client;
 use crate::server::{Fulmar, Server};

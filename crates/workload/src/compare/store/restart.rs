@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::super::cases::Case;
 use super::super::result::CaseResult;
-use super::super::turns::Progress;
+use super::super::rounds::Progress;
 use super::{StoreArgs, s3_server};
 use crate::client::Client;
 use crate::run::{RunOptions, run};
@@ -67,7 +67,7 @@ pub(super) async fn measure(
         ended?;
         anyhow::ensure!(load.is_err(), "the load ended before the node was stopped");
         objects.push(files(&s3.objects().join("bench/logs"))?);
-        times.push(server.start_again().await?.as_secs_f64() * 1e3);
+        times.push(server.restart().await?.as_secs_f64() * 1e3);
     }
     server.stop().await?;
     let note = format!("{}: log objects in the store at each start: {objects:?}", case.name);

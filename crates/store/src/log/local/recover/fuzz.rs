@@ -8,7 +8,7 @@
 use fulmar_fuzz::Target;
 use futures::executor::block_on;
 
-use super::super::supply::log_name;
+use super::super::preallocation::log_name;
 use super::tests::{body, written};
 use super::*;
 use crate::FaultyFiles;
@@ -93,7 +93,7 @@ fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, Log
             Ok(())
         },
     )?;
-    let end = log.append(&body(RecordKind::Commit, transaction, None), Urgency::Prompt)?;
+    let end = log.append(&body(RecordKind::Commit, transaction, None), Urgency::Immediate)?;
     block_on(log.wait_durable(end))?;
     log.close()?;
     Ok(seen)
@@ -102,7 +102,7 @@ fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, Log
 #[test]
 fn fuzz_log() {
     let target = Target::new("log", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).words(&["FULMCLOG"]);
-    target.allocates(1 << 20, 64).run(|input| {
+    target.max_allocation(1 << 20, 64).run(|input| {
         let Some((flags, bytes)) = input.split_first() else { return };
         let files = disk(*flags, bytes);
         let mut records = 0;

@@ -77,7 +77,7 @@ fn golden_log_is_written_and_read_unchanged() {
         let files = FaultyFiles::new();
         for sequence in 1..=3 {
             let stored = golden(&format!("log-v1{records}-{sequence}.bin"), &[]);
-            files.put(&super::super::supply::log_name(sequence), stored);
+            files.put(&super::super::preallocation::log_name(sequence), stored);
         }
         assert_golden_log(&files);
     }
@@ -94,7 +94,7 @@ fn assert_golden_log(files: &FaultyFiles) {
     assert!(seen.is_sorted());
     assert_eq!((recovered.cut.log, recovered.next_sequence), (SECOND, 4));
     assert_eq!(recovered.live.iter().map(|file| file.start).collect::<Vec<_>>()[0], 0);
-    assert_eq!((recovered.live.len(), recovered.rubbish.len()), (3, 0));
+    assert_eq!((recovered.live.len(), recovered.useless_files.len()), (3, 0));
 }
 
 /// A file whose creation failed, and which could not be removed, precedes the next one.
@@ -107,7 +107,7 @@ fn file_that_was_never_started_is_skipped() {
     let (five, _) = file(header(5, end), &[commit(13)]);
     let files = FaultyFiles::new();
     for (sequence, bytes) in [(1, one), (2, vec![0; 100]), (3, Vec::new()), (4, four), (5, five)] {
-        files.put(&super::super::supply::log_name(sequence), bytes);
+        files.put(&super::super::preallocation::log_name(sequence), bytes);
     }
     let mut seen = Vec::new();
     let recovered = recover(&files, &mut |_, record| {
@@ -118,7 +118,7 @@ fn file_that_was_never_started_is_skipped() {
     assert_eq!(seen, [11, 12, 13]);
     assert_eq!((recovered.live.len(), recovered.spares.len(), recovered.next_sequence), (3, 2, 6));
     // A missing file that was started is not skipped.
-    files.remove(&super::super::supply::log_name(4)).unwrap();
+    files.remove(&super::super::preallocation::log_name(4)).unwrap();
     assert!(matches!(recover(&files, &mut |_, _| Ok(())).err(), Some(LogError::Corrupt { .. })));
 }
 
@@ -132,9 +132,9 @@ fn every_flipped_bit_in_the_golden_log_is_detected() {
         for at in 0..checked {
             let files = FaultyFiles::new();
             for (i, bytes) in whole.iter().enumerate() {
-                files.put(&super::super::supply::log_name(i as u64 + 1), bytes.clone());
+                files.put(&super::super::preallocation::log_name(i as u64 + 1), bytes.clone());
             }
-            files.damage(&super::super::supply::log_name(damaged as u64 + 1), at as u64, 1);
+            files.damage(&super::super::preallocation::log_name(damaged as u64 + 1), at as u64, 1);
             let error = recover(&files, &mut |_, _| Ok(())).err();
             assert!(
                 matches!(error, Some(LogError::Corrupt { .. })),
@@ -157,7 +157,7 @@ fn log_with_only_a_cut_is_kept_while_it_records_the_end_of_an_older_log() {
     three[HEADER_BYTES] ^= 1;
     let files = FaultyFiles::new();
     for (sequence, bytes) in (1..).zip([one, two, three]) {
-        files.put(&super::super::supply::log_name(sequence), bytes);
+        files.put(&super::super::preallocation::log_name(sequence), bytes);
     }
     for _ in 0..3 {
         let mut seen = Vec::new();

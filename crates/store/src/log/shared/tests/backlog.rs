@@ -151,9 +151,14 @@ async fn start_deletes_covered_objects_without_replaying_them() {
 #[tokio::test(start_paused = true)]
 async fn object_that_states_a_later_slot_is_refused() {
     let (at, later) = (Slot { incarnation: 1, sequence: 4 }, Slot { incarnation: 1, sequence: 5 });
-    let head =
-        |needed| object::Head { writer: fulmar_pages::LogId(1), slot: at, start: 0, needed, durable: 0 };
-    let decode = |needed| Object::decode(at, object::finish(object::begin(), &head(needed)));
+    let head = |needed| object_format::Head {
+        writer: fulmar_pages::LogId(1),
+        slot: at,
+        start: 0,
+        needed,
+        durable: 0,
+    };
+    let decode = |needed| Object::decode(at, object_format::finish(object_format::begin(), &head(needed)));
     decode(at).unwrap();
     let damage = decode(later).unwrap_err();
     assert_eq!(damage.offset, 56, "{damage:?}");
@@ -257,8 +262,12 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
         backlog_objects: BACKLOG_LIMIT,
         ..SharedLogOptions::default()
     };
-    let limits =
-        Limits { tries: 5, first_delay: Duration::ZERO, longest_delay: Duration::ZERO, ..Limits::default() };
+    let limits = Limits {
+        max_attempts: 5,
+        first_delay: Duration::ZERO,
+        max_delay: Duration::ZERO,
+        ..Limits::default()
+    };
     let (log, seen, read) = open_and_count(options, store.share(), limits).await?;
     let ids: BTreeSet<u64> = seen.iter().map(|(transaction, _)| *transaction).collect();
     {
@@ -285,7 +294,7 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
             model.appended += 1;
             model.appended
         };
-        let appended = log.append(&commit(transaction, random.random_range(1..120)), Urgency::Prompt);
+        let appended = log.append(&commit(transaction, random.random_range(1..120)), Urgency::Immediate);
         // Appends are rejected while the store is unavailable.
         if let Ok(lsn) = appended {
             places.lock().insert(lsn, transaction);
@@ -323,7 +332,7 @@ async fn flush(
 ) {
     let mut random = StdRng::seed_from_u64(seed);
     loop {
-        let earlier_records = (log.oldest() < log.began()).then(|| log.began());
+        let earlier_records = (log.oldest() < log.start_position()).then(|| log.start_position());
         let Some(before) = log.flush_before().max(earlier_records) else {
             let _ = tokio::time::timeout(Duration::from_millis(500), wake.notified()).await;
             continue;

@@ -28,8 +28,8 @@ use super::wild::Wild;
 use fulmar_pages::PartitionId;
 
 use super::{
-    Ahead, CommitLog, Limits, LogError, LogPlace, LogTail, Lsn, NODE, Reliable, SharedLogOptions, Urgency,
-    close, commit, open_with,
+    CommitLog, Limits, LogError, LogPosition, LogTail, Lsn, NODE, NextRecords, Reliable, SharedLogOptions,
+    Urgency, close, commit, open_with,
 };
 
 const SEEDS: u64 = 1000;
@@ -108,10 +108,10 @@ impl Model {
 
 fn limits() -> Limits {
     Limits {
-        tries: 3,
+        max_attempts: 3,
         first_delay: Duration::ZERO,
-        longest_delay: Duration::ZERO,
-        answer: Duration::from_millis(100),
+        max_delay: Duration::ZERO,
+        attempt_timeout: Duration::from_millis(100),
         ..Limits::default()
     }
 }
@@ -145,7 +145,7 @@ impl Life {
     fn append(&mut self) {
         let transaction = self.model.lock().append();
         let appended =
-            self.log.append(&commit(transaction, self.random.random_range(1..120)), Urgency::Prompt);
+            self.log.append(&commit(transaction, self.random.random_range(1..120)), Urgency::Immediate);
         let Ok(lsn) = appended else {
             self.model.lock().fates.insert(transaction, Fate::Lost);
             return;
@@ -196,7 +196,7 @@ impl Life {
 struct Reader {
     model: Arc<Mutex<Model>>,
     tail: LogTail,
-    from: LogPlace,
+    from: LogPosition,
     /// The transactions that it has read.
     seen: BTreeSet<u64>,
 }
@@ -206,7 +206,7 @@ impl Reader {
         let store = Reliable::new(Arc::new(store), limits());
         // A cache this small evicts most objects, so that they are read again.
         let tail = LogTail::new(store, NODE, 1000);
-        Reader { model, tail, from: LogPlace::default(), seen: BTreeSet::new() }
+        Reader { model, tail, from: LogPosition::default(), seen: BTreeSet::new() }
     }
 
     /// Reads up to the end, unless the store fails.
@@ -216,19 +216,19 @@ impl Reader {
             let model = self.model.lock();
             model.fates.iter().filter(|(_, fate)| kept(fate)).map(|(transaction, _)| *transaction).collect()
         };
-        let end = self.tail.look().await?;
+        let end = self.tail.poll().await?;
         let mut last = 0;
         while self.from < end.end {
             match self.tail.next(PartitionId(1), self.from, end.end).await? {
-                Ahead::End => self.from = end.end,
+                NextRecords::End => self.from = end.end,
                 // Restart at the records that no manifest covers.
-                Ahead::Gone if self.from < end.needed => self.from = end.needed,
-                Ahead::Gone => return Ok(()),
-                Ahead::Records(object, place) => {
+                NextRecords::Gone if self.from < end.needed => self.from = end.needed,
+                NextRecords::Gone => return Ok(()),
+                NextRecords::Records(object, position) => {
                     for record in object.records(PartitionId(1)) {
                         self.read(record.header.transaction, &mut last);
                     }
-                    self.from = place;
+                    self.from = position;
                 }
             }
         }

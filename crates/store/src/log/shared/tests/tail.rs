@@ -5,18 +5,18 @@ use std::sync::Arc;
 use fulmar_pages::PartitionId;
 
 use super::*;
-use crate::log::{Ahead, LogEnd, LogPlace, LogTail};
+use crate::log::{LogEnd, LogPosition, LogTail, NextRecords};
 
 fn tail_of(store: &impl CloneStore, memory_bytes: u64) -> LogTail {
     LogTail::new(Reliable::new(store.share(), Limits::default()), NODE, memory_bytes)
 }
 
 /// Reads the transactions from a place to the end. Also returns the end.
-async fn read(tail: &LogTail, mut from: LogPlace) -> (Vec<u64>, LogPlace) {
-    let LogEnd { needed, end } = tail.look().await.unwrap();
+async fn read(tail: &LogTail, mut from: LogPosition) -> (Vec<u64>, LogPosition) {
+    let LogEnd { needed, end } = tail.poll().await.unwrap();
     from = from.max(needed);
     let mut seen = Vec::new();
-    while let Ahead::Records(object, after) = tail.next(PartitionId(1), from, end).await.unwrap() {
+    while let NextRecords::Records(object, after) = tail.next(PartitionId(1), from, end).await.unwrap() {
         seen.extend(object.records(PartitionId(1)).map(|record| record.header.transaction));
         from = after;
     }
@@ -28,29 +28,29 @@ async fn reading_resumes_across_restarts_of_the_writer() {
     let store = Backend::memory();
     let tail = tail_of(&store, 1 << 20);
     assert!(
-        read(&tail, LogPlace::default()).await.0.is_empty(),
+        read(&tail, LogPosition::default()).await.0.is_empty(),
         "a store without a log must have no records"
     );
-    let mut place = LogPlace::default();
+    let mut position = LogPosition::default();
     for start in 0..3 {
         let (log, _) = open(&store).await;
         for transaction in [10 * start + 1, 10 * start + 2] {
             append_durably(&log, transaction).await;
-            let (seen, end) = read(&tail, place).await;
+            let (seen, end) = read(&tail, position).await;
             assert_eq!(seen, [transaction]);
-            place = end;
+            position = end;
         }
         match start {
             0 => drop(log),
             _ => close(&log).await.unwrap(),
         }
-        assert!(read(&tail, place).await.0.is_empty());
+        assert!(read(&tail, position).await.0.is_empty());
     }
     // A new reader reads the same records, and none of other partitions.
-    let late = read(&tail_of(&store, 1), LogPlace::default()).await.0;
+    let late = read(&tail_of(&store, 1), LogPosition::default()).await.0;
     assert_eq!(late, [1, 2, 11, 12, 21, 22]);
-    let next = tail.next(PartitionId(2), tail.look().await.unwrap().needed, place).await.unwrap();
-    assert!(matches!(next, Ahead::End), "{next:?}");
+    let next = tail.next(PartitionId(2), tail.poll().await.unwrap().needed, position).await.unwrap();
+    assert!(matches!(next, NextRecords::End), "{next:?}");
 }
 
 /// Objects after a gap are not acknowledged. They are not read until the gap is filled.
@@ -65,7 +65,7 @@ async fn reading_stops_at_a_gap_until_it_is_filled() {
     append(&log, 3);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let tail = tail_of(&faulty, 1 << 20);
-    let (seen, end) = read(&tail, LogPlace::default()).await;
+    let (seen, end) = read(&tail, LogPosition::default()).await;
     assert_eq!(seen, [1]);
     log.wait_durable(late).await.unwrap();
     assert_eq!(read(&tail, end).await.0, [2, 3]);
@@ -77,17 +77,17 @@ async fn truncated_records_are_reported_as_gone() {
     let (log, _) = open(&store).await;
     append_durably(&log, 1).await;
     let tail = tail_of(&store, 1);
-    let (_, old) = read(&tail, LogPlace::default()).await;
+    let (_, old) = read(&tail, LogPosition::default()).await;
     for transaction in 2..=4 {
         let covered = append_durably(&log, transaction).await;
         log.truncate(covered);
     }
     append_durably(&log, 5).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let end = tail.look().await.unwrap();
+    let end = tail.poll().await.unwrap();
     assert!(end.needed > old);
     let next = tail.next(PartitionId(1), old, end.end).await.unwrap();
-    assert!(matches!(next, Ahead::Gone), "{next:?}");
+    assert!(matches!(next, NextRecords::Gone), "{next:?}");
     assert_eq!(read(&tail, end.needed).await.0, [5]);
     assert_eq!(read(&tail_of(&store, 1), end.needed).await.0, [5]);
 }
@@ -105,10 +105,10 @@ async fn zombie_before_the_needed_slot_has_no_effect() {
     append_durably(&log, 4).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let zombie = Slot { incarnation: 1, sequence: 1 };
-    let seal = crate::log::shared::open::seal(fulmar_pages::LogId(99), zombie, 0, zombie);
+    let seal = crate::log::shared::recovery::seal(fulmar_pages::LogId(99), zombie, 0, zombie);
     store.put(&slot(1, 1), seal).await.unwrap();
     let tail = tail_of(&store, 1 << 20);
-    let end = tail.look().await.unwrap();
+    let end = tail.poll().await.unwrap();
     assert_eq!(read(&tail, end.needed).await.0, [4]);
     append_durably(&log, 5).await;
     assert_eq!(read(&tail, end.end).await.0, [5]);
@@ -123,14 +123,14 @@ async fn missing_and_damaged_objects_are_named_in_the_error() {
     }
     let lost = store.get(&slot(1, 2), Span::Whole).await.unwrap().bytes;
     store.delete(&slot(1, 2)).await.unwrap();
-    let refused = tail_of(&store, 1).look().await.unwrap_err();
+    let refused = tail_of(&store, 1).poll().await.unwrap_err();
     assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
     let mut damaged = lost.to_vec();
     damaged[90] ^= 1;
     store.put(&slot(1, 2), damaged.into()).await.unwrap();
-    let refused = tail_of(&store, 1).look().await.unwrap_err();
+    let refused = tail_of(&store, 1).poll().await.unwrap_err();
     assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
     store.delete(&slot(1, 2)).await.unwrap();
     store.put(&slot(1, 2), lost).await.unwrap();
-    assert_eq!(read(&tail_of(&store, 1), LogPlace::default()).await.0, [1, 2, 3]);
+    assert_eq!(read(&tail_of(&store, 1), LogPosition::default()).await.0, [1, 2, 3]);
 }

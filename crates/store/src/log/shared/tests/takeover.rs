@@ -22,7 +22,7 @@ const MAX_TAKEOVER: Duration = Duration::from_secs(5);
 async fn commit_until_fenced(log: Arc<CommitLog>, interval: Duration) -> Vec<u64> {
     let mut waiting = Vec::new();
     for transaction in 1.. {
-        match log.append(&commit(transaction, 10), Urgency::Prompt) {
+        match log.append(&commit(transaction, 10), Urgency::Immediate) {
             Ok(lsn) => waiting.push((transaction, lsn)),
             Err(LogError::Fenced { .. }) => break,
             Err(LogError::Busy) => {}

@@ -18,7 +18,7 @@ use crate::{FormatError, PageNo, PartitionId};
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Maximum number of pages in a list (16 MiB of pages).
-pub const MOST_PAGES: usize = 4096;
+pub const MAX_PAGES: usize = 4096;
 
 const ENVELOPE: Envelope = Envelope {
     format: "list of hot pages",
@@ -36,7 +36,7 @@ pub struct HotPages {
     pub epoch: u32,
     /// Hybrid timestamp at which the list was made.
     pub timestamp: u64,
-    /// Page numbers, hottest first; at most [`MOST_PAGES`].
+    /// Page numbers, hottest first; at most [`MAX_PAGES`].
     pub pages: Vec<PageNo>,
 }
 
@@ -80,7 +80,7 @@ fn decode_runs(reader: &mut Reader<'_>) -> Result<Vec<PageNo>, FormatError> {
         if distance == 0 || length == 0 {
             return Err(reader.invalid("run of pages is empty or adjoins the previous run"));
         }
-        if length > (MOST_PAGES - pages.len()) as u64 {
+        if length > (MAX_PAGES - pages.len()) as u64 {
             return Err(reader.invalid("list has more pages than allowed"));
         }
         let first: i64 = distance.saturating_add(end);
@@ -106,10 +106,10 @@ mod tests {
 
     #[test]
     fn consecutive_pages_share_a_run() {
-        let all: Vec<PageNo> = (2..2 + MOST_PAGES as PageNo).collect();
+        let all: Vec<PageNo> = (2..2 + MAX_PAGES as PageNo).collect();
         assert!(list(&all).encode().len() < 48);
-        let odd: Vec<PageNo> = (0..MOST_PAGES as PageNo).map(|i| 2 * i + 1).collect();
-        assert!(list(&odd).encode().len() < 48 + 2 * MOST_PAGES);
+        let odd: Vec<PageNo> = (0..MAX_PAGES as PageNo).map(|i| 2 * i + 1).collect();
+        assert!(list(&odd).encode().len() < 48 + 2 * MAX_PAGES);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn list_with_too_many_pages_is_rejected() {
-        let mut bytes = list(&(1..=MOST_PAGES as PageNo).collect::<Vec<_>>()).encode();
+        let mut bytes = list(&(1..=MAX_PAGES as PageNo).collect::<Vec<_>>()).encode();
         assert!(HotPages::decode(&bytes).is_ok());
         let length = bytes.len() - CRC_BYTES - 2;
         bytes[length] += 1;

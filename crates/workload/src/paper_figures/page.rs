@@ -51,7 +51,7 @@ pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow]) 
 
 fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> {
     let chart = |title, unit, mut series: Vec<Series>, measure: &str| {
-        if figure.papers_x.is_none() {
+        if figure.paper_x_label.is_none() {
             series.extend(papers_lines(papers, measure, rows));
         }
         let (x, y) = ((figure.x, Scale::Linear), (unit, Scale::Linear));
@@ -72,7 +72,7 @@ fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> 
             charts.push(chart(title, "times", series.collect(), name));
         }
     }
-    charts.extend(figure.papers_x.map(|x| {
+    charts.extend(figure.paper_x_label.map(|x| {
         let series = papers_lines(papers, P99.name, &[]);
         let (x, y) = ((x, Scale::Log), (P99.unit, Scale::Log));
         Chart { title: "99th percentile, the paper's", x, y, series, measured_from: None }

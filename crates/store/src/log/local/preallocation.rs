@@ -82,20 +82,20 @@ impl Supplier {
     /// A spare keeps its name until it is used, even if that is a log file's name: no file of a
     /// started log has a number in between, so the next recovery reads the same.
     /// [`Supplier::reuse`] renames it later, as any other spare.
-    pub(super) fn take_over(&mut self, spares: Vec<Spare>, mut rubbish: Vec<String>) -> io::Result<()> {
+    pub(super) fn take_over(&mut self, spares: Vec<Spare>, mut useless_files: Vec<String>) -> io::Result<()> {
         let files = self.core.files.clone();
         for spare in spares {
             let size_bytes = self.core.state.lock().size_bytes() + spare.bytes;
             match self.is_worth_keeping(spare.bytes, size_bytes) {
                 true => self.spares.push(spare),
-                false => rubbish.push(spare.name),
+                false => useless_files.push(spare.name),
             }
             self.count_spares(&mut self.core.state.lock());
         }
-        if rubbish.is_empty() {
+        if useless_files.is_empty() {
             return Ok(());
         }
-        rubbish.iter().try_for_each(|name| files.remove(name))?;
+        useless_files.iter().try_for_each(|name| files.remove(name))?;
         files.sync_dir()
     }
 
@@ -112,7 +112,7 @@ impl Supplier {
         while let Some(job) = next_job(&core, failed.then_some(self.retry_delay)) {
             let in_reserve = core.state.lock().reserve;
             let outcome = match job {
-                Job::Retire(file) => self.retire(&file).map_err(|error| self.trouble(&error)),
+                Job::Retire(file) => self.retire(&file).map_err(|error| self.disk_full_cause(&error)),
                 Job::Prepare(bytes) => self.prepare(bytes),
             };
             failed = self.record_failure(outcome.err(), in_reserve);
@@ -133,13 +133,13 @@ impl Supplier {
         if state.reserve && !in_reserve && matches!(cause, FullCause::Capacity { .. }) {
             return false;
         }
-        if state.trouble.as_ref() != Some(&cause) {
+        if state.unavailable_cause.as_ref() != Some(&cause) {
             tracing::warn!(
                 %cause,
                 "could not prepare a log file; commits are rejected when the active one is full"
             );
         }
-        state.trouble = Some(cause);
+        state.unavailable_cause = Some(cause);
         true
     }
 
@@ -166,14 +166,14 @@ impl Supplier {
         state.retired.pop_front();
         self.count_spares(&mut state);
         state.reserve &= state.size_bytes() > self.core.options.capacity_bytes;
-        state.full &= state.reserve || state.trouble.is_some();
+        state.full &= state.reserve || state.unavailable_cause.is_some();
         Ok(())
     }
 
     fn prepare(&mut self, bytes: u64) -> Result<(), FullCause> {
         let replaced = self.core.state.lock().ready.take();
         if let Some(short) = replaced {
-            self.core.files.remove(&short.name).map_err(|error| self.trouble(&error))?;
+            self.core.files.remove(&short.name).map_err(|error| self.disk_full_cause(&error))?;
         }
         let sequence = {
             let mut state = self.core.state.lock();
@@ -196,7 +196,7 @@ impl Supplier {
         let (file, bytes) = made?;
         let mut state = self.core.state.lock();
         state.ready = Some(ReadyFile { sequence, name, file, bytes });
-        (state.trouble, state.full) = (None, false);
+        (state.unavailable_cause, state.full) = (None, false);
         // A new log that starts after a failed one may have exceeded the capacity. That space is
         // not available to commits.
         state.reserve |= state.size_bytes() > self.core.options.capacity_bytes;
@@ -228,7 +228,7 @@ impl Supplier {
             let state = self.core.state.lock();
             // Without a file, no new log could start after a failed one, and nothing could be
             // truncated any more.
-            let beyond = state.reserve || matches!(state.phase, Phase::Failing(_));
+            let beyond = state.reserve || matches!(state.phase, Phase::Failed(_));
             let reserve_bytes = if beyond { (capacity_bytes / RESERVE_DIVISOR).max(file_bytes) } else { 0 };
             (beyond, (capacity_bytes + reserve_bytes).saturating_sub(state.size_bytes()), state.wanted)
         };
@@ -238,7 +238,7 @@ impl Supplier {
             && let Some(spare) = self.spares.pop()
         {
             // Spares that are too short are the first to be given up.
-            self.core.files.remove(&spare.name).map_err(|error| self.trouble(&error))?;
+            self.core.files.remove(&spare.name).map_err(|error| self.disk_full_cause(&error))?;
             self.count_spares(&mut self.core.state.lock());
             return self.make(name, bytes);
         }
@@ -250,14 +250,14 @@ impl Supplier {
             self.core.files.sync_dir()?;
             Ok((file, bytes))
         });
-        made.map_err(|error| self.trouble(&error))
+        made.map_err(|error| self.disk_full_cause(&error))
     }
 
     fn count_spares(&self, state: &mut MutexGuard<'_, State>) {
         state.spare_bytes = self.spares.iter().map(|spare| spare.bytes).sum();
     }
 
-    fn trouble(&self, error: &io::Error) -> FullCause {
+    fn disk_full_cause(&self, error: &io::Error) -> FullCause {
         FullCause::Disk { cause: error.to_string().into() }
     }
 }
@@ -302,7 +302,7 @@ mod tests {
         let recovered = Recovered {
             live: Default::default(),
             spares: Vec::new(),
-            rubbish: Vec::new(),
+            useless_files: Vec::new(),
             cut: NO_LOG,
             next_sequence: 1,
         };
@@ -327,8 +327,8 @@ mod tests {
         let full = || Some(FullCause::Capacity { capacity_bytes: 1 << 20 });
         core.state.lock().reserve = true;
         assert!(!supplier.record_failure(full(), false));
-        assert!(core.state.lock().trouble.is_none());
+        assert!(core.state.lock().unavailable_cause.is_none());
         assert!(supplier.record_failure(full(), true), "the reserve is used up too");
-        assert!(core.state.lock().trouble.is_some());
+        assert!(core.state.lock().unavailable_cause.is_some());
     }
 }

@@ -26,7 +26,7 @@ const PINNED: u8 = 2;
 
 /// A decision about a manifest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum HoldState {
     /// The manifest is being deleted.
     Condemned,
     /// The manifest and the segments that it names are kept.
@@ -38,7 +38,7 @@ pub enum Fate {
 
 /// A fate object as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StoredFate {
+pub struct StoredHold {
     /// The manifest's partition.
     pub partition: PartitionId,
     /// Epoch of the manifest's version.
@@ -46,25 +46,25 @@ pub struct StoredFate {
     /// Number of the manifest's version.
     pub number: u64,
     /// Sequence number of the decision, from 0.
-    pub turn: u32,
+    pub sequence: u32,
     /// Random id of the deciding process: distinguishes two that decide the same.
     pub by: u128,
     /// The decision.
-    pub fate: Fate,
+    pub state: HoldState,
 }
 
-impl StoredFate {
+impl StoredHold {
     /// Encodes the fate.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(72);
         out.extend_from_slice(&self.partition.0.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.number.to_le_bytes());
-        out.extend_from_slice(&self.turn.to_le_bytes());
+        out.extend_from_slice(&self.sequence.to_le_bytes());
         out.extend_from_slice(&self.by.to_le_bytes());
-        match self.fate {
-            Fate::Condemned => out.push(CONDEMNED),
-            Fate::Pinned { until_unix_ms } => {
+        match self.state {
+            HoldState::Condemned => out.push(CONDEMNED),
+            HoldState::Pinned { until_unix_ms } => {
                 out.push(PINNED);
                 codec::put_varint(&mut out, until_unix_ms);
             }
@@ -73,17 +73,17 @@ impl StoredFate {
     }
 
     /// Decodes a fate.
-    pub fn decode(bytes: &[u8]) -> Result<StoredFate, FormatError> {
+    pub fn decode(bytes: &[u8]) -> Result<StoredHold, FormatError> {
         let mut reader = ENVELOPE.open(bytes)?;
         let (partition, epoch, number) = (PartitionId(reader.u64()?), reader.u32()?, reader.u64()?);
-        let (turn, by) = (reader.u32()?, reader.u128()?);
-        let fate = match reader.u8()? {
-            CONDEMNED => Fate::Condemned,
-            PINNED => Fate::Pinned { until_unix_ms: reader.varint()? },
+        let (sequence, by) = (reader.u32()?, reader.u128()?);
+        let state = match reader.u8()? {
+            CONDEMNED => HoldState::Condemned,
+            PINNED => HoldState::Pinned { until_unix_ms: reader.varint()? },
             _ => return Err(reader.invalid("unknown fate")),
         };
         reader.end()?;
-        Ok(StoredFate { partition, epoch, number, turn, by, fate })
+        Ok(StoredHold { partition, epoch, number, sequence, by, state })
     }
 }
 
@@ -93,16 +93,16 @@ mod tests {
     use crate::codec::testing::{assert_rejects_damage, with_valid_checksum};
     use proptest::prelude::*;
 
-    fn example(fate: Fate) -> StoredFate {
-        StoredFate { partition: PartitionId(7), epoch: 2, number: 90, turn: 1, by: 5 << 90, fate }
+    fn example(state: HoldState) -> StoredHold {
+        StoredHold { partition: PartitionId(7), epoch: 2, number: 90, sequence: 1, by: 5 << 90, state }
     }
 
     #[test]
     fn fate_round_trips_and_damage_is_rejected() {
-        for fate in [Fate::Condemned, Fate::Pinned { until_unix_ms: 1 << 40 }] {
-            let bytes = example(fate).encode();
-            assert_eq!(StoredFate::decode(&bytes), Ok(example(fate)));
-            assert_rejects_damage(&bytes, StoredFate::decode);
+        for state in [HoldState::Condemned, HoldState::Pinned { until_unix_ms: 1 << 40 }] {
+            let bytes = example(state).encode();
+            assert_eq!(StoredHold::decode(&bytes), Ok(example(state)));
+            assert_rejects_damage(&bytes, StoredHold::decode);
         }
     }
 
@@ -113,11 +113,11 @@ mod tests {
             value: u8,
             until_unix_ms: u64,
         ) {
-            let mut bytes = example(Fate::Pinned { until_unix_ms }).encode();
+            let mut bytes = example(HoldState::Pinned { until_unix_ms }).encode();
             let at = at.index(bytes.len() - crate::codec::CRC_BYTES);
             bytes[at] = value;
             let bytes = with_valid_checksum(bytes);
-            if let Ok(decoded) = StoredFate::decode(&bytes) {
+            if let Ok(decoded) = StoredHold::decode(&bytes) {
                 prop_assert_eq!(decoded.encode(), bytes);
             }
         }

@@ -6,7 +6,7 @@
 //! keys.
 
 use super::point::{Load, Point};
-use super::{Figure, Scaled};
+use super::{Figure, Scaling};
 use crate::keys::Distribution;
 use crate::ycsb::Ycsb;
 
@@ -21,10 +21,10 @@ pub(super) const FIGURES: [Figure; 1] = [Figure {
     x: "skew: 0 none, 1 low, 2 high",
     points,
     over_first: true,
-    ..Figure::PLAIN
+    ..Figure::DEFAULT
 }];
 
-fn points(scaled: &Scaled) -> Vec<Point> {
+fn points(scaled: &Scaling) -> Vec<Point> {
     let skews = [
         Distribution::Uniform,
         Distribution::LowSkew,

@@ -8,7 +8,7 @@ use fulmar_pages::{FrameLocation, SegmentId, SegmentIndex};
 use tokio::time::Instant;
 
 use super::{PageStore, StoreError};
-use crate::disk_cache::{Key, Reading, Wanted};
+use crate::disk_cache::{CacheRequest, Key, ReadHint};
 
 impl PageStore {
     /// Returns the frames that are in the disk cache, in the order of their locations.
@@ -16,26 +16,26 @@ impl PageStore {
         &self,
         id: SegmentId,
         locations: &[FrameLocation],
-        reading: Reading,
+        reading: ReadHint,
     ) -> Vec<Option<Bytes>> {
         let Some(cache) = &self.disk_cache else { return vec![None; locations.len()] };
-        let wanted = |location: &FrameLocation| Wanted {
+        let wanted = |location: &FrameLocation| CacheRequest {
             key: Key::frame(id, location.offset),
             bytes: Some(location.length as usize),
         };
-        let wanted: Vec<Wanted> = locations.iter().map(wanted).collect();
+        let wanted: Vec<CacheRequest> = locations.iter().map(wanted).collect();
         cache.get(&wanted, reading).await
     }
 
     /// Returns a segment's index if it is in the disk cache.
     pub(super) async fn cached_index(&self, id: SegmentId) -> Option<SegmentIndex> {
-        let wanted = Wanted { key: Key::end(id), bytes: None };
-        let end = self.disk_cache.as_ref()?.get(&[wanted], Reading::Again).await.pop().flatten()?;
+        let wanted = CacheRequest { key: Key::end(id), bytes: None };
+        let end = self.disk_cache.as_ref()?.get(&[wanted], ReadHint::WillReuse).await.pop().flatten()?;
         SegmentIndex::decode(&end).ok()
     }
 
     /// Reads one page from the store, and reports the latency to the disk cache.
-    pub(super) async fn timed<T>(
+    pub(super) async fn read_timed<T>(
         &self,
         read: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
@@ -47,7 +47,7 @@ impl PageStore {
     }
 
     /// Adds data to the disk cache.
-    pub(super) fn keep(&self, key: Key, piece: Bytes) {
+    pub(super) fn cache_piece(&self, key: Key, piece: Bytes) {
         if let Some(cache) = &self.disk_cache {
             cache.put(key, piece);
         }

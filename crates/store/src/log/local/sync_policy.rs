@@ -1,7 +1,7 @@
 //! How soon pending records must be written, and the idle announcements of threads.
 //!
 //! See "Appending" in the description of the local log. A thread that has called
-//! [`say_when_this_thread_rests`] calls [`this_thread_rests`] each time before it sleeps. If it
+//! [`flush_on_idle`] calls [`announce_idle`] each time before it sleeps. If it
 //! does not, because a statement runs for long or blocks, its records are written nevertheless,
 //! only later. Durability does not depend on the announcement.
 
@@ -12,7 +12,7 @@ use super::state::Core;
 
 /// How soon pending records must be written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) enum Haste {
+pub(super) enum SyncPolicy {
     /// No records are pending.
     #[default]
     None,
@@ -31,15 +31,15 @@ thread_local! {
     static HOLDING_LOG: RefCell<Option<Arc<Core>>> = const { RefCell::new(None) };
 }
 
-/// Declares that this thread serves many sessions, and will call [`this_thread_rests`] whenever
+/// Declares that this thread serves many sessions, and will call [`announce_idle`] whenever
 /// none of them has work. Records that it appends to a busy local log may be held until then.
-pub fn say_when_this_thread_rests() {
+pub fn flush_on_idle() {
     ANNOUNCES_IDLE.set(true);
 }
 
 /// Announces that this thread is about to sleep: the records that it has appended are to be written
 /// now.
-pub fn this_thread_rests() {
+pub fn announce_idle() {
     if let Some(core) = HOLDING_LOG.take() {
         core.write_held();
     }
@@ -74,12 +74,12 @@ mod tests {
     }
 
     /// Appends to a log that holds records, and returns the haste of the pending batch.
-    fn append(log: &LocalLog, urgency: Urgency) -> (Lsn, Haste) {
+    fn append(log: &LocalLog, urgency: Urgency) -> (Lsn, SyncPolicy) {
         let record = own_record(RecordKind::Seal, None);
         let mut state = log.core.state.lock();
         state.hold_until_idle = true;
         let lsn = state.append(&log.core, &record, urgency, thread_announces_idle()).unwrap();
-        (lsn, state.pending.haste)
+        (lsn, state.pending.sync_policy)
     }
 
     #[test]
@@ -89,42 +89,42 @@ mod tests {
         let durable = |lsn: Lsn| block_on(log.progress().wait_durable(lsn.0)).unwrap();
         // Each record is pending alone: the writer has taken all earlier ones.
         let appended = |urgency| {
-            let (lsn, haste) = append(&log, urgency);
+            let (lsn, policy) = append(&log, urgency);
             log.core.write_held();
             log.core.wake_writer();
             durable(lsn);
-            haste
+            policy
         };
         assert_eq!(
-            appended(Urgency::Prompt),
-            Haste::Immediate,
+            appended(Urgency::Immediate),
+            SyncPolicy::Immediate,
             "a thread that does not announce idleness must not be held"
         );
-        say_when_this_thread_rests();
-        let ms = |ms| Urgency::Patient(Duration::from_millis(ms));
-        assert_eq!(appended(ms(20)), Haste::Deferred);
-        assert_eq!(appended(ms(19)), Haste::OnIdle, "a frequent appender's record must not be deferred");
-        assert_eq!(appended(Urgency::Prompt), Haste::OnIdle);
+        flush_on_idle();
+        let ms = |ms| Urgency::Deferred(Duration::from_millis(ms));
+        assert_eq!(appended(ms(20)), SyncPolicy::Deferred);
+        assert_eq!(appended(ms(19)), SyncPolicy::OnIdle, "a frequent appender's record must not be deferred");
+        assert_eq!(appended(Urgency::Immediate), SyncPolicy::OnIdle);
         log.core.state.lock().commit_delay = MAX_COMMIT_DELAY;
         assert_eq!(
             appended(ms(59)),
-            Haste::OnIdle,
+            SyncPolicy::OnIdle,
             "the gap between commits must be ten times the commit delay"
         );
         log.core.state.lock().commit_delay = MAX_COMMIT_DELAY;
-        assert_eq!(appended(ms(60)), Haste::Deferred);
-        assert_eq!(appended(Urgency::MakesRoom), Haste::Immediate);
+        assert_eq!(appended(ms(60)), SyncPolicy::Deferred);
+        assert_eq!(appended(Urgency::FreesSpace), SyncPolicy::Immediate);
 
         log.core.state.lock().hold_until_idle = true;
-        let lsn = log.append(&own_record(RecordKind::Seal, None), Urgency::Prompt).unwrap();
+        let lsn = log.append(&own_record(RecordKind::Seal, None), Urgency::Immediate).unwrap();
         durable(lsn);
         assert!(
             HOLDING_LOG.with_borrow(Option::is_some),
             "a held record must become durable even if the thread is not idle"
         );
-        let (lsn, _) = append(&log, Urgency::Prompt);
-        this_thread_rests();
-        assert_ne!(log.core.state.lock().pending.haste, Haste::OnIdle);
+        let (lsn, _) = append(&log, Urgency::Immediate);
+        announce_idle();
+        assert_ne!(log.core.state.lock().pending.sync_policy, SyncPolicy::OnIdle);
         assert!(HOLDING_LOG.with_borrow(Option::is_none));
         log.core.wake_writer();
         durable(lsn);
@@ -133,18 +133,18 @@ mod tests {
 
     #[test]
     fn held_records_are_lost_with_a_failed_sync_and_written_by_close() {
-        say_when_this_thread_rests();
+        flush_on_idle();
         let files = FaultyFiles::new();
         let log = open(files.clone());
         let progress = log.progress();
         files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
-        let (lost, haste) = append(&log, Urgency::Prompt);
-        assert_eq!(haste, Haste::OnIdle);
+        let (lost, policy) = append(&log, Urgency::Immediate);
+        assert_eq!(policy, SyncPolicy::OnIdle);
         log.core.wake_writer();
         // The thread does not become idle in between.
         assert!(matches!(block_on(progress.wait_durable(lost.0)), Err(LogError::Discarded { .. })));
-        let (kept, haste) = append(&log, Urgency::Prompt);
-        assert_eq!(haste, Haste::OnIdle);
+        let (kept, policy) = append(&log, Urgency::Immediate);
+        assert_eq!(policy, SyncPolicy::OnIdle);
         log.close().unwrap();
         block_on(progress.wait_durable(kept.0)).unwrap();
     }

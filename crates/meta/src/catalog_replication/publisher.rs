@@ -202,9 +202,9 @@ impl Task {
             }
             // Deleted meanwhile, damaged, or different. The new catalog gets the next number.
             Ok(_)
-            | Err(StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
-                Ok(Some(newest))
-            }
+            | Err(
+                StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::WrongIdentity { .. },
+            ) => Ok(Some(newest)),
             Err(error) => Err(unavailable(&error)),
         }
     }

@@ -44,11 +44,11 @@
 //! # Secrets
 //! The published catalog contains the SCRAM verifiers of passwords and the hashes of tokens.
 
-mod followed;
 mod publisher;
+mod replica;
 
-pub use followed::Followed;
 pub use publisher::Publisher;
+pub use replica::CatalogReplica;
 
 use fulmar_store::StoreError;
 

@@ -5,7 +5,7 @@
 //! node gets a twentieth of the load, and its memory is a share of the data.
 
 use super::point::{Load, Point};
-use super::{Figure, Scaled};
+use super::{Figure, Scaling};
 use crate::tpcw::Tpcw;
 
 /// The rate of one of the paper's 20 transaction managers.
@@ -22,17 +22,17 @@ pub(super) const FIGURES: [Figure; 1] = [Figure {
     title: "Response time and memory (CloudTPS, figure 13)",
     x: "memory, % of the data",
     points,
-    papers_x: Some("items in memory at each of 20 nodes"),
-    ..Figure::PLAIN
+    paper_x_label: Some("items in memory at each of 20 nodes"),
+    ..Figure::DEFAULT
 }];
 
-fn points(scaled: &Scaled) -> Vec<Point> {
+fn points(scaled: &Scaling) -> Vec<Point> {
     let sizes = [("10,000 items", 10_000.0), ("1,000,000 items", 1_000_000.0)];
     sizes.into_iter().flat_map(|(line, items)| of_size(scaled, line, items)).collect()
 }
 
 /// The points of one data size, with increasing memory.
-fn of_size(scaled: &Scaled, line: &str, items: f64) -> Vec<Point> {
+fn of_size(scaled: &Scaling, line: &str, items: f64) -> Vec<Point> {
     let count = |count: f64| (count * scaled.scale).max(100.0) as u32;
     let workload = Tpcw { items: count(items), customers: count(144_000.0), ..Tpcw::default() };
     let orders = f64::from(workload.customers) * 0.9;
@@ -55,10 +55,10 @@ mod tests {
 
     #[test]
     fn memory_ranges_from_the_minimum_to_twice_the_data() {
-        let points = of_size(&Scaled { scale: 1.0, memory_bytes: None }, "1,000,000 items", 1_000_000.0);
+        let points = of_size(&Scaling { scale: 1.0, memory_bytes: None }, "1,000,000 items", 1_000_000.0);
         assert!(points.is_sorted_by(|a, b| a.memory_bytes < b.memory_bytes));
         assert_eq!((points[0].memory_bytes, points.last().unwrap().x), (64 << 20, 200.0));
-        let small = of_size(&Scaled { scale: 0.01, memory_bytes: None }, "10,000 items", 10_000.0);
+        let small = of_size(&Scaling { scale: 0.01, memory_bytes: None }, "10,000 items", 10_000.0);
         assert_eq!(small.len(), 1, "all sizes are below a node's minimum memory");
     }
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::cases::Case;
+use super::rounds::Progress;
 use super::store::{self, StoreArgs};
-use super::turns::Progress;
 use crate::client::Client;
 use crate::server::{Fulmar, Server};
 

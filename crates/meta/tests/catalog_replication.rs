@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_meta::{
-    Access, Catalog, Embedded, Entry, Followed, MetaError, MetadataStore, Publisher, ScramVerifier,
+    Access, Catalog, CatalogReplica, Embedded, Entry, MetaError, MetadataStore, Publisher, ScramVerifier,
     Transaction,
 };
 use fulmar_pages::{CatalogEntry, StoredCatalog};
@@ -41,7 +41,7 @@ async fn names(store: &Backend) -> Vec<String> {
 }
 
 /// Waits until `holds` returns true. Publication is asynchronous.
-async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < Duration::from_secs(120), "timed out: {description}");
@@ -50,9 +50,9 @@ async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 /// Opens a replica of the catalog.
-async fn followed(store: &Backend) -> (Arc<Followed>, Arc<Catalog>) {
-    until("a catalog is published", async || !names(store).await.is_empty()).await;
-    let followed = Followed::open(pages(store)).await.unwrap();
+async fn open_replica(store: &Backend) -> (Arc<CatalogReplica>, Arc<Catalog>) {
+    wait_until("a catalog is published", async || !names(store).await.is_empty()).await;
+    let followed = CatalogReplica::open(pages(store)).await.unwrap();
     let catalog = Catalog::read_only(followed.clone()).await.unwrap();
     (followed, catalog)
 }
@@ -75,18 +75,18 @@ fn verifier(byte: u8) -> ScramVerifier {
 async fn replica_sees_changes() {
     let store = Backend::memory();
     let owner = owner(&store).await;
-    let (followed, catalog) = followed(&store).await;
+    let (followed, catalog) = open_replica(&store).await;
     assert_eq!(followed.node(), NODE);
     assert!(catalog.tenant("fulmar").is_some() && catalog.tenant("shop").is_none());
     tenant(&owner.catalog, "shop").await;
     owner.catalog.create_user("ada", false, Some(verifier(1))).await.unwrap();
-    let rights = catalog.rights_generation();
-    until("the user is visible", async || {
-        followed.look().await.unwrap();
+    let rights = catalog.privileges_generation();
+    wait_until("the user is visible", async || {
+        followed.poll().await.unwrap();
         catalog.user("ada").is_some()
     })
     .await;
-    assert_ne!(catalog.rights_generation(), rights, "privileges have changed");
+    assert_ne!(catalog.privileges_generation(), rights, "privileges have changed");
     let shop = catalog.tenant("shop").unwrap();
     assert_eq!(catalog.tenant_of(shop.partition), Some(shop.clone()));
     assert_eq!(catalog.partition(shop.partition).unwrap().epoch, 1);
@@ -95,8 +95,8 @@ async fn replica_sees_changes() {
     owner.catalog.rename_tenant("shop", "store").await.unwrap();
     owner.catalog.alter_user_password("ada", Some(verifier(2))).await.unwrap();
     owner.catalog.grant("store", "ada", Access::ReadOnly).await.unwrap();
-    until("all changes are visible", async || {
-        followed.look().await.unwrap();
+    wait_until("all changes are visible", async || {
+        followed.poll().await.unwrap();
         let store = catalog.tenant("store");
         store.is_some_and(|store| {
             catalog.access(&catalog.user("ada").unwrap(), &store) == Some(Access::ReadOnly)
@@ -114,16 +114,16 @@ async fn replica_sees_changes() {
         .unwrap();
     // The shutdown publishes pending changes.
     owner.publisher.stop().await;
-    followed.look().await.unwrap();
+    followed.poll().await.unwrap();
     assert_eq!(limits.get(fulmar_meta::Limit::MaxConnections), Some(3));
-    until("older catalogs are deleted", async || names(&store).await.len() == 1).await;
+    wait_until("older catalogs are deleted", async || names(&store).await.len() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replica_rejects_changes() {
     let store = Backend::memory();
     let _owner = owner(&store).await;
-    let (followed, catalog) = followed(&store).await;
+    let (followed, catalog) = open_replica(&store).await;
     let refused = followed.transact(Transaction::new().put("x", "1")).await;
     assert_eq!(refused, Err(MetaError::ReadOnly));
     let refused = catalog.create_tenant("shop", "fulmar").await.unwrap_err();
@@ -146,38 +146,38 @@ async fn primary_replaces_newer_and_damaged_catalogs() {
     let before = StoredCatalog { number: 41, node: NODE, entries: vec![entry("zz/of later")] };
     pages(&store).put_catalog(&before).await.unwrap();
     store.put("catalog/000000000000002a", b"garbage".as_slice().into()).await.unwrap();
-    let refused = Followed::open(pages(&store)).await.map(drop).unwrap_err();
+    let refused = CatalogReplica::open(pages(&store)).await.map(drop).unwrap_err();
     assert!(matches!(&refused, MetaError::Corrupt { .. }), "{refused}");
     assert!(refused.to_string().contains("catalog/000000000000002a"), "{refused}");
     let owner = owner(&store).await;
-    until("publication", async || names(&store).await == ["catalog/000000000000002b"]).await;
-    let (followed, catalog) = followed(&store).await;
+    wait_until("publication", async || names(&store).await == ["catalog/000000000000002b"]).await;
+    let (followed, catalog) = open_replica(&store).await;
     assert_eq!(followed.get("zz/of later").await, Ok(None));
     assert!(catalog.tenant("fulmar").is_some());
     // Garbage under the next number: the replica keeps the last known catalog until the primary
     // publishes again.
     store.put("catalog/000000000000002c", b"garbage".as_slice().into()).await.unwrap();
-    assert!(matches!(followed.look().await, Err(MetaError::Corrupt { .. })));
+    assert!(matches!(followed.poll().await, Err(MetaError::Corrupt { .. })));
     assert!(catalog.tenant("fulmar").is_some());
     tenant(&owner.catalog, "shop").await;
-    until("the number after the garbage is used", async || {
-        followed.look().await.is_ok() && catalog.tenant("shop").is_some()
+    wait_until("the number after the garbage is used", async || {
+        followed.poll().await.is_ok() && catalog.tenant("shop").is_some()
     })
     .await;
     // All catalogs are deleted manually: the next change publishes again.
     for name in names(&store).await {
         store.delete(&name).await.unwrap();
     }
-    followed.look().await.unwrap();
+    followed.poll().await.unwrap();
     tenant(&owner.catalog, "another").await;
-    until("the catalog is published again", async || {
-        followed.look().await.is_ok() && catalog.tenant("another").is_some()
+    wait_until("the catalog is published again", async || {
+        followed.poll().await.is_ok() && catalog.tenant("another").is_some()
     })
     .await;
     // The catalog of another node.
     let other = StoredCatalog { number: 1 << 40, node: NODE + 1, entries: Vec::new() };
     pages(&store).put_catalog(&other).await.unwrap();
-    let refused = followed.look().await.unwrap_err();
+    let refused = followed.poll().await.unwrap_err();
     assert!(refused.to_string().contains("another node"), "{refused}");
 }
 
@@ -185,7 +185,7 @@ async fn primary_replaces_newer_and_damaged_catalogs() {
 async fn unchanged_catalog_is_not_published_again() {
     let store = Backend::memory();
     let first = owner(&store).await;
-    until("the catalog is published", async || !names(&store).await.is_empty()).await;
+    wait_until("the catalog is published", async || !names(&store).await.is_empty()).await;
     first.publisher.stop().await;
     let published = names(&store).await;
     let again = Publisher::start(first.metadata.clone(), pages(&store), NODE);
@@ -199,25 +199,25 @@ async fn catalog_of_the_later_term_wins() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let zombie_store = PageStore::open(Arc::new(faulty.clone()));
-    let first = zombie_store.begin_term().await.unwrap();
+    let first = zombie_store.start_term().await.unwrap();
     let zombie = owner_over(zombie_store.in_term(&first)).await;
-    until("publication", async || names(&store).await == ["catalog/0000010000000000"]).await;
+    wait_until("publication", async || names(&store).await == ["catalog/0000010000000000"]).await;
     faulty.hold(StoreOperation::Delete, true);
     tenant(&zombie.catalog, "early").await;
     // It is about to delete the catalogs before its newest one.
     faulty.is_holding().await;
-    let second = pages(&store).begin_term().await.unwrap();
+    let second = pages(&store).start_term().await.unwrap();
     let successor = owner_over(pages(&store).in_term(&second)).await;
-    until("deletion of older ones", async || names(&store).await == ["catalog/0000020000000000"]).await;
+    wait_until("deletion of older ones", async || names(&store).await == ["catalog/0000020000000000"]).await;
     faulty.hold(StoreOperation::Delete, false);
     tenant(&zombie.catalog, "late").await;
     zombie.publisher.stop().await;
     assert_eq!(names(&store).await, ["catalog/0000010000000002", "catalog/0000020000000000"]);
-    let (followed, catalog) = followed(&store).await;
+    let (followed, catalog) = open_replica(&store).await;
     assert!(catalog.tenant("fulmar").is_some() && catalog.tenant("late").is_none());
     tenant(&successor.catalog, "shop").await;
-    until("the successor's change is visible", async || {
-        followed.look().await.is_ok() && catalog.tenant("shop").is_some()
+    wait_until("the successor's change is visible", async || {
+        followed.poll().await.is_ok() && catalog.tenant("shop").is_some()
     })
     .await;
     assert!(catalog.tenant("early").is_none());
@@ -236,13 +236,13 @@ async fn catalog_of_the_later_term_wins() {
 async fn each_term_publishes_its_own_catalog() {
     let store = Backend::memory();
     let first = owner_over(pages(&store)).await;
-    until("publication", async || names(&store).await == ["catalog/0000000000000001"]).await;
+    wait_until("publication", async || names(&store).await == ["catalog/0000000000000001"]).await;
     first.publisher.stop().await;
     for published in ["catalog/0000010000000000", "catalog/0000020000000000"] {
-        let term = pages(&store).begin_term().await.unwrap();
+        let term = pages(&store).start_term().await.unwrap();
         let of_term = pages(&store).in_term(&term);
         let again = Publisher::start(first.metadata.clone(), of_term, NODE);
-        until("this term has published", async || names(&store).await == [published]).await;
+        wait_until("this term has published", async || names(&store).await == [published]).await;
         again.stop().await;
     }
 }
@@ -255,10 +255,10 @@ async fn failing_store_delays_publication_only() {
     faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let owner = owner_over(PageStore::open(Arc::new(faulty.clone()))).await;
     tenant(&owner.catalog, "shop").await;
-    let missing = Followed::open(pages(&store)).await.map(drop).unwrap_err();
+    let missing = CatalogReplica::open(pages(&store)).await.map(drop).unwrap_err();
     assert!(missing.remedy().contains("start that node once"), "{missing}");
     faulty.always(StoreOperation::Put, None);
-    let (_, catalog) = followed(&store).await;
+    let (_, catalog) = open_replica(&store).await;
     assert!(catalog.tenant("shop").is_some());
     owner.publisher.stop().await;
 }

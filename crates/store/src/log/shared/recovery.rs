@@ -63,7 +63,7 @@ use fulmar_pages::{LogId, RecordKind};
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::Instant;
 
-use super::object::{self, Head, Object};
+use super::object_format::{self, Head, Object};
 use super::objects::Objects;
 use super::state::Live;
 use super::{LogError, Lsn, RecoveryProgress, Replay, Slot, own_record};
@@ -127,7 +127,7 @@ pub(super) async fn open(objects: &Objects, progress: &RecoveryProgress) -> Resu
         let claim = Slot { incarnation: last.incarnation + 1, sequence: 0 };
         let position = survey.known.values().map(Object::end).max().unwrap_or_default();
         let head = Head { writer, slot: claim, start: position, needed: survey.needed, durable: 0 };
-        if objects.put_once(claim, object::finish(object::begin(), &head)).await?
+        if objects.put_once(claim, object_format::finish(object_format::begin(), &head)).await?
             && objects.list_after(survey.needed.before()).await?.last() == Some(&claim)
         {
             let unread = survey.unread();
@@ -363,9 +363,9 @@ pub(super) fn seal(writer: LogId, slot: Slot, start: u64, needed: Slot) -> Bytes
 }
 
 fn encode_seal(head: Head) -> Bytes {
-    let mut bytes = object::begin();
-    object::push(&mut bytes, &own_record(RecordKind::Seal, None));
-    object::finish(bytes, &head)
+    let mut bytes = object_format::begin();
+    object_format::push(&mut bytes, &own_record(RecordKind::Seal, None));
+    object_format::finish(bytes, &head)
 }
 
 /// Splits the objects into those that count, in order, and the slots of those that can be deleted.

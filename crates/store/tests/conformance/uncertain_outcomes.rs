@@ -21,7 +21,7 @@ const TRIES: u32 = 3;
 const PART_BYTES: usize = 5 << 20;
 
 /// A store, and a reliable store above it with faults in between.
-struct Doubts<'a> {
+struct UncertainOutcomes<'a> {
     truth: &'a dyn Store,
     faulty: FaultyStore,
     store: Reliable,
@@ -31,9 +31,9 @@ struct Doubts<'a> {
 pub async fn are_resolved(store: &Arc<dyn Store>) {
     let faulty = FaultyStore::new(store.clone());
     let brief = Duration::from_millis(1);
-    let limits = Limits { tries: TRIES, first_delay: brief, longest_delay: brief, ..Limits::default() };
+    let limits = Limits { max_attempts: TRIES, first_delay: brief, max_delay: brief, ..Limits::default() };
     let reliable = Reliable::new(Arc::new(faulty.clone()), limits);
-    let doubts = Doubts { truth: &**store, faulty, store: reliable };
+    let doubts = UncertainOutcomes { truth: &**store, faulty, store: reliable };
     doubts.put_with_a_lost_response().await;
     doubts.put_with_all_responses_lost().await;
     doubts.put_with_a_spurious_conflict().await;
@@ -43,7 +43,7 @@ pub async fn are_resolved(store: &Arc<dyn Store>) {
     doubts.listing_with_faults().await;
 }
 
-impl Doubts<'_> {
+impl UncertainOutcomes<'_> {
     async fn put(&self, name: &str, bytes: &'static str) -> Result<(), FailureKind> {
         let put = self.store.put(name, Bytes::from_static(bytes.as_bytes())).await;
         put.map_err(|failure| failure.kind())
@@ -55,17 +55,17 @@ impl Doubts<'_> {
 
     /// The second put finds the object of the first one, which is the same.
     async fn put_with_a_lost_response(&self) {
-        self.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        self.faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
         self.put("doubts/lost", "mine").await.unwrap();
         assert_eq!(self.contents("doubts/lost").await.unwrap(), "mine");
-        self.faulty.next(StoreOperation::Delete, StoreFault::LoseAnswer);
+        self.faulty.next(StoreOperation::Delete, StoreFault::LoseResponse);
         self.store.delete("doubts/lost").await.unwrap();
         assert_eq!(self.contents("doubts/lost").await, None);
     }
 
     /// The existing object decides the outcome.
     async fn put_with_all_responses_lost(&self) {
-        self.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        self.faulty.next(StoreOperation::Put, StoreFault::LoseResponse);
         self.faulty.always(StoreOperation::Put, Some(UNAVAILABLE));
         self.put("doubts/all", "mine").await.unwrap();
         assert_eq!(self.put("doubts/all", "other").await, Err(FailureKind::Exists));
@@ -87,7 +87,7 @@ impl Doubts<'_> {
 
     async fn put_of_an_existing_object(&self) {
         self.truth.put("doubts/theirs", Bytes::from_static(b"theirs")).await.unwrap();
-        for fault in [UNAVAILABLE, StoreFault::LoseAnswer, EXISTS] {
+        for fault in [UNAVAILABLE, StoreFault::LoseResponse, EXISTS] {
             self.faulty.next(StoreOperation::Put, fault);
             assert_eq!(self.put("doubts/theirs", "mine").await, Err(FailureKind::Exists), "{fault:?}");
             self.faulty.forget(StoreOperation::Put);
@@ -118,11 +118,11 @@ impl Doubts<'_> {
     /// A part that is sent again replaces itself. A completion whose response was lost counts.
     async fn upload_with_lost_responses(&self) {
         let mut upload = self.store.upload("doubts/upload").await.unwrap();
-        for (part, fault) in [(1, UNAVAILABLE), (2, StoreFault::LoseAnswer)] {
+        for (part, fault) in [(1, UNAVAILABLE), (2, StoreFault::LoseResponse)] {
             self.faulty.next(StoreOperation::Upload, fault);
             upload.part(vec![part; PART_BYTES].into()).await.unwrap();
         }
-        self.faulty.next(StoreOperation::Upload, StoreFault::LoseAnswer);
+        self.faulty.next(StoreOperation::Upload, StoreFault::LoseResponse);
         upload.complete().await.unwrap();
         let found = self.contents("doubts/upload").await.unwrap();
         let starts: Vec<u8> = found.chunks(PART_BYTES).map(|part| part[0]).collect();
@@ -133,7 +133,7 @@ impl Doubts<'_> {
         for name in ["doubts/list/a", "doubts/list/b"] {
             self.put(name, "x").await.unwrap();
         }
-        for fault in [UNAVAILABLE, StoreFault::LoseAnswer] {
+        for fault in [UNAVAILABLE, StoreFault::LoseResponse] {
             self.faulty.next(StoreOperation::List, fault);
             let names = self.store.list_all("doubts/list").await.unwrap();
             assert_eq!(names, ["doubts/list/a", "doubts/list/b"]);

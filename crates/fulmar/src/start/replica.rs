@@ -16,11 +16,11 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use fulmar_engine::{Config, Engine, Era, Owner, Standing};
 use fulmar_gateway::events::Journal;
-use fulmar_meta::{Catalog, Followed};
+use fulmar_meta::{Catalog, CatalogReplica};
 use fulmar_pages::PartitionId;
-use fulmar_store::{FateName, PageStore, ReadOnlyStore, Store, StoreUrl};
+use fulmar_store::{HoldName, PageStore, ReadOnlyStore, Store, StoreUrl};
 
-use super::node::{Node, Role, Rooms, listen, retention};
+use super::node::{Node, NodeParts, Role, listen, retention};
 use super::tls::Tls;
 use crate::cli::StartArgs;
 use crate::size::Bytes;
@@ -33,8 +33,8 @@ pub(super) async fn start(
 ) -> anyhow::Result<Node> {
     let Some(url) = &arguments.store else { bail!("--read-only requires --store") };
     let http = listen(arguments, Arc::new(|| "reading the catalog in the store".to_owned())).await?;
-    let store = open(url)?;
-    let followed = Followed::open(PageStore::open(store.clone())).await?;
+    let store = open_read_only(url)?;
+    let followed = CatalogReplica::open(PageStore::open(store.clone())).await?;
     let catalog = Catalog::read_only(followed.clone()).await?;
     let scratch = tempfile::Builder::new().prefix("fulmar-").tempdir();
     let scratch = scratch.context("cannot create a temporary directory; set TMPDIR")?;
@@ -49,16 +49,16 @@ pub(super) async fn start(
     config.beside =
         Some(Owner { node_id: followed.node(), standing: Arc::new(move |id| owner_state(&known, id)) });
     let engine = Engine::start(config).await.context("cannot start the engine")?;
-    let following = tokio::spawn(followed.go_on());
+    let following = tokio::spawn(followed.run());
     let temporary_directory = scratch.path().to_owned();
-    let role = Role::Reader { following, scratch };
+    let role = Role::Replica { catalog_task: following, scratch };
     let journal = Arc::new(Journal::in_memory());
-    let rooms = Rooms { engine, catalog, journal, role, temporary_directory, http };
+    let rooms = NodeParts { engine, catalog, journal, role, temporary_directory, http };
     Node::serve(arguments, rooms, memory, tls).await
 }
 
 /// Opens the store of another node for reading.
-pub fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
+pub fn open_read_only(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
     match url {
         StoreUrl::Memory => {
             bail!("--store memory: cannot be read by another process; use the URL of the primary's store")
@@ -72,7 +72,7 @@ pub fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
     // Writable names are those of garbage-collection holds, which tell the collector what is in
     // use.
-    Ok(Arc::new(ReadOnlyStore::new(Arc::new(backend), FateName::is_one)))
+    Ok(Arc::new(ReadOnlyStore::new(Arc::new(backend), HoldName::is_valid)))
 }
 
 /// Returns the primary's state of a partition, if clients can connect to its tenant.

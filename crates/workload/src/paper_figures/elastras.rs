@@ -8,7 +8,7 @@
 //! - 10 to 12 (7.4): many tenants on one node, and one noisy tenant.
 
 use super::point::{Load, Point, ServerName};
-use super::{Figure, Scaled};
+use super::{Figure, Scaling};
 use crate::keys::Distribution;
 use crate::tpcc::Tpcc;
 use crate::ycsb::Ycsb;
@@ -50,7 +50,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             let loads = [20.0, 100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0, 1400.0];
             sweep(scaled, &loads, ALL, |parameters, x| parameters.rate_tps = x)
         },
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/5",
@@ -60,7 +60,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             let sizes = [5.0, 10.0, 15.0, 20.0, 25.0, 30.0];
             sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.operations = x)
         },
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/6",
@@ -70,7 +70,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             let reads = [50.0, 60.0, 70.0, 80.0, 90.0];
             sweep(scaled, &reads, REPRESENTATIVE, |parameters, x| parameters.read_percent = x)
         },
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/7",
@@ -80,7 +80,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             let sizes = [500.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0];
             sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.database_bytes = x * MB)
         },
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/8",
@@ -90,14 +90,14 @@ pub(super) const FIGURES: [Figure; 10] = [
             let caches = [200.0, 400.0, 600.0, 800.0, 1000.0];
             sweep(scaled, &caches, REPRESENTATIVE, |parameters, x| parameters.cache_bytes = x * MB)
         },
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/7.3.2",
         title: "Peak throughput of one tenant (ElasTraS, table of 7.3.2)",
         x: "connections",
         points: peaks,
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/9",
@@ -105,7 +105,7 @@ pub(super) const FIGURES: [Figure; 10] = [
         x: "offered transactions/s",
         points: tpcc,
         kinds: &["new-order", "payment"],
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/10",
@@ -125,7 +125,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             tenants.flat_map(both).collect()
         },
         by_tenant: true,
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/11",
@@ -145,7 +145,7 @@ pub(super) const FIGURES: [Figure; 10] = [
             loads.flat_map(both).collect()
         },
         by_tenant: true,
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/12",
@@ -156,14 +156,14 @@ pub(super) const FIGURES: [Figure; 10] = [
                 tenants: NEIGHBOURS,
                 connections: CONNECTIONS_OF_TEN,
                 rate_tps: Some(f64::from(NEIGHBOURS - 1) * NEIGHBOUR_TPS),
-                loud_tps: Some(factor * NEIGHBOUR_TPS),
+                noisy_tps: Some(factor * NEIGHBOUR_TPS),
                 ..many(scaled, Distribution::HOT_90_20, factor, TENANT_BYTES)
             };
             [1.0, 5.0, 10.0].map(noisier).into_iter().collect()
         },
         by_tenant: true,
         over_first: true,
-        ..Figure::PLAIN
+        ..Figure::DEFAULT
     },
 ];
 
@@ -187,7 +187,7 @@ const TABLE_III: Parameters = Parameters {
 /// The points of a figure that varies one parameter. Points with the same data and memory are
 /// adjacent.
 fn sweep(
-    scaled: &Scaled,
+    scaled: &Scaling,
     values: &[f64],
     lines: &[Distribution],
     vary: fn(&mut Parameters, f64),
@@ -202,7 +202,7 @@ fn sweep(
     points.collect()
 }
 
-fn single(scaled: &Scaled, parameters: &Parameters, distribution: Distribution, x: f64) -> Point {
+fn single(scaled: &Scaling, parameters: &Parameters, distribution: Distribution, x: f64) -> Point {
     let Parameters { rate_tps, operations, read_percent: reads, .. } = *parameters;
     let ycsb = Ycsb { distribution, operations: operations as u32, reads, ..Ycsb::default() };
     let load = Load::Ycsb(ycsb.of_bytes(scaled.bytes(parameters.database_bytes)));
@@ -211,7 +211,7 @@ fn single(scaled: &Scaled, parameters: &Parameters, distribution: Distribution, 
 }
 
 /// A point with tenants of `tenant_bytes` each. The figure sets their number and their rate.
-fn many(scaled: &Scaled, distribution: Distribution, x: f64, tenant_bytes: f64) -> Point {
+fn many(scaled: &Scaling, distribution: Distribution, x: f64, tenant_bytes: f64) -> Point {
     let parameters =
         Parameters { database_bytes: tenant_bytes, cache_bytes: SHARED_CACHE_BYTES, ..TABLE_III };
     single(scaled, &parameters, distribution, x)
@@ -219,7 +219,7 @@ fn many(scaled: &Scaled, distribution: Distribution, x: f64, tenant_bytes: f64) 
 
 /// Peak throughput in a closed loop. In the paper, MySQL and H2 had the same cache size as
 /// ElasTraS, and so has PostgreSQL here.
-fn peaks(scaled: &Scaled) -> Vec<Point> {
+fn peaks(scaled: &Scaling) -> Vec<Point> {
     let servers = [(ServerName::Fulmar, "fulmar"), (ServerName::Postgres, "postgres")];
     let peak = |(server, line): (ServerName, &str)| Point {
         line: line.to_owned(),
@@ -230,7 +230,7 @@ fn peaks(scaled: &Scaled) -> Vec<Point> {
     servers.map(peak).into_iter().collect()
 }
 
-fn tpcc(scaled: &Scaled) -> Vec<Point> {
+fn tpcc(scaled: &Scaling) -> Vec<Point> {
     const WAREHOUSES: f64 = 10.0;
     let part = WAREHOUSES * scaled.scale;
     // Below one warehouse, its tables become smaller instead.
@@ -258,7 +258,7 @@ mod tests {
 
     fn points(name: &str) -> Vec<Point> {
         let figure = FIGURES.iter().find(|figure| figure.name == name).unwrap();
-        (figure.points)(&Scaled { scale: 0.1, memory_bytes: None })
+        (figure.points)(&Scaling { scale: 0.1, memory_bytes: None })
     }
 
     fn ycsb(point: &Point) -> &Ycsb {
@@ -282,14 +282,14 @@ mod tests {
     fn tenants_have_the_rates_of_the_paper() {
         let ten = points("elastras/10");
         assert!(ten.iter().all(|point| point.rate_tps == Some(f64::from(point.tenants) * 100.0)));
-        let loud: Vec<_> = points("elastras/12").iter().map(|point| point.loud_tps).collect();
+        let loud: Vec<_> = points("elastras/12").iter().map(|point| point.noisy_tps).collect();
         assert_eq!(loud, [Some(25.0), Some(125.0), Some(250.0)]);
         assert!(points("elastras/12").iter().all(|point| point.rate_tps == Some(225.0)));
     }
 
     #[test]
     fn scale_reduces_warehouses_and_then_their_size() {
-        let of = |scale| match tpcc(&Scaled { scale, memory_bytes: None }).remove(0).load {
+        let of = |scale| match tpcc(&Scaling { scale, memory_bytes: None }).remove(0).load {
             Load::Tpcc(tpcc) => (tpcc.warehouses, tpcc.items, tpcc.customers),
             _ => panic!("not TPC-C"),
         };

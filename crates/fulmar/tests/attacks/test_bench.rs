@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use crate::client::{self, Answer, PASSWORD, Raw};
+use crate::client::{self, PASSWORD, Raw, Response};
 use crate::common::{Node, run, stdout};
 use crate::neighbour::{self, Neighbour};
 use crate::process::Monitor;
@@ -35,7 +35,7 @@ pub fn with_smallest_stack(command: &mut Command) {
 static MACHINE_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// The test bench of a family of attacks.
-pub struct Arena {
+pub struct TestBench {
     family: &'static str,
     directory: tempfile::TempDir,
     configure: fn(&mut Command),
@@ -82,10 +82,10 @@ impl std::fmt::Display for Stage {
     }
 }
 
-impl Arena {
+impl TestBench {
     /// Creates a data directory with the tenants. The owner of the attacking tenant runs `schema`.
-    pub async fn new(family: &'static str, schema: &[&str]) -> Arena {
-        let arena = Arena {
+    pub async fn new(family: &'static str, schema: &[&str]) -> TestBench {
+        let arena = TestBench {
             family,
             directory: tempfile::Builder::new().prefix("fulmar-attacks-").tempdir().unwrap(),
             configure: |_| (),
@@ -100,7 +100,7 @@ impl Arena {
     }
 
     /// Sets a function that adds flags or environment variables to the node's command.
-    pub fn configured(mut self, configure: fn(&mut Command)) -> Arena {
+    pub fn configured(mut self, configure: fn(&mut Command)) -> TestBench {
         self.configure = configure;
         self.stage = None;
         self
@@ -148,7 +148,7 @@ impl Arena {
             owner.batch_execute(statement).await.unwrap();
         }
         drop((admin, neighbour, owner));
-        assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+        assert_eq!(node.stop_with(rustix::process::Signal::TERM), Some(0));
     }
 
     /// Ends the node, so that the next attack gets a new one.
@@ -181,7 +181,7 @@ impl Arena {
         &mut self,
         name: &str,
         expected: &[&str],
-        attack: impl AsyncFnOnce(&Target) -> Answer,
+        attack: impl AsyncFnOnce(&Target) -> Response,
     ) {
         let target = self.target().await;
         let stage = self.stage().await;
@@ -194,7 +194,7 @@ impl Arena {
         stage.neighbour.make_requests(REQUESTS_AFTER_ATTACK, MAX_NEIGHBOUR_LATENCY).await;
 
         let measures = format!("{answer} after {took:.1?}; {stage}");
-        let mut complaints = self.complaints().await;
+        let mut complaints = self.violations().await;
         if !expected.contains(&answer.state()) {
             complaints.push(format!("expected {}", expected.join(", ")));
         }
@@ -215,7 +215,7 @@ impl Arena {
 
     /// Returns the violations since the last attack began: the node has exited, exceeds a limit, or
     /// has delayed or failed the neighbour's requests.
-    pub async fn complaints(&mut self) -> Vec<String> {
+    pub async fn violations(&mut self) -> Vec<String> {
         let Some(stage) = &mut self.stage else { return Vec::new() };
         let mut complaints = Vec::new();
         let failures = stage.neighbour.failures();
@@ -247,7 +247,7 @@ impl Arena {
     }
 
     /// Panics if an attack has succeeded.
-    pub fn judge(self) {
+    pub fn assert_no_failures(self) {
         let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
         let log: Vec<&str> = log.lines().rev().take(10).collect();
         let log: String = log.into_iter().rev().map(|line| format!("\n  {line}")).collect();
@@ -291,7 +291,7 @@ impl Target {
     }
 
     /// Runs statements in a new session until one fails.
-    pub async fn run(&self, user: &str, statements: &[&str]) -> Answer {
+    pub async fn run(&self, user: &str, statements: &[&str]) -> Response {
         client::answer(async {
             let session = self.log_in(user).await?;
             for statement in statements {

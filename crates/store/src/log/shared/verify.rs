@@ -14,7 +14,7 @@
 use futures::stream::{self, StreamExt};
 
 use super::objects::Objects;
-use super::open::{
+use super::recovery::{
     CONCURRENT_READS, LogState, MAX_ROUNDS, Survey, partition_objects, replay_all, survey_log,
 };
 use super::{LogError, RecoveryProgress, Replay};

@@ -74,19 +74,19 @@ impl FigureArgs {
         self.seconds.map_or(Duration::from_secs_f64(seconds), Duration::from_secs)
     }
 
-    fn scaled(&self) -> Scaled {
-        Scaled { scale: self.scale, memory_bytes: self.memory_mib.map(|mib| mib << 20) }
+    fn scaled(&self) -> Scaling {
+        Scaling { scale: self.scale, memory_bytes: self.memory_mib.map(|mib| mib << 20) }
     }
 }
 
 /// The size of data and memory in relation to the paper's.
-struct Scaled {
+struct Scaling {
     scale: f64,
     /// The server's memory, if it is not derived from the paper's.
     memory_bytes: Option<u64>,
 }
 
-impl Scaled {
+impl Scaling {
     fn bytes(&self, papers: f64) -> u64 {
         (papers * self.scale) as u64
     }
@@ -103,7 +103,7 @@ struct Figure {
     /// The label of the x axis.
     x: &'static str,
     /// Returns the points. Points with the same server, memory and data are adjacent.
-    points: fn(&Scaled) -> Vec<Point>,
+    points: fn(&Scaling) -> Vec<Point>,
     /// Kinds of transactions that have a line each. Empty: one line for all kinds.
     kinds: &'static [&'static str],
     /// Also shows the lowest and the highest mean latency of a tenant.
@@ -111,12 +111,12 @@ struct Figure {
     /// Also shows the values relative to those at the first x.
     over_first: bool,
     /// The label of the paper's x axis, if it differs from `x`.
-    papers_x: Option<&'static str>,
+    paper_x_label: Option<&'static str>,
 }
 
 impl Figure {
     /// The defaults of a figure.
-    const PLAIN: Figure = Figure {
+    const DEFAULT: Figure = Figure {
         name: "",
         title: "",
         x: "",
@@ -124,7 +124,7 @@ impl Figure {
         kinds: &[],
         by_tenant: false,
         over_first: false,
-        papers_x: None,
+        paper_x_label: None,
     };
 }
 
@@ -261,7 +261,7 @@ mod tests {
         let names: BTreeSet<_> = figures().map(|figure| figure.name).collect();
         assert_eq!(names.len(), figures().count());
         for figure in figures() {
-            let mut nodes: Vec<_> = (figure.points)(&Scaled { scale: 1.0, memory_bytes: None })
+            let mut nodes: Vec<_> = (figure.points)(&Scaling { scale: 1.0, memory_bytes: None })
                 .iter()
                 .map(|point| format!("{:?}", point.node()))
                 .collect();
@@ -278,7 +278,7 @@ mod tests {
         let row = |line: &str, measured| FigureRow { line: line.to_owned(), x: 20.0, measured };
         let measured =
             Measured { throughput_tps: 19.9, mean_ms: 1.5, p99_ms: 4.0, tenant_mean_ms: [1.25, 2.0] };
-        let figure = Figure { name: "f/1", ..Figure::PLAIN };
+        let figure = Figure { name: "f/1", ..Figure::DEFAULT };
         let text = csv(&figure, &[row("a, b", Ok(measured)), row("c", Err("no \"room\"\nleft".to_owned()))]);
         assert_eq!(
             text.lines().skip(1).collect::<Vec<_>>(),

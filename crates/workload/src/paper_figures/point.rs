@@ -7,7 +7,7 @@ use futures::future::LocalBoxFuture;
 use serde::Serialize;
 
 use crate::arrival::Arrival;
-use crate::run::{KindReport, Report, RunOptions, run, run_beside};
+use crate::run::{KindReport, Report, RunOptions, run, run_with_background_load};
 use crate::server::Server;
 use crate::tenants;
 use crate::tpcc::Tpcc;
@@ -38,7 +38,7 @@ pub(super) struct Point {
     pub(super) rate_tps: Option<f64>,
     /// The rate of the first tenant, which is then the noisy one and is not measured. `None`: all
     /// tenants are measured.
-    pub(super) loud_tps: Option<f64>,
+    pub(super) noisy_tps: Option<f64>,
 }
 
 /// The kind of server that a point is measured on.
@@ -84,7 +84,7 @@ impl Point {
             tenants: 1,
             connections,
             rate_tps: None,
-            loud_tps: None,
+            noisy_tps: None,
         }
     }
 
@@ -117,7 +117,7 @@ impl Point {
             let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
             let row = |kind: &KindReport| {
                 let measured = Measured {
-                    throughput_tps: kind.ended_well() as f64 / report.seconds,
+                    throughput_tps: kind.succeeded() as f64 / report.seconds,
                     mean_ms: kind.latency.mean_ms,
                     p99_ms: kind.latency.p99_ms,
                     ..Measured::of(&report)
@@ -139,12 +139,12 @@ impl Point {
             measure: time,
             ..RunOptions::new(server.target())
         };
-        match self.loud_tps {
+        match self.noisy_tps {
             None => run(workload, options(&databases, self.rate_tps)).await,
             Some(loud_tps) => {
                 let (loud, others) = databases.split_at(1);
                 let loud = (workload.clone(), options(loud, Some(loud_tps)));
-                Ok(run_beside((workload, options(others, self.rate_tps)), loud).await?.0)
+                Ok(run_with_background_load((workload, options(others, self.rate_tps)), loud).await?.0)
             }
         }
     }

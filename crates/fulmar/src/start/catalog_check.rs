@@ -19,20 +19,20 @@ use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
 
 /// The check, and the unknown partitions that the engine has found.
-pub(super) struct Census {
+pub(super) struct CatalogCheck {
     catalog: Arc<Catalog>,
     /// Whether unknown partitions are given up, instead of refusing the start.
     accepts_unknown: bool,
     unknown: Mutex<BTreeSet<PartitionId>>,
 }
 
-impl Census {
+impl CatalogCheck {
     pub(super) fn new(catalog: Arc<Catalog>, accepts_unknown: bool) -> Arc<Self> {
-        Arc::new(Census { catalog, accepts_unknown, unknown: Mutex::default() })
+        Arc::new(CatalogCheck { catalog, accepts_unknown, unknown: Mutex::default() })
     }
 
     /// Returns the callbacks with which the engine looks up partitions.
-    pub(super) fn known(self: &Arc<Self>) -> CatalogPartitions {
+    pub(super) fn partition_callbacks(self: &Arc<Self>) -> CatalogPartitions {
         let (catalog, census) = (self.catalog.clone(), self.clone());
         CatalogPartitions {
             from: self.catalog.first_unsettled_partition(),
@@ -99,11 +99,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("meta.db");
         let metadata: Arc<dyn MetadataStore> = Arc::new(Embedded::open(&path).unwrap());
-        let census = Census::new(Catalog::open(metadata).await.unwrap(), accepts_unknown);
+        let census = CatalogCheck::new(Catalog::open(metadata).await.unwrap(), accepts_unknown);
         let started = async {
             loop {
                 let mut config = Config::new(data, 64 << 20);
-                config.known = Some(census.known());
+                config.known = Some(census.partition_callbacks());
                 match Engine::start(config).await {
                     // The previous engine's log is closed on another thread.
                     Err(error) if error.message().contains("in use") => tokio::task::yield_now().await,

@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// One half of the CPUs that this process may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Half {
+pub(crate) enum CpuHalf {
     /// The CPUs with the lower numbers.
     Server,
     /// The other CPUs.
@@ -19,7 +19,7 @@ pub(crate) enum Half {
 
 /// Restricts the calling thread, and the threads and processes that it starts, to one half. On a
 /// single CPU both halves are the same.
-pub(crate) fn keep_to(half: Half) -> anyhow::Result<()> {
+pub(crate) fn keep_to(half: CpuHalf) -> anyhow::Result<()> {
     // The affinity of the process is that of its main thread, which is never restricted.
     let all = sched_getaffinity(Some(getpid())).context("could not get CPU affinity")?;
     let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
@@ -28,7 +28,7 @@ pub(crate) fn keep_to(half: Half) -> anyhow::Result<()> {
     }
     let (server, drivers) = usable.split_at(usable.len() / 2);
     let mut set = CpuSet::new();
-    for cpu in if half == Half::Server { server } else { drivers } {
+    for cpu in if half == CpuHalf::Server { server } else { drivers } {
         set.set(*cpu);
     }
     sched_setaffinity(None, &set).context("could not set CPU affinity")
@@ -38,7 +38,7 @@ pub(crate) fn keep_to(half: Half) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn cpus_of(half: Half) -> Vec<usize> {
+    fn cpus_of(half: CpuHalf) -> Vec<usize> {
         let own = move || {
             keep_to(half).unwrap();
             let set = sched_getaffinity(None).unwrap();
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn halves_are_disjoint_and_cover_all_cpus() {
-        let (server, drivers) = (cpus_of(Half::Server), cpus_of(Half::Drivers));
+        let (server, drivers) = (cpus_of(CpuHalf::Server), cpus_of(CpuHalf::Drivers));
         let usable = std::thread::available_parallelism().unwrap().get();
         match usable {
             1 => assert_eq!(server, drivers),

@@ -46,7 +46,7 @@ impl Counters {
 }
 
 /// A sample of the counters of all tenants.
-pub struct Look {
+pub struct CounterSample {
     pub at: Instant,
     pub tenants: Vec<Counters>,
 }
@@ -71,7 +71,7 @@ impl Running {
 
 /// Statistics of a tenant, or of all tenants, in an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Figures {
+pub struct TenantStats {
     pub sessions: i64,
     pub statements_per_second: f64,
     /// CPU time in percent of one CPU: 200 is two CPUs.
@@ -90,7 +90,7 @@ pub struct Tenant {
     #[serde(rename = "tenant")]
     pub name: String,
     #[serde(flatten)]
-    pub figures: Figures,
+    pub stats: TenantStats,
     /// Since the node started.
     pub p99_ms: f64,
 }
@@ -100,7 +100,7 @@ pub struct Tenant {
 pub struct Interval {
     pub seconds: f64,
     /// The sum over all tenants, including those not shown.
-    pub total: Figures,
+    pub total: TenantStats,
     pub tenants: Vec<Tenant>,
     /// The longest-running statements and transactions.
     pub running: Vec<Running>,
@@ -110,7 +110,7 @@ impl Interval {
     /// Computes the statistics of tenants that are in both samples, with counters that have not
     /// been reset. Other tenants have no known rates. A tenant renamed in between counts as another
     /// one.
-    pub fn between(before: &Look, now: &Look, running: Vec<Running>) -> Self {
+    pub fn between(before: &CounterSample, now: &CounterSample, running: Vec<Running>) -> Self {
         let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(f64::EPSILON);
         let known: HashMap<&str, &Counters> =
             before.tenants.iter().map(|counters| (counters.name.as_str(), counters)).collect();
@@ -123,7 +123,7 @@ impl Interval {
                 Some(Tenant::between(before, now, seconds))
             })
             .collect();
-        let total = tenants.iter().fold(Figures::default(), |total, tenant| total.plus(&tenant.figures));
+        let total = tenants.iter().fold(TenantStats::default(), |total, tenant| total.plus(&tenant.stats));
         Self { seconds, total, tenants, running }
     }
 
@@ -142,7 +142,7 @@ impl Interval {
 impl Tenant {
     fn between(before: &Counters, now: &Counters, seconds: f64) -> Self {
         let rate = |before: i64, now: i64| now.saturating_sub(before).max(0) as f64 / seconds;
-        let figures = Figures {
+        let figures = TenantStats {
             sessions: now.sessions,
             statements_per_second: rate(before.statements, now.statements),
             busy_percent: (now.busy_ms - before.busy_ms).max(0.0) / (seconds * 10.0),
@@ -152,12 +152,12 @@ impl Tenant {
             size_bytes: now.size_bytes,
             memory_bytes: now.memory_bytes,
         };
-        Self { name: now.name.clone(), figures, p99_ms: now.p99_ms }
+        Self { name: now.name.clone(), stats: figures, p99_ms: now.p99_ms }
     }
 
     /// Returns the value of a sort column.
     fn sort_value(&self, by: Sort) -> f64 {
-        let figures = &self.figures;
+        let figures = &self.stats;
         match by {
             Sort::Tenant => 0.0,
             Sort::Sessions => figures.sessions as f64,
@@ -173,7 +173,7 @@ impl Tenant {
     }
 }
 
-impl Figures {
+impl TenantStats {
     fn plus(&self, other: &Self) -> Self {
         let sum = |a: Option<i64>, b: Option<i64>| match (a, b) {
             (Some(a), Some(b)) => Some(a.saturating_add(b)),
@@ -223,8 +223,8 @@ pub mod tests {
             counters("again", 8, 8.0),
             counters("new", 7, 7.0),
         ];
-        let now = Look { at: at + Duration::from_secs(2), tenants };
-        Interval::between(&Look { at, tenants: before }, &now, Vec::new())
+        let now = CounterSample { at: at + Duration::from_secs(2), tenants };
+        Interval::between(&CounterSample { at, tenants: before }, &now, Vec::new())
     }
 
     fn names(interval: &Interval) -> Vec<&str> {
@@ -235,7 +235,7 @@ pub mod tests {
     fn two_samples_give_rates_and_totals() {
         let mut interval = interval();
         assert_eq!(names(&interval), ["a", "b"], "only tenants in both samples, without a reset");
-        let b = &interval.tenants[1].figures;
+        let b = &interval.tenants[1].stats;
         assert_eq!((b.statements_per_second, b.busy_percent, b.commits_per_second), (10.0, 150.0, 5.0));
         assert_eq!((b.errors_per_second, b.size_bytes, b.memory_bytes), (0.0, Some(8192), None));
         let total = &interval.total;

@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_READ_ATTEMPTS: u32 = 20;
 
 /// The newest known catalog of an object store.
-pub struct Followed {
+pub struct CatalogReplica {
     store: PageStore,
     node: u128,
     /// The number of the current catalog. Locked during a poll.
@@ -27,7 +27,7 @@ pub struct Followed {
     observers: Mutex<Vec<Weak<dyn Observer>>>,
 }
 
-impl Followed {
+impl CatalogReplica {
     /// Reads the newest catalog.
     ///
     /// Errors: [`MetaError::Unavailable`] if there is none or the store cannot be read,
@@ -40,7 +40,7 @@ impl Followed {
                          version: it then publishes its catalog.",
             });
         };
-        Ok(Arc::new(Followed {
+        Ok(Arc::new(CatalogReplica {
             node: newest.node,
             current: tokio::sync::Mutex::new(newest.number),
             entries: Mutex::new(sorted(newest.entries)),
@@ -55,11 +55,11 @@ impl Followed {
     }
 
     /// Polls for newer catalogs. Does not return.
-    pub async fn go_on(self: Arc<Self>) {
+    pub async fn run(self: Arc<Self>) {
         let mut last_error = None;
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            match self.look().await {
+            match self.poll().await {
                 Ok(()) => {
                     if last_error.take().is_some() {
                         tracing::info!("the catalog in the store can be read again");
@@ -79,7 +79,7 @@ impl Followed {
     }
 
     /// Polls once, and passes a newer catalog to the observers.
-    pub async fn look(&self) -> Result<(), MetaError> {
+    pub async fn poll(&self) -> Result<(), MetaError> {
         let mut current = self.current.lock().await;
         let Some(newest) = newest(&self.store, *current).await? else { return Ok(()) };
         if newest.node != self.node {
@@ -117,7 +117,7 @@ async fn newest(store: &PageStore, current: u64) -> Result<Option<StoredCatalog>
         match store.read_catalog(number).await {
             Ok(catalog) => return Ok(Some(catalog)),
             Err(StoreError::Missing { .. }) => {}
-            Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
+            Err(error @ (StoreError::Damaged { .. } | StoreError::WrongIdentity { .. })) => {
                 return Err(MetaError::Corrupt {
                     place: "in the store".to_owned(),
                     cause: error.to_string(),
@@ -133,7 +133,7 @@ async fn newest(store: &PageStore, current: u64) -> Result<Option<StoredCatalog>
 }
 
 #[async_trait]
-impl MetadataStore for Followed {
+impl MetadataStore for CatalogReplica {
     async fn get(&self, key: &str) -> Result<Option<Entry>, MetaError> {
         Ok(self.entries.lock().get(key).cloned())
     }

@@ -22,90 +22,90 @@
 use std::time::Duration;
 
 use fulmar_pages::PartitionId;
-use fulmar_pages::fate::{Fate, StoredFate};
+use fulmar_pages::manifest_hold::{HoldState, StoredHold};
 
 use super::{ManifestName, PageStore, StoreError, directory};
 use crate::store::{FailureKind, Span};
 
-const FATE: &str = "fate-";
+const HOLD_PREFIX: &str = "fate-";
 
 /// How long a pin is valid.
 const PIN_DURATION: Duration = Duration::from_secs(4 * 3600);
 /// A process that still needs the manifest after this time must pin it again.
-pub const PIN_AGAIN: Duration = Duration::from_secs(3600);
+pub const PIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Number of lost races for a turn after which an operation fails.
 const MAX_ROUNDS: usize = 50;
 
 /// Name of a fate. Names sort in the order of a partition's manifests, and of the turns of each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct FateName {
+pub struct HoldName {
     /// The manifest.
     pub manifest: ManifestName,
     /// Number of the decision.
-    pub turn: u32,
+    pub sequence: u32,
 }
 
 /// Common prefix of the names of a manifest's fates; they sort after it.
-fn fates_of(manifest: ManifestName) -> String {
+fn holds_prefix(manifest: ManifestName) -> String {
     let ManifestName { partition, epoch, number } = manifest;
-    format!("{}/{FATE}{epoch:08x}-{number:016x}", directory(partition))
+    format!("{}/{HOLD_PREFIX}{epoch:08x}-{number:016x}", directory(partition))
 }
 
-impl FateName {
+impl HoldName {
     fn object(&self) -> String {
-        format!("{}-{:08x}", fates_of(self.manifest), self.turn)
+        format!("{}-{:08x}", holds_prefix(self.manifest), self.sequence)
     }
 
     pub(super) fn parse(object: &str) -> Option<Self> {
-        let (directory, fate) = object.rsplit_once('/')?;
+        let (directory, hold) = object.rsplit_once('/')?;
         let (_, partition) = directory.rsplit_once('/')?;
-        let mut parts = fate.strip_prefix(FATE)?.split('-');
+        let mut parts = hold.strip_prefix(HOLD_PREFIX)?.split('-');
         let mut next = || parts.next();
         let manifest = ManifestName {
             partition: PartitionId(u64::from_str_radix(partition, 16).ok()?),
             epoch: u32::from_str_radix(next()?, 16).ok()?,
             number: u64::from_str_radix(next()?, 16).ok()?,
         };
-        let name = FateName { manifest, turn: u32::from_str_radix(next()?, 16).ok()? };
+        let name = HoldName { manifest, sequence: u32::from_str_radix(next()?, 16).ok()? };
         (name.object() == object).then_some(name)
     }
 
     /// Returns true if this is the name of a fate, which read-only processes may put.
-    pub fn is_one(object: &str) -> bool {
-        FateName::parse(object).is_some()
+    pub fn is_valid(object: &str) -> bool {
+        HoldName::parse(object).is_some()
     }
 }
 
 /// Result of pinning a manifest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pinned {
-    /// The manifest is pinned for longer than [`PIN_AGAIN`].
-    Yes,
+pub enum PinOutcome {
+    /// The manifest is pinned for longer than [`PIN_RENEWAL_INTERVAL`].
+    Pinned,
     /// The manifest is condemned or deleted.
-    Gone,
+    Deleted,
     /// This process may not write to the store.
-    Refused,
+    NotPermitted,
 }
 
 impl PageStore {
     /// Protects a manifest and the segments that it references from deletion for some time.
-    pub async fn pin(&self, manifest: ManifestName, now_unix_ms: u64) -> Result<Pinned, StoreError> {
+    pub async fn pin(&self, manifest: ManifestName, now_unix_ms: u64) -> Result<PinOutcome, StoreError> {
         let until_unix_ms = now_unix_ms.saturating_add(PIN_DURATION.as_millis() as u64);
         // The pin of another process is sufficient, too.
-        let sufficient_ms = now_unix_ms.saturating_add(2 * PIN_AGAIN.as_millis() as u64);
+        let sufficient_ms = now_unix_ms.saturating_add(2 * PIN_RENEWAL_INTERVAL.as_millis() as u64);
         for _ in 0..MAX_ROUNDS {
-            let last = self.last_fate(manifest, None).await?;
-            match last.map(|last| last.fate) {
-                Some(Fate::Condemned) => return Ok(Pinned::Gone),
-                Some(Fate::Pinned { until_unix_ms }) if until_unix_ms >= sufficient_ms => {}
+            let last = self.last_hold(manifest, None).await?;
+            match last.map(|last| last.state) {
+                Some(HoldState::Condemned) => return Ok(PinOutcome::Deleted),
+                Some(HoldState::Pinned { until_unix_ms }) if until_unix_ms >= sufficient_ms => {}
                 _ => {
-                    let turn = last.map_or(0, |last| last.turn + 1);
-                    match self.decide(manifest, turn, Fate::Pinned { until_unix_ms }).await {
+                    let sequence = last.map_or(0, |last| last.sequence + 1);
+                    match self.decide(manifest, sequence, HoldState::Pinned { until_unix_ms }).await {
                         Ok(true) => {}
                         Ok(false) => continue,
                         Err(StoreError::Failed { cause, .. }) if cause.kind() == FailureKind::Refused => {
-                            return Ok(Pinned::Refused);
+                            return Ok(PinOutcome::NotPermitted);
                         }
                         Err(error) => return Err(error),
                     }
@@ -113,8 +113,8 @@ impl PageStore {
             }
             // The manifest and its fates may have been deleted, so that the pin has no effect.
             return match self.read_manifest(manifest).await {
-                Ok(_) => Ok(Pinned::Yes),
-                Err(StoreError::Missing { .. }) => Ok(Pinned::Gone),
+                Ok(_) => Ok(PinOutcome::Pinned),
+                Err(StoreError::Missing { .. }) => Ok(PinOutcome::Deleted),
                 Err(error) => Err(error),
             };
         }
@@ -126,74 +126,85 @@ impl PageStore {
     pub async fn condemn(
         &self,
         manifest: ManifestName,
-        known: &[FateName],
+        known: &[HoldName],
         now_unix_ms: u64,
     ) -> Result<bool, StoreError> {
-        let mut known = Some(known.iter().map(|fate| fate.turn).collect());
+        let mut known = Some(known.iter().map(|hold| hold.sequence).collect());
         for _ in 0..MAX_ROUNDS {
-            let last = self.last_fate(manifest, known.take()).await?;
-            let turn = match last.map(|last| (last.turn, last.fate)) {
-                Some((turn, Fate::Condemned)) => turn,
-                Some((_, Fate::Pinned { until_unix_ms })) if until_unix_ms > now_unix_ms => return Ok(false),
+            let last = self.last_hold(manifest, known.take()).await?;
+            let sequence = match last.map(|last| (last.sequence, last.state)) {
+                Some((sequence, HoldState::Condemned)) => sequence,
+                Some((_, HoldState::Pinned { until_unix_ms })) if until_unix_ms > now_unix_ms => {
+                    return Ok(false);
+                }
                 last => {
-                    let turn = last.map_or(0, |(turn, _)| turn + 1);
-                    if !self.decide(manifest, turn, Fate::Condemned).await? {
+                    let sequence = last.map_or(0, |(sequence, _)| sequence + 1);
+                    if !self.decide(manifest, sequence, HoldState::Condemned).await? {
                         continue;
                     }
-                    turn
+                    sequence
                 }
             };
             self.delete_manifest(manifest).await?;
-            self.delete_fates(manifest, turn).await?;
+            self.delete_holds(manifest, sequence).await?;
             return Ok(true);
         }
         Err(self.contended(manifest))
     }
 
     /// Returns true if a manifest with these fates was condemned but not yet deleted.
-    pub async fn is_condemned(&self, fates: &[FateName]) -> Result<bool, StoreError> {
-        let Some(last) = fates.last() else { return Ok(false) };
-        Ok(self.read_fate(*last).await?.is_some_and(|last| last.fate == Fate::Condemned))
+    pub async fn is_condemned(&self, holds: &[HoldName]) -> Result<bool, StoreError> {
+        let Some(last) = holds.last() else { return Ok(false) };
+        Ok(self.read_hold(*last).await?.is_some_and(|last| last.state == HoldState::Condemned))
     }
 
     /// Deletes the fates of a manifest that does not exist, unless a process that has pinned it may
     /// not have noticed that yet.
-    pub async fn forget_fates(&self, fates: &[FateName], now_unix_ms: u64) -> Result<(), StoreError> {
-        let Some(last) = fates.last() else { return Ok(()) };
-        let is_expired = match self.read_fate(*last).await?.map(|last| last.fate) {
-            Some(Fate::Pinned { until_unix_ms }) => until_unix_ms <= now_unix_ms,
-            Some(Fate::Condemned) | None => true,
+    pub async fn delete_orphaned_holds(
+        &self,
+        holds: &[HoldName],
+        now_unix_ms: u64,
+    ) -> Result<(), StoreError> {
+        let Some(last) = holds.last() else { return Ok(()) };
+        let is_expired = match self.read_hold(*last).await?.map(|last| last.state) {
+            Some(HoldState::Pinned { until_unix_ms }) => until_unix_ms <= now_unix_ms,
+            Some(HoldState::Condemned) | None => true,
         };
         match is_expired {
-            true => self.delete_fates(last.manifest, last.turn).await,
+            true => self.delete_holds(last.manifest, last.sequence).await,
             false => Ok(()),
         }
     }
 
     /// Deletes a fate. Succeeds if it does not exist. Only allowed after its manifest and all later
     /// turns have been deleted.
-    pub async fn delete_fate(&self, name: FateName) -> Result<(), StoreError> {
+    pub async fn delete_hold(&self, name: HoldName) -> Result<(), StoreError> {
         self.delete(&name.object()).await
     }
 
     /// Checks that a fate is not damaged.
-    pub async fn verify_fate(&self, name: FateName) -> Result<(), StoreError> {
-        self.read_fate(name).await.map(drop)
+    pub async fn verify_hold(&self, name: HoldName) -> Result<(), StoreError> {
+        self.read_hold(name).await.map(drop)
     }
 
     /// Deletes all turns up to `last`, the last one first, so that the remaining ones have no gap.
-    async fn delete_fates(&self, manifest: ManifestName, last: u32) -> Result<(), StoreError> {
-        for turn in (0..=last).rev() {
-            self.delete_fate(FateName { manifest, turn }).await?;
+    async fn delete_holds(&self, manifest: ManifestName, last: u32) -> Result<(), StoreError> {
+        for sequence in (0..=last).rev() {
+            self.delete_hold(HoldName { manifest, sequence }).await?;
         }
         Ok(())
     }
 
     /// Puts a decision. Returns false if another process has taken the turn.
-    async fn decide(&self, manifest: ManifestName, turn: u32, fate: Fate) -> Result<bool, StoreError> {
+    async fn decide(
+        &self,
+        manifest: ManifestName,
+        sequence: u32,
+        state: HoldState,
+    ) -> Result<bool, StoreError> {
         let ManifestName { partition, epoch, number } = manifest;
-        let stored = StoredFate { partition, epoch, number, turn, by: rand::random(), fate };
-        match self.put(&FateName { manifest, turn }.object(), stored.encode().into()).await {
+        let stored = StoredHold { partition, epoch, number, sequence, by: rand::random(), state };
+        match self.put(&HoldName { manifest, sequence }.object(), stored.encode().into()).await {
             Ok(()) => Ok(true),
             Err(StoreError::Exists { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -201,46 +212,48 @@ impl PageStore {
     }
 
     /// Reads the last decision on a manifest, out of `turns` or of the existing ones.
-    async fn last_fate(
+    async fn last_hold(
         &self,
         manifest: ManifestName,
         turns: Option<Vec<u32>>,
-    ) -> Result<Option<StoredFate>, StoreError> {
+    ) -> Result<Option<StoredHold>, StoreError> {
         let turns = match turns {
             Some(turns) => turns,
-            None => self.turns(manifest).await?,
+            None => self.sequences(manifest).await?,
         };
         match turns.last() {
-            Some(turn) => self.read_fate(FateName { manifest, turn: *turn }).await,
+            Some(sequence) => self.read_hold(HoldName { manifest, sequence: *sequence }).await,
             None => Ok(None),
         }
     }
 
-    async fn turns(&self, manifest: ManifestName) -> Result<Vec<u32>, StoreError> {
+    async fn sequences(&self, manifest: ManifestName) -> Result<Vec<u32>, StoreError> {
         // The listing starts after the manifests, of which there may be many. Few objects follow.
-        let listed = self.list_after(Some(manifest.partition), Some(fates_of(manifest))).await?;
-        let of = listed.fates.iter().filter(|fate| fate.manifest == manifest);
-        Ok(of.map(|fate| fate.turn).collect())
+        let listed = self.list_after(Some(manifest.partition), Some(holds_prefix(manifest))).await?;
+        let of = listed.holds.iter().filter(|hold| hold.manifest == manifest);
+        Ok(of.map(|hold| hold.sequence).collect())
     }
 
     /// Reads a decision, if it exists.
-    async fn read_fate(&self, name: FateName) -> Result<Option<StoredFate>, StoreError> {
+    async fn read_hold(&self, name: HoldName) -> Result<Option<StoredHold>, StoreError> {
         let object = name.object();
         let bytes = match self.get(&object, Span::Whole).await {
             Ok(piece) => piece.bytes,
             Err(StoreError::Missing { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let fate = StoredFate::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
+        let hold = StoredHold::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         let ManifestName { partition, epoch, number } = name.manifest;
-        match (fate.partition, fate.epoch, fate.number, fate.turn) == (partition, epoch, number, name.turn) {
-            true => Ok(Some(fate)),
-            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+        match (hold.partition, hold.epoch, hold.number, hold.sequence)
+            == (partition, epoch, number, name.sequence)
+        {
+            true => Ok(Some(hold)),
+            false => Err(StoreError::WrongIdentity { object, store: self.store.to_string() }),
         }
     }
 
     fn contended(&self, manifest: ManifestName) -> StoreError {
-        let object = FateName { manifest, turn: 0 }.object();
+        let object = HoldName { manifest, sequence: 0 }.object();
         StoreError::Contended { object, store: self.store.to_string() }
     }
 }

@@ -83,13 +83,21 @@ impl Bench {
     }
 
     /// Starts an empty Fulmar with enough memory for `data_bytes`, also if less was requested.
-    pub(super) async fn fulmar_holding(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
+    pub(super) async fn fulmar_with_memory_for(
+        &self,
+        data_bytes: u64,
+        connections: u32,
+    ) -> anyhow::Result<Server> {
         self.fulmar_with(self.memory_for(data_bytes), connections).await
     }
 
     /// The same with half of the CPUs, leaving the other half to the drivers.
-    pub(super) async fn fulmar_apart(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        Server::start_apart(self.new_fulmar()?, self.memory_for(data_bytes), connections).await
+    pub(super) async fn fulmar_on_separate_cpus(
+        &self,
+        data_bytes: u64,
+        connections: u32,
+    ) -> anyhow::Result<Server> {
+        Server::start_on_separate_cpus(self.new_fulmar()?, self.memory_for(data_bytes), connections).await
     }
 
     fn memory_for(&self, data_bytes: u64) -> u64 {
@@ -117,7 +125,7 @@ impl Bench {
 
     /// Measures both servers in alternating rounds. A measurement yields a number for each of
     /// `cases`. If one fails, all of them fail.
-    pub(super) async fn in_turns<const N: usize>(
+    pub(super) async fn alternate<const N: usize>(
         &self,
         pair: &mut Pair,
         cases: [&'static Case; N],
