@@ -33,6 +33,9 @@
 
 mod error;
 mod local;
+mod options;
+mod own_record;
+mod position;
 mod progress;
 mod shared;
 mod statistics;
@@ -42,10 +45,8 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use fulmar_pages::record::CutPoint;
-use fulmar_pages::{PartitionId, Record, RecordBuilder, RecordHeader, RecordKind, Version};
+use fulmar_pages::Record;
 
 use crate::files::LogFiles;
 use crate::store::Reliable;
@@ -56,86 +57,13 @@ use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
 pub use local::{announce_idle, flush_on_idle};
+pub use options::{LogOptions, MAX_RETRY_DELAY, Urgency};
+pub use position::Lsn;
+pub use progress::{OnDiscard, OnFlushDue};
 pub use shared::{
     LogEnd, LogObject, LogPosition, LogTail, NextRecords, RecoveryProgress, SharedLogCheck, SharedLogOptions,
 };
 pub use statistics::LogStatistics;
-
-/// A position in a node's log, in bytes. A record's position is that of its end.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub struct Lsn(pub u64);
-
-impl std::fmt::Display for Lsn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// How soon a record must be written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Urgency {
-    /// As soon as the disk is idle: a session waits for it and will continue afterwards. If the
-    /// appending thread announces when it is idle ([`announce_idle`]) and the log is busy, the
-    /// record may wait until then.
-    Immediate,
-    /// As `Immediate`, unless the appender commits infrequently. The duration is the time since its
-    /// last commit. If it is long enough, the record may wait for others to share its sync, for at
-    /// most a tenth of that time.
-    Deferred(Duration),
-    /// As soon as the disk is idle, and accepted even if the log is full, within its
-    /// [reserve](LogOptions::capacity_bytes): once the record is durable, the log can be truncated.
-    FreesSpace,
-}
-
-/// The reserve of a log is its capacity divided by this.
-const RESERVE_DIVISOR: u64 = 8;
-
-/// Whether, and how, a log's writer must stop.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stop {
-    No,
-    /// Once everything is durable and the log is sealed.
-    Drain,
-    /// Immediately.
-    Abandon,
-}
-
-/// Configuration of a local log.
-#[derive(Clone, Debug)]
-pub struct LogOptions {
-    /// Length of a log file. The first file of a log is shorter, so that a node starts fast.
-    pub file_bytes: u64,
-    /// Maximum size of all files together; at least four files. In addition, an eighth of it (at
-    /// least one file) is reserved for [`Urgency::FreesSpace`].
-    pub capacity_bytes: u64,
-    /// Maximum size of the records that wait in memory to be written. The same amount can be in
-    /// flight to the disk.
-    pub pending_bytes: usize,
-    /// Delay before the disk is retried after a failure. Doubles with each attempt, up to
-    /// [`MAX_RETRY_DELAY`].
-    pub retry_delay: Duration,
-}
-
-/// Maximum delay between two attempts to use a broken or full disk.
-pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
-
-impl Default for LogOptions {
-    fn default() -> Self {
-        LogOptions {
-            file_bytes: 64 << 20,
-            capacity_bytes: 1 << 30,
-            pending_bytes: 64 << 20,
-            retry_delay: Duration::from_millis(50),
-        }
-    }
-}
-
-/// Called when records are lost. The arguments are the durable position, up to which records are
-/// kept, and the appended position, up to which they are lost.
-pub type OnDiscard = Box<dyn Fn(Lsn, Lsn) + Send + Sync>;
-
-/// Called when the log's backlog requires a flush.
-pub type OnFlushDue = Box<dyn Fn() + Send + Sync>;
 
 /// A node's commit log for one durability target.
 pub struct CommitLog {
@@ -407,22 +335,4 @@ impl CommitLog {
             LogBackend::ReadOnly => Ok(()),
         }
     }
-}
-
-/// Returns the body of a record that the log writes for its own use.
-fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
-    let mut builder = RecordBuilder::default();
-    builder.begin(&RecordHeader {
-        kind,
-        partition: PartitionId(0),
-        version: Version::default(),
-        transaction: 0,
-        timestamp: 0,
-        page_count: 0,
-        previous: None,
-    });
-    if let Some(cut) = cut {
-        builder.push_cut(cut);
-    }
-    builder.finish().to_vec()
 }

@@ -13,7 +13,14 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 
 use super::waiters::{Ticket, Waiters};
-use super::{LogError, LogStatistics, Lsn, OnDiscard, OnFlushDue};
+use super::{LogError, LogStatistics, Lsn};
+
+/// Called when records are lost. The arguments are the durable position, up to which records are
+/// kept, and the appended position, up to which they are lost.
+pub type OnDiscard = Box<dyn Fn(Lsn, Lsn) + Send + Sync>;
+
+/// Called when the log's backlog requires a flush.
+pub type OnFlushDue = Box<dyn Fn() + Send + Sync>;
 
 /// State shared by a log and its callers, independent of the log's implementation.
 pub(super) struct Progress {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::part::{Message, Parent};
+use super::message::{Message, Parent};
 use super::record::{IntervalRecord, Record, UsageRecord};
 use super::{RunEvent, RunOptions, RunTick, Watcher};
 use crate::measure::{Interval, Latencies};

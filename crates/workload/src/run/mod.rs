@@ -22,6 +22,7 @@ mod collector;
 mod database;
 mod driver;
 mod machine;
+mod message;
 mod part;
 mod prices;
 mod record;

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::driver::{Clock, Outcome, Plan};
-use super::part::Message;
+use super::message::Message;
 use super::{Processes, RunEvent};
 use crate::measure::{Meter, MeterRecord};
 use crate::workload::Workload;

@@ -1,9 +1,9 @@
 //! Delivery (clause 2.7.4), statement by statement: delivers the oldest open order of each district
 //! of a warehouse.
 
-use super::DISTRICTS;
 use super::inputs::Delivery;
-use super::steps::{at_most_one, change_one, integers, one};
+use super::options::DISTRICTS;
+use super::statements::{at_most_one, change_one, integers, one};
 use crate::client::{Client, Error, Parameter, Statement, Type};
 use crate::workload::{AttemptError, TransactionOutcome};
 

@@ -2,8 +2,8 @@
 
 use rand::RngExt;
 
+use super::options::{DISTRICTS, Tpcc};
 use super::random::{Constants, write_last_name};
-use super::{DISTRICTS, Tpcc};
 use crate::keys::{Distribution, Keys};
 use crate::workload::{Random, TerminalId};
 

@@ -4,9 +4,10 @@
 //! either exists completely or not at all. An interrupted load continues with the next warehouse,
 //! and so does a load that requests more warehouses than exist.
 
+use super::options::Tpcc;
 use super::population::Rows;
+use super::procedures;
 use super::schema::{Table, statements};
-use super::{Tpcc, procedures};
 use crate::client::Client;
 use crate::workload::{Dialect, LoadContext};
 

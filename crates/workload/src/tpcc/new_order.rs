@@ -5,9 +5,9 @@
 //! updates its stock with one statement, with the arithmetic of the specification: if fewer than 10
 //! would remain, 91 are added.
 
-use super::DISTRICTS;
 use super::inputs::{Line, NewOrder};
-use super::steps::{at_most_one, change_one, integers, missing, one};
+use super::options::DISTRICTS;
+use super::statements::{at_most_one, change_one, integers, missing, one};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
 use crate::workload::{AttemptError, TransactionOutcome};
 

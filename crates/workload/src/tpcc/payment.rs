@@ -4,7 +4,7 @@
 //! which many payments write, are updated last.
 
 use super::inputs::Payment;
-use super::steps::{change_one, integers, number_of, one, prepare_by_name};
+use super::statements::{change_one, integers, number_of, one, prepare_by_name};
 use crate::client::{Client, Error, Parameter, Row, Statement, Type};
 use crate::workload::{AttemptError, TransactionOutcome};
 

@@ -12,9 +12,9 @@ use std::io::Write;
 use rand::RngExt;
 use rand::seq::SliceRandom;
 
+use super::options::{DISTRICTS, Tpcc};
 use super::random::{Constants, LAST_NAMES, write_data, write_digits, write_last_name, write_letters};
 use super::schema::Table;
-use super::{DISTRICTS, Tpcc};
 use crate::workload::{Random, generator};
 
 /// The date of all initial rows. It is fixed, so that equal seeds create equal rows.

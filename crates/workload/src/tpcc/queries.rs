@@ -2,7 +2,7 @@
 //! (clause 2.8.2).
 
 use super::inputs::{OrderStatus, StockLevel};
-use super::steps::{integers, missing, number_of, one, prepare_by_name};
+use super::statements::{integers, missing, number_of, one, prepare_by_name};
 use crate::client::{Client, Error, Statement, Type};
 use crate::workload::{AttemptError, TransactionOutcome};
 

@@ -14,7 +14,7 @@
 //!   conflict if they write the same pages, and ten warehouses would fit into one page. An unused
 //!   column pads the rows, which is common for servers that lock pages.
 
-use super::DISTRICTS;
+use super::options::DISTRICTS;
 use crate::workload::Dialect;
 
 /// Padding with which no two rows fit into one page.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rand::RngExt;
 
-use super::Tpcc;
 use super::inputs::{Input, Inputs};
+use super::options::Tpcc;
 use super::procedures::Calls;
 use super::steps::Steps;
 use crate::client::{Client, Error};

@@ -104,13 +104,11 @@ use std::time::Duration;
 use fulmar_pages::Record;
 use parking_lot::Mutex;
 
+use super::options::{LogOptions, MAX_RETRY_DELAY, Stop};
 use super::progress::Progress;
-use super::{
-    FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, RESERVE_DIVISOR, Stop, Urgency, own_record,
-};
+use super::{FullCause, LogError, Lsn, Urgency};
 use crate::files::LogFiles;
 
-use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
 use state::Core;
 use sync_policy::SyncPolicy;
 

@@ -20,7 +20,8 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use super::state::{Core, LiveFile, MIN_FILE_BYTES, Phase, ReadyFile, State};
-use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_DIVISOR, Stop};
+use crate::log::FullCause;
+use crate::log::options::{LogOptions, MAX_RETRY_DELAY, RESERVE_DIVISOR, Stop};
 
 /// Spare files are kept while the log's size is at most its capacity divided by this, which is
 /// about the number of files that it fills between two flushes. Creating a new file means writing

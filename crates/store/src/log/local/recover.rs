@@ -18,8 +18,8 @@ use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, Header
 use super::newest::{NEWEST, NEWEST_BYTES, NEWEST_NEW, Newest};
 use super::preallocation::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::state::LiveFile;
-use super::{LogError, Lsn};
 use crate::files::{LogFile, LogFiles};
+use crate::log::{LogError, Lsn};
 
 /// Result of recovery.
 pub(super) struct Recovered {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::batching::is_infrequent;
-use super::frame::{Frames, HEADER_BYTES};
+use super::frame::{FRAME_HEAD_BYTES, Frames, HEADER_BYTES, MAX_BODY_BYTES};
 use super::newest::NewestFile;
 use super::sync_policy::SyncPolicy;
-use super::{
-    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Stop, Urgency,
-};
 use crate::files::{LogFile, LogFiles};
+use crate::log::options::{LogOptions, Stop};
+use crate::log::progress::Progress;
+use crate::log::{FullCause, LogError, Lsn, Urgency};
 
 /// Reserved at the end of each file for the seal.
 const SEAL_RESERVE_BYTES: u64 = 64;

@@ -67,7 +67,8 @@ mod tests {
     use super::super::batching::MAX_COMMIT_DELAY;
     use super::*;
     use crate::files::{Fault, FaultyFiles, LogFiles, Operation, StdFiles};
-    use crate::log::{LogError, LogOptions, Lsn, Urgency, own_record};
+    use crate::log::own_record::own_record;
+    use crate::log::{LogError, LogOptions, Lsn, Urgency};
 
     fn open(files: impl LogFiles) -> LocalLog {
         LocalLog::open(LogOptions::default(), Arc::new(files), &mut |_, _| Ok(())).unwrap()

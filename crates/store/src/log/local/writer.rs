@@ -16,9 +16,11 @@ use super::recover::Recovered;
 use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State};
 use super::sync_policy::SyncPolicy;
 use super::time_slice;
-use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
 use crate::failpoint;
 use crate::files::{LogFile, LogFiles};
+use crate::log::LogError;
+use crate::log::options::{LogOptions, MAX_RETRY_DELAY, Stop};
+use crate::log::own_record::own_record;
 
 /// Length of the first file of a log. It is short because a start waits for its creation.
 const FIRST_FILE_BYTES: u64 = 4 << 20;

@@ -108,123 +108,33 @@
 
 mod object_format;
 mod objects;
+mod options;
 mod recovery;
+mod slot;
 mod state;
 mod tail;
 mod verify;
 mod writer;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fulmar_pages::{PAGE_SIZE, Record};
+use fulmar_pages::PAGE_SIZE;
 use futures::executor::block_on;
 use tokio::time::Instant;
 
+use super::options::Stop;
 use super::progress::Progress;
-use super::{FullCause, LogError, Lsn, RESERVE_DIVISOR, Stop, Urgency, own_record};
+use super::{FullCause, LogError, Lsn, Urgency};
 use crate::store::Reliable;
 
 use objects::Objects;
+pub(super) use options::Replay;
 use state::Core;
 
+pub use options::{RecoveryProgress, SharedLogOptions};
 pub use tail::{LogEnd, LogObject, LogPosition, LogTail, NextRecords};
 pub use verify::SharedLogCheck;
-
-/// The name of an object in a node's logs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-struct Slot {
-    /// Which of the node's logs.
-    incarnation: u64,
-    /// Which object of the log.
-    sequence: u64,
-}
-
-impl Slot {
-    fn next(self) -> Slot {
-        Slot { sequence: self.sequence + 1, ..self }
-    }
-
-    /// The slot before this one, whether or not it can have an object.
-    fn before(self) -> Option<Slot> {
-        match (self.incarnation.checked_sub(1), self.sequence.checked_sub(1)) {
-            (_, Some(sequence)) => Some(Slot { sequence, ..self }),
-            (Some(incarnation), None) => Some(Slot { incarnation, sequence: u64::MAX }),
-            (None, None) => None,
-        }
-    }
-}
-
-impl fmt::Display for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}/{:016x}", self.incarnation, self.sequence)
-    }
-}
-
-/// Configuration of a shared log.
-#[derive(Clone, Debug)]
-pub struct SharedLogOptions {
-    /// Size from which on an object gets no further records. A single record may be longer.
-    pub object_bytes: usize,
-    /// Maximum number of concurrent puts.
-    pub in_flight: usize,
-    /// Maximum total size of all objects.
-    pub capacity_bytes: u64,
-    /// Maximum size of the records that are held in memory because they are not yet durable.
-    pub pending_bytes: usize,
-    /// Maximum number of unflushed objects. A flush is due from half of it on.
-    pub backlog_objects: usize,
-    /// Maximum size of the unflushed objects. A flush is due from half of it on.
-    pub backlog_bytes: u64,
-    /// Counts the objects that are read when the log is opened.
-    pub progress: Arc<RecoveryProgress>,
-}
-
-impl Default for SharedLogOptions {
-    fn default() -> Self {
-        SharedLogOptions {
-            object_bytes: 4 << 20,
-            in_flight: 4,
-            capacity_bytes: 1 << 30,
-            pending_bytes: 64 << 20,
-            backlog_objects: 4000,
-            backlog_bytes: 64 << 20,
-            progress: Arc::default(),
-        }
-    }
-}
-
-/// Progress of opening a shared log: objects read, and objects to read.
-#[derive(Debug, Default)]
-pub struct RecoveryProgress {
-    read: AtomicU64,
-    expected: AtomicU64,
-}
-
-impl RecoveryProgress {
-    /// Number of objects read so far.
-    pub fn read(&self) -> u64 {
-        self.read.load(Relaxed)
-    }
-
-    /// Number of objects to read, as far as known; 0 until the first one was read.
-    pub fn expected(&self) -> u64 {
-        self.expected.load(Relaxed)
-    }
-
-    fn object_read(&self) {
-        self.read.fetch_add(1, Relaxed);
-    }
-
-    fn expect(&self, objects: u64) {
-        self.expected.store(objects, Relaxed);
-    }
-}
-
-/// Receives the valid records when a log is opened.
-pub(super) type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + Send + 'a;
 
 /// A log in a store.
 pub(super) struct SharedLog {

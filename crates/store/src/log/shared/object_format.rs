@@ -14,7 +14,7 @@
 use bytes::Bytes;
 use fulmar_pages::{FormatError, LogId, Record, RecordKind, record};
 
-use super::Slot;
+use super::slot::Slot;
 
 /// Length of an object's head.
 pub(super) const HEAD_BYTES: usize = 80;

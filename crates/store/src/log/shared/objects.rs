@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
-use super::Slot;
 use super::object_format::Object;
+use super::slot::Slot;
 use crate::log::LogError;
 use crate::store::{Failure, FailureKind, Reliable, Span, Store};
 

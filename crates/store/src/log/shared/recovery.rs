@@ -65,8 +65,11 @@ use tokio::time::Instant;
 
 use super::object_format::{self, Head, Object};
 use super::objects::Objects;
+use super::options::{RecoveryProgress, Replay};
+use super::slot::Slot;
 use super::state::Live;
-use super::{LogError, Lsn, RecoveryProgress, Replay, Slot, own_record};
+use crate::log::own_record::own_record;
+use crate::log::{LogError, Lsn};
 
 /// Number of concurrent reads. At 30 ms per read, this reads 4,000 objects in 1 s.
 pub(super) const CONCURRENT_READS: usize = 128;

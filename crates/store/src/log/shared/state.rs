@@ -25,8 +25,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::object_format::{self, HEAD_BYTES, LENGTH_BYTES};
-use super::{FullCause, LogError, Lsn, RESERVE_DIVISOR, SharedLogOptions, Slot, Stop, Urgency};
+use super::options::SharedLogOptions;
+use super::slot::Slot;
+use crate::log::options::{RESERVE_DIVISOR, Stop};
 use crate::log::progress::Progress;
+use crate::log::{FullCause, LogError, Lsn, Urgency};
 
 /// Maximum length of a record: its length must fit into 32 bits, and a put must complete in time.
 const MAX_BODY_BYTES: u64 = 1 << 30;

@@ -66,7 +66,8 @@ use quick_cache::sync::Cache;
 
 use super::object_format::{Head, Object};
 use super::objects::Objects;
-use super::{LogError, Slot};
+use super::slot::Slot;
+use crate::log::LogError;
 use crate::store::Reliable;
 
 /// Number of concurrent reads.

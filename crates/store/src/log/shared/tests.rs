@@ -19,13 +19,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fulmar_pages::RecordKind;
+use fulmar_pages::{Record, RecordKind};
 use futures::FutureExt;
 
 use records::commit;
 
 use super::object_format::{HEAD_BYTES, LENGTH_BYTES, Object};
+use super::slot::Slot;
 use super::*;
+use crate::log::own_record::own_record;
 use crate::log::{LogBackend, Urgency};
 use crate::{Backend, CommitLog, FailureKind, FaultyStore, Limits, Span, Store, StoreFault, StoreOperation};
 

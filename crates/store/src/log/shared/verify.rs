@@ -14,10 +14,11 @@
 use futures::stream::{self, StreamExt};
 
 use super::objects::Objects;
+use super::options::{RecoveryProgress, Replay};
 use super::recovery::{
     CONCURRENT_READS, LogState, MAX_ROUNDS, Survey, partition_objects, replay_all, survey_log,
 };
-use super::{LogError, RecoveryProgress, Replay};
+use crate::log::LogError;
 
 /// Result of verifying a node's logs in a store.
 #[derive(Debug, Default)]

@@ -13,9 +13,13 @@ use tokio::time::Instant;
 
 use super::object_format::{self, Head, Object};
 use super::objects::Objects;
+use super::options::SharedLogOptions;
 use super::recovery::{Opened, seal};
+use super::slot::Slot;
 use super::state::{Batch, Core, Live, Phase, State};
-use super::{LogError, Progress, SharedLogOptions, Slot, Stop};
+use crate::log::LogError;
+use crate::log::options::Stop;
+use crate::log::progress::Progress;
 
 /// Delay between two series of attempts of a put. Each series has its own delays.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
