@@ -358,7 +358,7 @@ async fn full_disk_rejects_writes_but_allows_reads_and_drops() {
     let status = run(&["status", "--json", "--http", &node.http]);
     assert!(stderr_of_failure(&status, 1).contains("the disk is full"));
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-    let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_level";
+    let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_pressure";
     assert_eq!(status["metrics"].as_array().unwrap().iter().find(level).unwrap()["value"], 2.0);
     drop(shop);
     assert_eq!(node.stop_with(rustix::process::Signal::INT), Some(0));

@@ -179,7 +179,7 @@ async fn check_replica(store: Store) {
     let in_recovery: bool = fresh.query_one("SELECT pg_is_in_recovery()", &[]).await.unwrap().get(0);
     assert!(in_recovery);
     let status = stdout(&run(&["status", "--json", "--http", &replica.http]));
-    for metric in ["fulmar_reader_looks_total", "fulmar_reader_age_milliseconds"] {
+    for metric in ["fulmar_replica_log_polls_total", "fulmar_replica_last_poll_age_seconds"] {
         assert!(status.contains(metric), "{status}");
     }
 
@@ -190,7 +190,7 @@ async fn check_replica(store: Store) {
     let before = store.names();
     assert_eq!(query_i64(&client(&replica, "shop").await, COUNT).await, 22);
     // Each statement without staleness polls the log in the store.
-    let polls = || metric(&replica, "fulmar_reader_looks_total");
+    let polls = || metric(&replica, "fulmar_replica_log_polls_total");
     let enough = polls() + 20.0;
     let poll = async {
         while polls() < enough {

@@ -20,6 +20,7 @@
 //! ([`failpoint`]).
 
 mod disk_cache;
+mod durations;
 pub mod failpoint;
 mod files;
 mod log;
@@ -29,6 +30,7 @@ mod single_flight;
 mod store;
 
 pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MAX_READ_COST, ReadHint};
+pub use durations::{DURATION_BUCKETS, DurationCounts, duration_bucket_us};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPosition, LogStatistics, LogTail, Lsn,
@@ -43,6 +45,5 @@ pub use reads::{blocking_reads, serve_reads};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,
-    Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload,
-    UploadCounts, time_bucket_us,
+    Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, Upload, UploadCounts,
 };

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId};
-use fulmar_store::{DiskCache, DiskCacheStatistics, OperationStatistics};
+use fulmar_store::{DiskCache, DiskCacheStatistics, DurationCounts, OperationStatistics};
 
 use super::Engine;
 use crate::health::LogHealth;
@@ -23,8 +23,8 @@ pub struct EngineStatistics {
     pub log_syncs: u64,
     /// Current size of the log's files in bytes.
     pub log_size_bytes: u64,
-    /// Current smoothed duration of a sync in microseconds.
-    pub log_sync_us: u64,
+    /// Durations of the syncs of the local log.
+    pub log_sync_durations: DurationCounts,
     /// Number of log failures.
     pub log_failures: u64,
     /// Bytes of objects put into the shared log.
@@ -35,12 +35,12 @@ pub struct EngineStatistics {
     pub shared_log_size_bytes: u64,
     /// Current number of these objects.
     pub shared_log_backlog_objects: u64,
-    /// Current smoothed time in microseconds until an object is known to be stored.
-    pub shared_log_put_us: u64,
+    /// Durations of the puts of the shared log.
+    pub shared_log_put_durations: DurationCounts,
     /// How often another process has sealed the shared log.
     pub shared_log_failures: u64,
-    /// 1 while the shared log accepts no commits, otherwise 0.
-    pub shared_log_refuses: u64,
+    /// 0 while the shared log accepts no commits, otherwise 1. 1 also if no partition uses it.
+    pub shared_log_available: u64,
     /// Current size of pages in memory in bytes.
     pub memory_bytes: u64,
     /// The part of them that is in no segment of the store yet.
@@ -132,8 +132,9 @@ impl Engine {
             log_bytes: load(&log.bytes),
             log_syncs: load(&log.syncs),
             log_size_bytes: self.node().log.size_bytes(),
-            log_sync_us: load(&log.sync_nanos) / 1000,
+            log_sync_durations: log.sync_durations(),
             log_failures: load(&log.failures),
+            shared_log_available: 1,
             memory_bytes: self.node().memory.used_bytes(),
             memory_unwritten_bytes: self.node().memory.unwritten_bytes(),
             memory_limit_bytes: self.node().memory.limit_bytes(),
@@ -155,9 +156,9 @@ impl Engine {
             statistics.shared_log_puts = load(&counted.syncs);
             statistics.shared_log_size_bytes = log.size_bytes();
             statistics.shared_log_backlog_objects = log.backlog_objects();
-            statistics.shared_log_put_us = load(&counted.sync_nanos) / 1000;
+            statistics.shared_log_put_durations = counted.sync_durations();
             statistics.shared_log_failures = load(&counted.failures);
-            statistics.shared_log_refuses = u64::from(!LogHealth::of(log).accepts());
+            statistics.shared_log_available = u64::from(LogHealth::of(log).accepts());
         }
         let open = self.partitions().open_partitions();
         statistics.open_partitions = open.len() as u64;

@@ -1,7 +1,7 @@
 //! Metrics of the engine and the store.
 
 use fulmar_engine::{BesideStatistics, EngineStatistics};
-use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
+use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics};
 
 use super::text::{self, Metric, counter, gauge, header, line};
 
@@ -44,7 +44,7 @@ const ENGINE: &[Metric<EngineStatistics>] = &[
         engine.pages_read_ahead
     }),
     counter(
-        "fulmar_pages_warmed_total",
+        "fulmar_pages_prewarmed_total",
         "Pages that were prewarmed when their database was opened.",
         |engine| engine.pages_warmed,
     ),
@@ -56,9 +56,6 @@ const ENGINE: &[Metric<EngineStatistics>] = &[
         engine.temporary_files
     }),
     gauge("fulmar_log_size_bytes", "Size of the commit log's files.", |engine| engine.log_size_bytes),
-    gauge("fulmar_log_sync_microseconds", "Smoothed time of an fsync of the commit log.", |engine| {
-        engine.log_sync_us
-    }),
     gauge(
         "fulmar_shared_log_size_bytes",
         "Size of the part of the shared commit log that is still needed.",
@@ -69,21 +66,18 @@ const ENGINE: &[Metric<EngineStatistics>] = &[
         "Objects of the shared commit log that a start of the node would read.",
         |engine| engine.shared_log_backlog_objects,
     ),
-    gauge(
-        "fulmar_shared_log_put_microseconds",
-        "Smoothed time to write an object of the shared commit log.",
-        |engine| engine.shared_log_put_us,
-    ),
-    gauge("fulmar_shared_log_refuses", "1 while the shared commit log accepts no commits.", |engine| {
-        engine.shared_log_refuses
+    gauge("fulmar_shared_log_available", "0 while the shared commit log accepts no commits.", |engine| {
+        engine.shared_log_available
     }),
-    gauge("fulmar_memory_bytes", "Size of the page cache.", |engine| engine.memory_bytes),
+    gauge("fulmar_page_cache_bytes", "Size of the page cache.", |engine| engine.memory_bytes),
     gauge(
-        "fulmar_memory_unwritten_bytes",
+        "fulmar_page_cache_dirty_bytes",
         "Size of the cached pages that have not been flushed to the store.",
         |engine| engine.memory_unwritten_bytes,
     ),
-    gauge("fulmar_memory_limit_bytes", "The limit of the page cache.", |engine| engine.memory_limit_bytes),
+    gauge("fulmar_page_cache_limit_bytes", "The limit of the page cache.", |engine| {
+        engine.memory_limit_bytes
+    }),
     gauge("fulmar_statement_memory_bytes", "Memory charged to statements.", |engine| engine.statement_bytes),
     gauge(
         "fulmar_statement_memory_limit_bytes",
@@ -101,7 +95,7 @@ const ENGINE: &[Metric<EngineStatistics>] = &[
     ),
     gauge("fulmar_disk_reserve_bytes", "Disk space that is kept free.", |engine| engine.disk_reserve_bytes),
     gauge(
-        "fulmar_disk_level",
+        "fulmar_disk_pressure",
         "0: enough space; 1: commits that need more space are rejected; 2: all commits are rejected.",
         |engine| engine.disk_level,
     ),
@@ -138,27 +132,32 @@ const DISK_CACHE: &[Metric<DiskCacheStatistics>] = &[
 ];
 
 const REPLICA: &[Metric<BesideStatistics>] = &[
-    counter("fulmar_reader_looks_total", "Polls of the primary's log.", |replica| replica.looks),
+    counter("fulmar_replica_log_polls_total", "Polls of the primary's log.", |replica| replica.looks),
     counter(
-        "fulmar_reader_reopened_total",
+        "fulmar_replica_resyncs_total",
         "Databases reopened after a restore, or because the primary had truncated its log.",
         |replica| replica.reopened,
     ),
-    gauge("fulmar_reader_fails", "1 if the last poll of the primary's log failed.", |replica| {
-        replica.fails.into()
+    gauge("fulmar_replica_up", "0 if the last poll of the primary's log failed.", |replica| {
+        (!replica.fails).into()
     }),
 ];
-
-/// Not present before the first poll.
-const REPLICA_AGE: &[Metric<u64>] = &[gauge(
-    "fulmar_reader_age_milliseconds",
-    "Time since the last poll of the primary's log; it grows while no session reads.",
-    |age_ms| *age_ms,
-)];
 
 /// Writes the metrics of the engine, and of the disk cache if there is one.
 pub(super) fn write(out: &mut String, engine: &EngineStatistics) {
     text::write(out, ENGINE, engine);
+    let log_durations = [
+        ("fulmar_log_sync_seconds", "Duration of each fsync of the commit log.", &engine.log_sync_durations),
+        (
+            "fulmar_shared_log_put_seconds",
+            "Duration of each write of an object of the shared commit log.",
+            &engine.shared_log_put_durations,
+        ),
+    ];
+    for (name, help, durations) in log_durations {
+        header(out, name, help, "histogram");
+        text::durations(out, name, "", durations);
+    }
     if let Some(cache) = &engine.disk_cache {
         text::write(out, DISK_CACHE, cache);
     }
@@ -167,8 +166,12 @@ pub(super) fn write(out: &mut String, engine: &EngineStatistics) {
 /// Writes the metrics of a read replica.
 pub(super) fn write_replica(out: &mut String, replica: &BesideStatistics) {
     text::write(out, REPLICA, replica);
-    if let Some(age_ms) = &replica.age_ms {
-        text::write(out, REPLICA_AGE, age_ms);
+    // Not present before the first poll.
+    if let Some(age_ms) = replica.age_ms {
+        const NAME: &str = "fulmar_replica_last_poll_age_seconds";
+        let help = "Time since the last poll of the primary's log; it grows while no session reads.";
+        header(out, NAME, help, "gauge");
+        line(out, format_args!("{NAME} {}", age_ms as f64 / 1e3));
     }
 }
 
@@ -177,15 +180,8 @@ pub(super) fn write_store(out: &mut String, store: &[OperationStatistics]) {
     const NAME: &str = "fulmar_store_seconds";
     header(out, NAME, "Duration of each attempt of a store operation.", "histogram");
     for one in store {
-        let operation = one.operation.label();
-        let mut total = 0;
-        for (bucket, count) in one.durations.iter().enumerate() {
-            total += count;
-            let bound = time_bucket_us(bucket).map_or("+Inf".to_owned(), |us| (us as f64 / 1e6).to_string());
-            line(out, format_args!("{NAME}_bucket{{operation=\"{operation}\",le=\"{bound}\"}} {total}"));
-        }
-        line(out, format_args!("{NAME}_sum{{operation=\"{operation}\"}} {}", one.time_us as f64 / 1e6));
-        line(out, format_args!("{NAME}_count{{operation=\"{operation}\"}} {}", one.attempts));
+        let label = format!("operation=\"{}\"", one.operation.label());
+        text::durations(out, NAME, &label, &one.durations);
     }
     type Value = fn(&OperationStatistics) -> u64;
     let totals: [(&str, &str, Value); 2] = [

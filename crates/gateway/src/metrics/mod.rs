@@ -39,9 +39,11 @@ pub(crate) struct Connections {
 
 const CONNECTIONS: &[Metric<Connections>] = &[
     gauge("fulmar_sessions", "Open sessions.", |now| now.sessions),
-    gauge("fulmar_logins", "Connections that are not authenticated yet.", |now| now.logins.now as u64),
+    gauge("fulmar_connections_pending", "Connections that are not authenticated yet.", |now| {
+        now.logins.now as u64
+    }),
     counter(
-        "fulmar_logins_sent_away_total",
+        "fulmar_connections_evicted_total",
         "Unauthenticated connections that were closed because of the connection limit.",
         |now| now.logins.sent_away,
     ),
@@ -119,7 +121,7 @@ mod tests {
         let text = render(&workers, &connected(5), &engine, None, &[], &[]);
         for expected in [
             "fulmar_sessions 5\n",
-            "fulmar_logins 3\n",
+            "fulmar_connections_pending 3\n",
             "fulmar_session_memory_bytes 11\n",
             "fulmar_session_memory_limit_bytes 12\n",
             "fulmar_session_memory_rejections_total 13\n",

@@ -47,7 +47,7 @@ macro_rules! counters {
 
 counters! {
     sessions "fulmar_sessions_total" "Sessions opened since the start.";
-    moved "fulmar_sessions_moved_total" "Moves of a session to another worker thread.";
+    moved "fulmar_session_migrations_total" "Moves of a session to another worker thread.";
     rows "fulmar_rows_total" "Rows sent to clients.";
     errors "fulmar_errors_total" "Errors sent to clients.";
     received_bytes "fulmar_received_bytes_total" "Bytes received from clients.";

@@ -121,7 +121,7 @@ async fn shared_log_failure_is_reported_and_local_databases_continue() {
         health.starts_with("HTTP/1.1 200") && health.contains("shared databases are not accepted"),
         "{health}"
     );
-    assert!(node.get("/metrics", "").await.contains("\nfulmar_shared_log_refuses 1\n"));
+    assert!(node.get("/metrics", "").await.contains("\nfulmar_shared_log_available 0\n"));
     plain.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
     assert!(!waiting.is_finished(), "the outcome of the commit must not be reported before it is known");
     faulty.always(StoreOperation::Put, None);

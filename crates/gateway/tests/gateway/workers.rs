@@ -46,11 +46,11 @@ async fn sessions_move_to_the_active_workers() {
     let mut rounds = 0;
     for workers in [3, 1] {
         // Read before the change, since a session may move while the metric is read.
-        let before = metric(&node, "fulmar_sessions_moved_total").await;
+        let before = metric(&node, "fulmar_session_migrations_total").await;
         active.store(workers, Ordering::Relaxed);
         assert_eq!(metric(&node, "fulmar_workers_active").await, workers as i64);
         let work = async {
-            while metric(&node, "fulmar_sessions_moved_total").await < before + MOVES {
+            while metric(&node, "fulmar_session_migrations_total").await < before + MOVES {
                 futures::future::join_all(sessions.iter().map(|session| busy(session, 5))).await;
                 rounds += 5;
             }

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::durations::{DurationCounts, Durations};
+
 /// Counters of one log since it was opened. Each is read separately, so two of them may differ by
 /// one batch.
 #[derive(Debug, Default)]
@@ -21,6 +23,8 @@ pub struct LogStatistics {
     pub largest_batch_records: AtomicU64,
     /// Smoothed duration of a sync, in nanoseconds.
     pub sync_nanos: AtomicU64,
+    /// Durations of the syncs.
+    sync_durations: Durations,
     /// Number of failed writes or syncs after which a new log was started.
     pub failures: AtomicU64,
     /// Records rejected for lack of space.
@@ -41,12 +45,18 @@ impl LogStatistics {
     /// Called only by the log's writer, so the load and the store need not be one atomic step.
     pub(super) fn sync(&self, took: Duration) {
         self.syncs.fetch_add(1, Relaxed);
+        self.sync_durations.record(took);
         let took = took.as_nanos() as u64;
         let smoothed = match self.sync_nanos.load(Relaxed) {
             0 => took,
             before => before - before / 8 + took / 8,
         };
         self.sync_nanos.store(smoothed, Relaxed);
+    }
+
+    /// Durations of the syncs; of a log in a store, of the puts.
+    pub fn sync_durations(&self) -> DurationCounts {
+        self.sync_durations.counts()
     }
 
     pub(super) fn smoothed_sync(&self) -> Duration {

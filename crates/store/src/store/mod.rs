@@ -55,7 +55,7 @@ pub use failure::{Failure, FailureKind};
 pub use faulty::{FaultyStore, StoreFault, UploadCounts};
 pub use read_only::ReadOnlyStore;
 pub use reliable::{Limits, Reliable};
-pub use statistics::{OperationStatistics, StoreOperation, TIME_BUCKETS, time_bucket_us};
+pub use statistics::{OperationStatistics, StoreOperation};
 pub use url::{StoreUrl, StoreUrlError};
 
 /// A range of an object's bytes.

@@ -4,11 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Failure, FailureKind};
-
-/// Number of buckets of attempt durations. The first contains durations of up to 64 us, the limit
-/// doubles from bucket to bucket, and the last one has no limit.
-pub const TIME_BUCKETS: usize = 22;
-const FIRST_BUCKET_US: u64 = 64;
+use crate::durations::{DurationCounts, Durations};
 
 /// A kind of store operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,15 +56,8 @@ pub struct OperationStatistics {
     pub bytes: u64,
     /// Failed attempts, in the order of [`FailureKind::ALL`].
     pub failures: [u64; FailureKind::ALL.len()],
-    /// Total duration of all attempts, in microseconds.
-    pub time_us: u64,
-    /// Number of attempts per duration bucket; see [`time_bucket_us`].
-    pub durations: [u64; TIME_BUCKETS],
-}
-
-/// Upper limit of a duration bucket in microseconds; None for the last one.
-pub fn time_bucket_us(bucket: usize) -> Option<u64> {
-    (bucket + 1 < TIME_BUCKETS).then(|| FIRST_BUCKET_US << bucket)
+    /// Durations of the attempts.
+    pub durations: DurationCounts,
 }
 
 #[derive(Default, Debug)]
@@ -77,8 +66,7 @@ struct Counters {
     retries: AtomicU64,
     bytes: AtomicU64,
     failures: [AtomicU64; FailureKind::ALL.len()],
-    time_us: AtomicU64,
-    durations: [AtomicU64; TIME_BUCKETS],
+    durations: Durations,
 }
 
 /// Counters of a store.
@@ -94,10 +82,8 @@ impl Statistics {
     ) {
         let counters = &self.0[operation as usize];
         let add = |counter: &AtomicU64, amount| counter.fetch_add(amount, Ordering::Relaxed);
-        let duration_us = duration.as_micros() as u64;
         add(&counters.attempts, 1);
-        add(&counters.time_us, duration_us);
-        add(&counters.durations[bucket(duration_us)], 1);
+        counters.durations.record(duration);
         if let Some(failure) = failure {
             add(&counters.failures[failure.kind().index()], 1);
         }
@@ -119,30 +105,15 @@ impl Statistics {
             retries: load(&counters.retries),
             bytes: load(&counters.bytes),
             failures: std::array::from_fn(|kind| load(&counters.failures[kind])),
-            time_us: load(&counters.time_us),
-            durations: std::array::from_fn(|bucket| load(&counters.durations[bucket])),
+            durations: counters.durations.counts(),
         };
         StoreOperation::ALL.into_iter().zip(&self.0).map(operation).collect()
     }
 }
 
-fn bucket(time_us: u64) -> usize {
-    let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
-    ((units - 1).checked_ilog2().map_or(0, |log| log + 1) as usize).min(TIME_BUCKETS - 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_counted_in_the_smallest_bucket_that_contains_them() {
-        for time_us in [0, 1, 64, 65, 128, 129, 5_000_000, u64::MAX] {
-            let found = bucket(time_us);
-            assert!(time_bucket_us(found).is_none_or(|bound| time_us <= bound), "{time_us}");
-            assert!(found == 0 || time_bucket_us(found - 1).unwrap() < time_us, "{time_us}");
-        }
-    }
 
     #[test]
     fn each_operation_has_its_own_counters() {
@@ -155,7 +126,7 @@ mod tests {
         let snapshot = statistics.snapshot();
         assert!(snapshot.iter().enumerate().all(|(at, one)| one.operation as usize == at));
         let get = snapshot[StoreOperation::Get as usize];
-        assert_eq!((get.attempts, get.retries, get.bytes, get.time_us, get.durations[1]), (2, 1, 7, 200, 2));
+        assert_eq!((get.attempts, get.retries, get.bytes, get.durations.total_us), (2, 1, 7, 200));
         assert_eq!(get.failures, [0, 0, 0, 0, 1, 0]);
         assert_eq!(snapshot[StoreOperation::Put as usize].attempts, 0);
     }
