@@ -90,5 +90,5 @@ pub use error::{MetaError, What};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
 pub use published::{Followed, Publisher};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
-pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
+pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
 pub use units::Unit;
