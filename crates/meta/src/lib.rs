@@ -9,7 +9,8 @@
 //!        v   |
 //!   MetadataStore          keys, values, revisions: get, scan, transact, follow
 //!        |
-//!   Embedded               one SQLite file, one thread, group commit (later also etcd)
+//!   Embedded               one SQLite file, one thread, group commit
+//!   EtcdStore              an etcd cluster, shared by all nodes
 //!   Followed               read-only: a catalog that another node published in the object store
 //! ```
 //!
@@ -78,6 +79,7 @@
 mod catalog;
 mod embedded;
 mod error;
+mod etcd;
 mod limits;
 mod published;
 mod store;
@@ -87,6 +89,7 @@ pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TEN
 pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
+pub use etcd::{EtcdOptions, EtcdStore, EtcdTls};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
 pub use published::{Followed, Publisher};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
