@@ -41,6 +41,7 @@
 //! dropped/ID          {"v":1}
 //! counter/dropped     {"v":1,"before":66}
 //! secret/salt         {"v":1,"key":"..."}
+//! copy/unfinished     {"v":1}
 //! ```
 //!
 //! ID is a partition id in 16 hexadecimal digits. Bytes are written as hexadecimal digits.
@@ -57,6 +58,9 @@
 //! - `counter/dropped`: every partition below `before` without a record was dropped, or its id was
 //!   never used.
 //! - `secret/salt`: 32 random bytes, from which SCRAM salts for nonexistent users are derived.
+//!
+//! - `copy/unfinished`: the store is the destination of a [`copy()`] that has not ended. A catalog
+//!   is not opened on it.
 //!
 //! Other keys are ignored: they belong to later versions. The keys listed after `counter/partition`
 //! were added later. They are created when a catalog without them is opened; `counter/dropped` is
@@ -77,6 +81,7 @@
 //! reserved durably before the first id of the block is used.
 
 mod catalog;
+mod copy;
 mod embedded;
 mod error;
 mod etcd;
@@ -87,6 +92,7 @@ mod units;
 
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
 pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+pub use copy::{Copied, CopyProgress, copy};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
 pub use etcd::{EtcdOptions, EtcdStore, EtcdTls};

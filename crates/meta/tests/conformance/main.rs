@@ -5,9 +5,11 @@
 //! - [`etcd`]: one member: authentication, TLS, space quota, backups, several clusters.
 //! - [`faults`]: one member behind a [`proxy`] that cuts connections and loses answers.
 //! - [`members`]: three members: a killed leader, a lost majority, a hanging member.
+//! - [`copy`]: copies between stores.
 //!
 //! The tests start etcd themselves. They need Debian's packages etcd-server and etcd-client.
 
+mod copy;
 mod embedded;
 mod etcd;
 mod faults;
