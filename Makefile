@@ -8,6 +8,7 @@
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
 #   make soak     simulate 100,000 clusters under faults; SEEDS=1000000 for more
 #   make sqllogictest SCRIPTS=directory   run its scripts against Fulmar and stock SQLite
+#   make needs    install what a build needs; part of every target that builds
 #   make fmt      format the code
 #   make clean    remove build results
 
@@ -20,21 +21,27 @@ CLIENTS := target/clients
 DRIVERS := $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
 TOOLS := target/tools
 VERSITYGW := v1.8.0
+# What every build needs: a C compiler, and for the client of etcd the protobuf compiler with its
+# include files. Tests also start etcd.
+NEEDS := cc:build-essential protoc:protobuf-compiler descriptor.proto:libprotobuf-dev etcd:etcd-server etcdctl:etcd-client
 MINUTES ?= 2
 SEEDS ?= 100000
 
-.PHONY: help demo test tools drivers clients sqllogictest fuzz soak check fmt clean
+.PHONY: help needs demo test tools drivers clients sqllogictest fuzz soak check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
 
+needs:
+	@scripts/need $(NEEDS)
+
 demo:
-	@scripts/need cc:build-essential pgbench:postgresql-15
+	@scripts/need $(NEEDS) pgbench:postgresql-15
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
 test: tools
-	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
+	@scripts/need $(NEEDS) psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
 	$(MAKE) drivers
 	tests/clients/run --server target/debug/fulmar
@@ -44,29 +51,28 @@ tools: $(TOOLS)/versitygw
 drivers: $(DRIVERS)
 
 clients: drivers
-	@scripts/need cc:build-essential openssl:openssl
+	@scripts/need $(NEEDS) openssl:openssl
 	cargo build --package fulmar
 	tests/clients/run --server target/debug/fulmar
 
 sqllogictest:
 	@test -d "$(SCRIPTS)" || { echo 'make sqllogictest SCRIPTS=directory with *.test: see CONTRIBUTING.md'; exit 2; }
-	@scripts/need cc:build-essential
+	@scripts/need $(NEEDS)
 	SCRIPTS="$(abspath $(SCRIPTS))" cargo test --package fulmar-gateway --test sqllogictest -- --ignored --nocapture
 
 # Fuzzes with coverage feedback (scripts/instrument), one target after the other, MINUTES each.
 # fuzz_sql runs the real binary, which is not instrumented.
-fuzz:
-	@scripts/need cc:build-essential
+fuzz: needs
 	[ "$(TARGET)" = sql ] || RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test \
 	    --no-fail-fast --package fulmar-pages --package fulmar-store --package fulmar-sqlite --package fulmar-pgwire \
 	    --package fulmar-dialect --package fulmar-gateway --package fulmar-transport \
 	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
 	FUZZ_MINUTES=$(MINUTES) cargo test --package fulmar --test attacks -- --nocapture fuzz_$(TARGET)
 
-soak:
+soak: needs
 	SIMULATION_SEEDS=$(SEEDS) cargo test --release --config profile.release.lto=false --package fulmar-cluster --test protocol no_commit -- --nocapture
 
-check:
+check: needs
 	cargo fmt --all --check
 	scripts/structure
 	cargo clippy --workspace --all-targets -- -D warnings

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_meta::{Outcome, Transaction};
+use fulmar_meta::Transaction;
 
 use crate::environment::Environment;
+use crate::metadata::Change;
 use crate::records::node_key;
 use crate::{Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Read, metadata, retry, seal};
 
@@ -85,16 +86,16 @@ impl Lease {
         loop {
             let sent = env.now();
             let compared = Transaction::new().unchanged(node_key(node), begun.read.revision);
-            match env.metadata().transact(compared).await {
-                Ok(Outcome::Committed(_)) => {
+            match metadata::transact(env, compared).await {
+                Change::Applied => {
                     let until = (sent + LEASE).as_micros() as u64;
                     self.valid_until_us.fetch_max(until, Ordering::AcqRel);
                     env.sleep(RENEWAL_INTERVAL).await;
                 }
-                Ok(Outcome::Conflict(_)) => {
+                Change::Conflict => {
                     return Error::Fenced { node, incarnation: begun.incarnation };
                 }
-                Err(_) => retry::pause(env).await,
+                Change::Unknown => retry::pause(env).await,
             }
         }
     }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::Outcome;
+
 /// The kind of object that an error refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectKind {
@@ -93,6 +95,47 @@ pub enum MetaError {
         /// The remedy.
         remedy: &'static str,
     },
+    /// No answer came to a change: it may have been applied, or may still be. Only another
+    /// transaction that compares the same keys settles it.
+    #[error("the metadata store {cause}; the outcome of this change is not known")]
+    OutcomeUnknown {
+        /// The cause. Continues the sentence after "the metadata store".
+        cause: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// The outcome is known, but this process has not yet observed all changes up to its revision.
+    #[error("the metadata store {}, but this node's copy of it is stale: {cause}", decided(*outcome))]
+    CacheStale {
+        /// The outcome of the transaction.
+        outcome: Outcome,
+        /// Why the copy is stale.
+        cause: String,
+    },
+    /// The store is out of space. Nothing was changed.
+    #[error("the metadata store {cause}")]
+    OutOfSpace {
+        /// The cause. Continues the sentence after "the metadata store".
+        cause: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// The store rejects this node's credentials, or they do not permit the request.
+    #[error("the metadata store {cause}")]
+    PermissionDenied {
+        /// The cause. Continues the sentence after "the metadata store".
+        cause: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// The version of the store's server is not supported.
+    #[error("the metadata store {cause}")]
+    Unsupported {
+        /// The cause. Continues the sentence after "the metadata store".
+        cause: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
     /// This node is a read replica.
     #[error("cannot change the catalog on a read-only node")]
     ReadOnly,
@@ -133,10 +176,26 @@ impl MetaError {
             MetaError::InvalidName { .. } => "Choose a valid name.",
             MetaError::UnknownLimit { known, .. } => known,
             MetaError::InvalidLimit { rule, .. } => rule,
-            MetaError::InUse { remedy, .. } | MetaError::Unavailable { remedy, .. } => remedy,
+            MetaError::InUse { remedy, .. }
+            | MetaError::Unavailable { remedy, .. }
+            | MetaError::OutcomeUnknown { remedy, .. }
+            | MetaError::OutOfSpace { remedy, .. }
+            | MetaError::PermissionDenied { remedy, .. }
+            | MetaError::Unsupported { remedy, .. } => remedy,
+            MetaError::CacheStale { .. } => {
+                "No action is needed: the node catches up. If this persists, check its connection to etcd."
+            }
             MetaError::Corrupt { .. } => {
                 "Start the version of Fulmar that wrote it, or restore the data directory from a backup."
             }
+        }
+    }
+
+    /// The outcome of the transaction, if the error contains it.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self {
+            MetaError::CacheStale { outcome, .. } => Some(*outcome),
+            _ => None,
         }
     }
 
@@ -146,5 +205,14 @@ impl MetaError {
 
     pub(crate) fn exists(what: ObjectKind, name: &str) -> Self {
         MetaError::Exists { what, name: name.to_owned() }
+    }
+}
+
+fn decided(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::Committed(revision) => format!("committed the change at revision {}", revision.0),
+        Outcome::Conflict(revision) => {
+            format!("rejected the change at revision {} because of a concurrent change", revision.0)
+        }
     }
 }

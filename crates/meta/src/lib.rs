@@ -77,8 +77,10 @@
 
 mod catalog;
 mod catalog_replication;
+mod copy;
 mod embedded;
 mod error;
+mod etcd;
 mod limits;
 mod store;
 mod units;
@@ -86,9 +88,11 @@ mod units;
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
 pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 pub use catalog_replication::{CatalogReplica, Publisher};
+pub use copy::{Copied, CopyProgress, copy};
 pub use embedded::Embedded;
 pub use error::{MetaError, ObjectKind};
+pub use etcd::{EtcdOptions, EtcdStore, EtcdTls};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
-pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
+pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
 pub use units::Unit;

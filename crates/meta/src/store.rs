@@ -15,7 +15,8 @@
 //! cache on top of it is exact because of this rule: **when `transact` returns, every observer in
 //! this process has been notified of all changes up to the revision in the outcome**. A caller
 //! whose transaction commits therefore sees it in the cache, and a caller whose transaction
-//! conflicts sees the change that it conflicts with.
+//! conflicts sees the change that it conflicts with. The rule does not apply to a transaction
+//! without operations whose compares hold: it renews leases, which must not wait for a cache.
 
 use std::sync::Arc;
 
@@ -27,10 +28,15 @@ use crate::MetaError;
 pub const MAX_KEY_BYTES: usize = 1024;
 /// Maximum length of a value, in bytes.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
-/// Maximum number of compares, and of operations, in one transaction (etcd's default).
-pub const MAX_TRANSACTION_STEPS: usize = 128;
+/// Maximum number of compares, and of operations, in one transaction. etcd's default is 128, and
+/// the etcd store adds one of each.
+pub const MAX_TRANSACTION_STEPS: usize = 127;
+/// Maximum length of all keys and values in one transaction, in bytes: one value and all keys of
+/// maximum length. etcd's default limit of a request is 1.5 MiB.
+pub const MAX_TRANSACTION_BYTES: usize = MAX_VALUE_BYTES + 2 * MAX_TRANSACTION_STEPS * MAX_KEY_BYTES;
 
-/// Counts the transactions of a store that changed something. Never decreases.
+/// Identifies a change of the store. Grows with every transaction that has operations; not every
+/// number is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
@@ -64,6 +70,9 @@ pub enum Operation {
 }
 
 /// Compares and operations that are applied atomically. No key may occur in two operations.
+///
+/// A transaction without operations is a linearizable check of its compares. It writes nothing, so
+/// it also succeeds on a store that is out of space, and creates no revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// Conditions that must all hold.
@@ -75,7 +84,8 @@ pub struct Transaction {
 /// The outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The compares held. The operations are durable, at this revision.
+    /// The compares held. The operations are durable, at this revision. Without operations it is the
+    /// revision of the last change.
     Committed(Revision),
     /// A compare did not hold at this revision. Nothing was changed.
     Conflict(Revision),
@@ -95,7 +105,9 @@ pub struct Change {
 /// Receives all contents and changes of a store in order. Called on the store's thread: must return
 /// quickly and not block.
 pub trait Observer: Send + Sync {
-    /// All entries. Called first, and again whenever changes may have been missed.
+    /// All entries. Called first, and again whenever changes may have been missed. An error of a
+    /// later snapshot leaves the observer outdated: transactions fail with
+    /// [`MetaError::CacheStale`] until it has accepted a snapshot.
     fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError>;
     /// The changes of one transaction.
     fn changed(&self, changes: &[Change]);
@@ -112,14 +124,25 @@ pub trait MetadataStore: Send + Sync {
     async fn scan(&self, prefix: &str) -> Result<Vec<Entry>, MetaError>;
 
     /// Runs a transaction. It is durable when this returns. If the future is dropped, it may or may
-    /// not be applied. An error means that nothing was changed, unless its text says that the
-    /// outcome is not known.
+    /// not be applied.
+    ///
+    /// An error means that nothing was changed, with two exceptions: [`MetaError::OutcomeUnknown`],
+    /// and [`MetaError::CacheStale`], which contains the outcome.
     async fn transact(&self, transaction: Transaction) -> Result<Outcome, MetaError>;
 
     /// Registers an observer, which receives a snapshot and then all changes. The store holds it
-    /// weakly: it is notified until the caller drops it. An error of [`Observer::snapshot`] is
-    /// returned here, and the observer is not registered.
+    /// weakly: it is notified until the caller drops it. An error of the first
+    /// [`Observer::snapshot`] is returned here, and the observer is not registered.
     async fn follow(&self, observer: Arc<dyn Observer>) -> Result<(), MetaError>;
+}
+
+impl Outcome {
+    /// The revision at which the outcome was decided.
+    pub fn revision(self) -> Revision {
+        match self {
+            Outcome::Committed(revision) | Outcome::Conflict(revision) => revision,
+        }
+    }
 }
 
 impl Transaction {
@@ -152,8 +175,8 @@ impl Transaction {
         self
     }
 
-    /// Rejects a transaction with too many steps, too long keys or values, or a key that is changed
-    /// twice.
+    /// Rejects a transaction with too many steps or bytes, too long keys or values, or a key that is
+    /// changed twice.
     pub fn check(&self) -> Result<(), MetaError> {
         if self.compares.len().max(self.operations.len()) > MAX_TRANSACTION_STEPS {
             return Err(refused(format!("accepts at most {MAX_TRANSACTION_STEPS} steps per transaction")));
@@ -165,12 +188,17 @@ impl Transaction {
             Operation::Put(key, value) => (key, value.len()),
             Operation::Delete(key) => (key, 0),
         });
+        let mut total_bytes = 0;
         for (key, value_bytes) in compared.chain(changed.clone()) {
+            total_bytes += key.len() + value_bytes;
             if key.len() > MAX_KEY_BYTES || value_bytes > MAX_VALUE_BYTES {
                 return Err(refused(format!(
                     "accepts keys of up to {MAX_KEY_BYTES} bytes and values of up to {MAX_VALUE_BYTES} bytes"
                 )));
             }
+        }
+        if total_bytes > MAX_TRANSACTION_BYTES {
+            return Err(refused(format!("accepts at most {MAX_TRANSACTION_BYTES} bytes per transaction")));
         }
         let mut keys: Vec<&String> = changed.map(|(key, _)| key).collect();
         keys.sort_unstable();

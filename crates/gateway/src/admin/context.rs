@@ -72,6 +72,7 @@ impl Context {
 pub(crate) fn answer(error: &MetaError) -> Error {
     const UNDEFINED_OBJECT: &str = "42704";
     const INVALID_NAME: &str = "42602";
+    const OUTCOME_UNKNOWN: &str = "08007";
     let message = error.to_string();
     let (state, message) = match error {
         MetaError::Exists { what: ObjectKind::Tenant, name } => {
@@ -93,7 +94,12 @@ pub(crate) fn answer(error: &MetaError) -> Error {
         MetaError::InvalidName { .. } => (INVALID_NAME, message),
         MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
         MetaError::ReadOnly => (sqlstate::READ_ONLY_TRANSACTION, message),
-        MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
+        MetaError::Unavailable { .. }
+        | MetaError::CacheStale { .. }
+        | MetaError::PermissionDenied { .. }
+        | MetaError::Unsupported { .. } => (sqlstate::IO_ERROR, message),
+        MetaError::OutcomeUnknown { .. } => (OUTCOME_UNKNOWN, message),
+        MetaError::OutOfSpace { .. } => (sqlstate::DISK_FULL, message),
         MetaError::Damaged { .. } | MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
     };
     Error::new(state, message).hint(error.remedy())

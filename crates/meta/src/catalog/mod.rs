@@ -78,6 +78,7 @@ impl Catalog {
     }
 
     async fn follow(store: Arc<dyn MetadataStore>, now_unix_ms: fn() -> u64) -> Result<Catalog, MetaError> {
+        crate::copy::reject_unfinished(&*store).await?;
         let cache = Arc::new(Cache::default());
         store.follow(cache.clone()).await?;
         Ok(Catalog { store, cache, ids: tokio::sync::Mutex::default(), now_unix_ms })

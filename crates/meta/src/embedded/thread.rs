@@ -126,10 +126,7 @@ impl Worker {
         let remedy = "Check the disk, then restart the node. Committed changes are in the file.";
         self.failed =
             Some(MetaError::Unavailable { cause: format!("in {place} failed before: {cause}"), remedy });
-        MetaError::Unavailable {
-            cause: format!("in {place} {cause}; the outcome of this change is not known"),
-            remedy,
-        }
+        MetaError::OutcomeUnknown { cause: format!("in {place} {cause}"), remedy }
     }
 
     /// Completes a request after the commit. Notifies the observers before it answers the caller,
@@ -241,12 +238,10 @@ fn transact(file: &mut File, transaction: &Transaction) -> rusqlite::Result<Outc
 
 fn no_change(file: &File, error: &rusqlite::Error) -> MetaError {
     let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
-    MetaError::Unavailable {
-        cause: format!("in {} made no change: {error}", file.path().display()),
-        remedy: if full {
-            "Free some disk space and retry the change."
-        } else {
-            "Check its disk and retry the change."
-        },
+    let cause = format!("in {} made no change: {error}", file.path().display());
+    if full {
+        MetaError::OutOfSpace { cause, remedy: "Free some disk space and retry the change." }
+    } else {
+        MetaError::Unavailable { cause, remedy: "Check its disk and retry the change." }
     }
 }

@@ -1,0 +1,273 @@
+//! The connections to etcd's members, and the choice of the member for each request.
+//!
+//! One connection per configured address; requests go to the current member until it fails or is
+//! slow.
+//!
+//! - **Reads** are hedged: if the current member has not answered within 300 ms, the next one is
+//!   asked as well, and the first answer counts. A member that hangs or is cut off therefore delays
+//!   a lease renewal by 300 ms.
+//! - **Changes** are sent once. Only if it is certain that a member did not carry it out (no
+//!   connection, no leader) is the next one asked. Otherwise the outcome is unknown.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, KvClient, TlsOptions, WatchClient};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::EtcdOptions;
+use super::failure::Failure;
+use super::guard::Guard;
+use crate::MetaError;
+
+/// A read is also sent to the next member if there is no answer within this time.
+const HEDGE_DELAY: Duration = Duration::from_millis(300);
+/// Pause between attempts after all members have failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// etcd closes connections that are pinged more often than every 5 s.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connected member.
+#[derive(Clone)]
+pub(super) struct Member {
+    /// HOST:PORT.
+    pub(super) endpoint: String,
+    client: Client,
+}
+
+impl Member {
+    pub(super) fn kv(&self) -> KvClient {
+        // The size of an answer is bounded by the requests, and by the records that Fulmar wrote.
+        self.client.kv_client().max_decoding_message_size(usize::MAX)
+    }
+
+    pub(super) fn watch(&self) -> WatchClient {
+        self.client.watch_client().max_decoding_message_size(usize::MAX)
+    }
+
+    pub(super) fn failure(&self, error: etcd_client::Error) -> Failure {
+        Failure::of(&self.endpoint, error)
+    }
+}
+
+/// A configured address. It is connected by the first request to it.
+struct Address {
+    endpoint: String,
+    member: OnceCell<Member>,
+}
+
+/// All members.
+pub(super) struct Members {
+    addresses: Vec<Address>,
+    scheme: &'static str,
+    connect: ConnectOptions,
+    /// The index of the member that answered last.
+    current: AtomicUsize,
+    timeout: Duration,
+}
+
+impl Members {
+    pub(super) fn new(options: &EtcdOptions) -> Result<Self, MetaError> {
+        let unreachable = |cause: String| MetaError::Unavailable {
+            cause,
+            remedy: "Configure the addresses of etcd's members as HOST:PORT.",
+        };
+        if options.endpoints.is_empty() {
+            return Err(unreachable("has no address".to_owned()));
+        }
+        if let Some(invalid) = options.endpoints.iter().find(|endpoint| endpoint.contains('/')) {
+            return Err(unreachable(format!("cannot be reached at \"{invalid}\"")));
+        }
+        let mut connect = ConnectOptions::new()
+            .with_require_leader(true)
+            .with_auto_token_refresh(true)
+            .with_connect_timeout(CONNECT_TIMEOUT)
+            .with_keep_alive(KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT)
+            .with_keep_alive_while_idle(false);
+        if let Some((name, password)) = &options.user {
+            connect = connect.with_user(name, password);
+        }
+        if let Some(tls) = &options.tls {
+            let mut config = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.ca_pem));
+            if let Some((certificate, key)) = &tls.identity_pem {
+                config = config.identity(Identity::from_pem(certificate, key));
+            }
+            connect = connect.with_tls(config);
+        }
+        let address = |endpoint: &String| Address { endpoint: endpoint.clone(), member: OnceCell::new() };
+        Ok(Self {
+            addresses: options.endpoints.iter().map(address).collect(),
+            scheme: if options.tls.is_some() { "https" } else { "http" },
+            connect,
+            current: AtomicUsize::new(0),
+            timeout: options.timeout,
+        })
+    }
+
+    pub(super) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// The member at an index, which may exceed the number of members. Connects to it, and checks
+    /// that its version is supported and that it belongs to the etcd cluster of the others.
+    pub(super) async fn member(&self, index: usize, guard: &Guard) -> Result<Member, Failure> {
+        let address = &self.addresses[index % self.addresses.len()];
+        address.member.get_or_try_init(|| self.connect(&address.endpoint, guard)).await.cloned()
+    }
+
+    async fn connect(&self, endpoint: &str, guard: &Guard) -> Result<Member, Failure> {
+        let not_sent = |error| match Failure::of(endpoint, error) {
+            // No request of the caller was sent.
+            Failure::Unknown(cause) => Failure::NotSent(cause),
+            failure => failure,
+        };
+        let url = format!("{}://{endpoint}", self.scheme);
+        let mut client = Client::connect([url], Some(self.connect.clone())).await.map_err(not_sent)?;
+        let status = client.status().await.map_err(not_sent)?;
+        guard.check_member(endpoint, &status).map_err(Failure::Rejected)?;
+        Ok(Member { endpoint: endpoint.to_owned(), client })
+    }
+
+    /// Runs a request that changes nothing, on as many members as necessary. `Compacted` and
+    /// rejections end it; all other failures are retried until the deadline.
+    pub(super) async fn read<T, F>(&self, guard: &Guard, request: impl Fn(Member) -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let deadline = Instant::now() + self.timeout;
+        let members = self.addresses.len();
+        let first = self.current();
+        let attempt = |number: usize| {
+            let request = &request;
+            async move {
+                let index = (first + number) % members;
+                let result = match self.member(index, guard).await {
+                    Ok(member) => self.renewing_token(member, request).await,
+                    Err(failure) => Err(failure),
+                };
+                (index, result)
+            }
+        };
+        let mut running = FuturesUnordered::new();
+        let (mut attempts, mut next_attempt) = (0, Instant::now());
+        let mut last = "no answer".to_owned();
+        loop {
+            tokio::select! {
+                biased;
+                Some((index, result)) = running.next(), if !running.is_empty() => match result {
+                    Ok(answer) => {
+                        self.current.store(index, Ordering::Relaxed);
+                        return Ok(answer);
+                    }
+                    Err(failure @ (Failure::Rejected(_) | Failure::Compacted)) => return Err(failure),
+                    Err(failure) => {
+                        last = failure.cause();
+                        let pause = if attempts < members { Duration::ZERO } else { RETRY_PAUSE };
+                        next_attempt = Instant::now() + pause;
+                    }
+                },
+                () = sleep_until(deadline) => return Err(Failure::Rejected(self.unavailable(&last))),
+                () = sleep_until(next_attempt), if running.len() < members => {
+                    running.push(attempt(attempts));
+                    attempts += 1;
+                    next_attempt = Instant::now() + HEDGE_DELAY;
+                }
+            }
+        }
+    }
+
+    /// Runs a request that changes something, at most once.
+    pub(super) async fn change<T, F>(
+        &self,
+        guard: &Guard,
+        request: impl Fn(Member) -> F,
+    ) -> Result<T, MetaError>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let deadline = Instant::now() + self.timeout;
+        let first = self.current();
+        let mut number = 0;
+        loop {
+            let index = (first + number) % self.addresses.len();
+            let member = match timeout_at(deadline, self.member(index, guard)).await {
+                Ok(member) => member,
+                Err(_) => {
+                    self.current.store(index + 1, Ordering::Relaxed);
+                    return Err(self.unavailable("no connection"));
+                }
+            };
+            let result = match member {
+                Ok(member) => timeout_at(deadline, self.renewing_token(member, &request)).await,
+                Err(failure) => Ok(Err(failure)),
+            };
+            let failure = match result {
+                Ok(Ok(answer)) => {
+                    self.current.store(index, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Ok(Err(failure)) => failure,
+                Err(_) => Failure::Unknown(format!("no answer within {:?}", self.timeout)),
+            };
+            // The next request begins with another member.
+            self.current.store(index + 1, Ordering::Relaxed);
+            match failure {
+                Failure::Rejected(error) => return Err(error),
+                Failure::Unknown(cause) => return Err(unknown(&cause)),
+                Failure::NotSent(_) | Failure::TokenExpired(_) | Failure::Compacted => {}
+            }
+            if Instant::now() + RETRY_PAUSE >= deadline {
+                return Err(self.unavailable(&failure.cause()));
+            }
+            number += 1;
+            if number >= self.addresses.len() {
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+
+    /// Runs a request on a member, and once more with a new token if etcd's users have changed.
+    pub(super) async fn renewing_token<T, F>(
+        &self,
+        member: Member,
+        request: impl Fn(Member) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        match request(member.clone()).await {
+            Err(Failure::TokenExpired(_)) => {
+                member.client.refresh_token().await.map_err(|error| match member.failure(error) {
+                    Failure::Unknown(cause) => Failure::NotSent(cause),
+                    failure => failure,
+                })?;
+                request(member).await
+            }
+            result => result,
+        }
+    }
+
+    pub(super) fn unavailable(&self, cause: &str) -> MetaError {
+        MetaError::Unavailable {
+            cause: format!(
+                "is not available: no majority of etcd's members answered within {:?} ({cause})",
+                self.timeout
+            ),
+            remedy: "Check that a majority of etcd's members run (`etcdctl endpoint health --cluster`) and can be \
+                     reached from this node. Requests succeed again as soon as there is a majority.",
+        }
+    }
+}
+
+fn unknown(cause: &str) -> MetaError {
+    MetaError::OutcomeUnknown {
+        cause: format!("did not answer a change: etcd at {cause}"),
+        remedy: "Check whether the change was made, and repeat it if not.",
+    }
+}
