@@ -1,6 +1,6 @@
 //! The executor: tasks, processes and virtual time.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 /// A simulated process. Machine 0 is the environment of all others; its process is never killed or
@@ -29,7 +29,7 @@ pub struct Process {
 pub struct Timeout;
 
 /// Names an entry of a slab. Entries are reused; the generation distinguishes their uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     place: u32,
     generation: u32,
@@ -78,6 +78,11 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    fn drain(&mut self) -> Vec<T> {
+        let keys = self.keys(|_| true);
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+    }
+
     fn keys(&self, mut is_wanted: impl FnMut(&T) -> bool) -> Vec<Key> {
         let entries = self.entries.iter().enumerate();
         let wanted = entries.filter(|(_, entry)| entry.value.as_ref().is_some_and(&mut is_wanted));
@@ -112,43 +117,25 @@ impl Wake for TaskWaker {
 
 enum Action {
     /// Wakes a sleeping task.
-    Wake(Key),
+    Wake(Waker),
     Run(Box<dyn FnOnce() + Send>),
 }
 
+/// An action and its time. Small, because the heap moves it often.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     at_us: u64,
+    /// Orders the events of a time.
     number: u64,
-    action: Action,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    /// The earliest event is the greatest, as `BinaryHeap` returns that first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at_us, other.number).cmp(&(self.at_us, self.number))
-    }
+    action: Key,
 }
 
 struct State {
     now_us: u64,
-    random: StdRng,
+    random: SmallRng,
     tasks: Slab<Task>,
-    sleepers: Slab<Option<Waker>>,
-    events: BinaryHeap<Event>,
+    actions: Slab<Action>,
+    events: BinaryHeap<Reverse<Event>>,
     next_event: u64,
     paused: Vec<Process>,
     /// Ready tasks of paused processes.
@@ -158,10 +145,12 @@ struct State {
 }
 
 impl State {
-    fn push(&mut self, at_us: u64, action: Action) {
+    fn push(&mut self, at_us: u64, action: Action) -> Key {
         let number = self.next_event;
         self.next_event += 1;
-        self.events.push(Event { at_us, number, action });
+        let action = self.actions.insert(|_| action);
+        self.events.push(Reverse(Event { at_us, number, action }));
+        action
     }
 }
 
@@ -182,9 +171,9 @@ impl Simulation {
     pub fn new(seed: u64, trace: bool) -> Simulation {
         let state = State {
             now_us: 0,
-            random: StdRng::seed_from_u64(seed),
+            random: SmallRng::seed_from_u64(seed),
             tasks: Slab::new(),
-            sleepers: Slab::new(),
+            actions: Slab::new(),
             events: BinaryHeap::new(),
             next_event: 0,
             paused: Vec::new(),
@@ -201,11 +190,7 @@ impl Simulation {
         let key = self.state.lock().tasks.insert(|task| Task {
             process,
             future: Some(future),
-            waker: Arc::new(TaskWaker {
-                task,
-                is_queued: AtomicBool::new(true),
-                ready: self.ready.clone(),
-            }),
+            waker: Arc::new(TaskWaker { task, is_queued: AtomicBool::new(true), ready: self.ready.clone() }),
         });
         self.ready.lock().push(key);
     }
@@ -232,11 +217,11 @@ impl Simulation {
     /// keep it in memory.
     pub fn clear(&self) {
         let mut state = self.state.lock();
-        let keys = state.tasks.keys(|_| true);
-        let tasks: Vec<_> = keys.iter().filter_map(|key| state.tasks.remove(*key)).collect();
-        let events = std::mem::take(&mut state.events);
+        let tasks = state.tasks.drain();
+        let actions = state.actions.drain();
+        state.events.clear();
         drop(state);
-        drop((tasks, events));
+        drop((tasks, actions));
     }
 
     /// Stops the tasks of a process until [`Simulation::resume`].
@@ -265,7 +250,7 @@ impl Simulation {
     /// Completes after `duration`.
     pub fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send + use<> {
         let at_us = self.state.lock().now_us + duration.as_micros() as u64;
-        Sleep { simulation: self.clone(), at_us, sleeper: None }
+        Sleep { simulation: self.clone(), at_us, action: None }
     }
 
     /// The future's result, unless it takes longer than `duration`; then it is dropped.
@@ -365,40 +350,37 @@ impl Simulation {
     /// Advances to the next event and runs all events of that time. Returns false if there is none
     /// before `until`.
     fn advance(&self, until: Duration) -> bool {
+        let Some(first) = self.next_action(until, true) else { return false };
+        let mut next = Some(first);
+        while let Some(action) = next {
+            match action {
+                Action::Wake(waker) => waker.wake(),
+                Action::Run(action) => action(),
+            }
+            next = self.next_action(until, false);
+        }
+        true
+    }
+
+    /// The next action until `until`; unless `advance`, only if it is due now.
+    fn next_action(&self, until: Duration, advance: bool) -> Option<Action> {
         let until_us = until.as_micros() as u64;
-        let mut has_run = false;
+        let mut state = self.state.lock();
         loop {
-            let mut state = self.state.lock();
-            let Some(event) = state.events.peek() else { return has_run };
-            // A sleeper that was dropped does not advance time.
-            if let Action::Wake(sleeper) = event.action
-                && state.sleepers.get(sleeper).is_none()
-            {
-                state.events.pop();
-                continue;
-            }
-            let Some(event) = state.events.peek() else { return has_run };
-            let at_us = event.at_us.max(state.now_us);
-            if at_us > until_us && !has_run {
+            let Reverse(event) = state.events.peek().copied()?;
+            let exists = state.actions.get(event.action).is_some();
+            if exists && advance && event.at_us > until_us {
                 state.now_us = until_us;
-                return false;
+                return None;
             }
-            if has_run && at_us > state.now_us {
-                return true;
+            if exists && !advance && event.at_us > state.now_us {
+                return None;
             }
-            state.now_us = at_us;
-            has_run = true;
-            let Some(event) = state.events.pop() else { return true };
-            match event.action {
-                Action::Wake(sleeper) => {
-                    let waker = state.sleepers.get(sleeper).and_then(Option::take);
-                    drop(state);
-                    waker.into_iter().for_each(Waker::wake);
-                }
-                Action::Run(action) => {
-                    drop(state);
-                    action();
-                }
+            state.events.pop();
+            // A sleep that was dropped has no action, and does not advance time.
+            if let Some(action) = state.actions.remove(event.action) {
+                state.now_us = event.at_us;
+                return Some(action);
             }
         }
     }
@@ -407,7 +389,7 @@ impl Simulation {
 struct Sleep {
     simulation: Simulation,
     at_us: u64,
-    sleeper: Option<Key>,
+    action: Option<Key>,
 }
 
 impl Future for Sleep {
@@ -420,17 +402,9 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let waker = context.waker().clone();
-        match self.sleeper {
-            Some(sleeper) => {
-                if let Some(stored) = state.sleepers.get(sleeper) {
-                    *stored = Some(waker);
-                }
-            }
-            None => {
-                let sleeper = state.sleepers.insert(|_| Some(waker));
-                state.push(self.at_us, Action::Wake(sleeper));
-                self.sleeper = Some(sleeper);
-            }
+        match self.action.and_then(|action| state.actions.get(action)) {
+            Some(action) => *action = Action::Wake(waker),
+            None => self.action = Some(state.push(self.at_us, Action::Wake(waker))),
         }
         Poll::Pending
     }
@@ -438,8 +412,8 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(sleeper) = self.sleeper {
-            let removed = self.simulation.state.lock().sleepers.remove(sleeper);
+        if let Some(action) = self.action {
+            let removed = self.simulation.state.lock().actions.remove(action);
             drop(removed);
         }
     }

@@ -71,8 +71,8 @@ impl<Request: Clone + Send + 'static, Answer: Send + 'static> Network<Request, A
         drop(handler);
     }
 
-    /// Closes all processes. Handlers may hold handles to the network, which would otherwise keep it
-    /// in memory.
+    /// Closes all processes. Handlers may hold handles to the network, which would otherwise keep
+    /// it in memory.
     pub fn clear(&self) {
         let handlers = std::mem::take(&mut self.state.lock().handlers);
         drop(handlers);
@@ -199,8 +199,7 @@ mod tests {
             *result.lock() = answered;
         });
         simulation.run(Duration::from_secs(5), || false);
-        let result = (*answer.lock(), *handled.lock());
-        result
+        (*answer.lock(), *handled.lock())
     }
 
     #[test]
