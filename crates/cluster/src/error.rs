@@ -2,6 +2,9 @@
 
 use thiserror::Error;
 
+use fulmar_pages::PartitionId;
+
+use crate::directory::Mismatch;
 use crate::{Incarnation, NodeId};
 
 /// Why a protocol stopped.
@@ -14,6 +17,28 @@ pub enum Error {
         node: NodeId,
         /// The incarnation that ended.
         incarnation: Incarnation,
+    },
+    /// The data directory is not the one that the node's previous incarnation used.
+    #[error("data directory does not belong to node {node}: {mismatch}")]
+    WrongDirectory {
+        /// This node.
+        node: NodeId,
+        /// How it differs. [`Mismatch::remedy`] is the advice for the operator.
+        mismatch: Mismatch,
+    },
+    /// The data directory cannot be read or written.
+    #[error("data directory unavailable: {0}")]
+    Directory(String),
+    /// The store has a manifest of an epoch that the metadata store has not reached: the metadata
+    /// store was restored from an old backup.
+    #[error("partition {partition} has a manifest of epoch {stored}, but its record has epoch {recorded}")]
+    RecordTooOld {
+        /// The partition.
+        partition: PartitionId,
+        /// The epoch of the manifest.
+        stored: u32,
+        /// The epoch of the record.
+        recorded: u32,
     },
     /// A record cannot be read.
     #[error("metadata is damaged: {0}")]

@@ -9,7 +9,8 @@
 //! 3. Record the end: `sealed`.
 //! 4. Assign its partitions, each by a transaction that compares the partition's record, the dead
 //!    node's `sealed` and the new owner's `alive` (rule 2). If the dead node starts again
-//!    meanwhile, the comparison fails and it keeps the remaining partitions.
+//!    meanwhile, the comparison fails and it keeps the remaining partitions. Partitions with a
+//!    local log are not assigned: they wait for their node (rule 12).
 
 use std::time::Duration;
 
@@ -17,12 +18,12 @@ use fulmar_pages::PartitionId;
 
 use crate::environment::Environment;
 use crate::metadata::{self, Change};
-use crate::{Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Position, Read, retry, seal};
+use crate::{Error, Incarnation, LogId, LogKind, NodeId, NodeRecord, NodeState, Position, Read, retry, seal};
 
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node owns no partitions any more.
+    /// The node owns no partitions any more, except those with a local log.
     Completed,
     /// A later incarnation of the node is alive. It serves the partitions that it still owns.
     Restarted,
@@ -49,12 +50,12 @@ pub async fn fail_over<E: Environment>(
                 continue;
             }
             NodeState::Ended if env.rules().seal_before_assigning => {
-                let sealed = seal::seal(env, LogId { node: dead, incarnation }).await;
+                let sealed = seal::seal(env, LogId::shared(dead, incarnation)).await;
                 let state = NodeState::Sealed { end: sealed.end, kept_from: sealed.kept_from };
                 metadata::change_node(env, dead, Some(&read), &read.record.with_state(state)).await?;
                 continue;
             }
-            NodeState::Ended => unsealed(env, LogId { node: dead, incarnation }).await,
+            NodeState::Ended => unsealed(env, LogId::shared(dead, incarnation)).await,
             NodeState::Sealed { end, kept_from } => seal::Sealed { end, kept_from },
         };
         if assign(env, dead, &read, sealed, &mut choose).await? {
@@ -75,7 +76,8 @@ async fn assign<E: Environment>(
     let to = Position { incarnation: dead_read.record.incarnation, slot: sealed.end };
     let mut is_complete = true;
     for (id, read) in metadata::partitions(env).await? {
-        if read.record.owner != dead {
+        let waits = read.record.log() == LogKind::Local && env.rules().local_stays;
+        if read.record.owner != dead || waits {
             continue;
         }
         is_complete = false;

@@ -10,6 +10,7 @@ use fulmar_pages::PartitionId;
 
 use crate::environment::Environment;
 use crate::metadata::{self, Change};
+use crate::migration::Journal;
 use crate::{Error, NodeId, NodeRecord, NodeState, PartitionRecord, Position, Read, retry};
 
 /// How a handover ended.
@@ -19,6 +20,17 @@ pub enum Outcome {
     HandedOver,
     /// This node owns the partition again, under this record (of a new epoch).
     Kept(Read<PartitionRecord>),
+}
+
+/// How the destination gets the contents.
+#[derive(Clone, Debug)]
+pub enum Transfer {
+    /// It reads the manifests and the shared log.
+    Store,
+    /// It has stored every page, as [`Journal::copy`] of this journal.
+    Copied(Read<Journal>),
+    /// It pulls the pages from the source, which has pinned them.
+    Pinned(Read<Journal>),
 }
 
 /// A released partition.
@@ -32,12 +44,26 @@ pub struct Release {
     pub slot: Position,
     /// Records before this position are in manifests.
     pub kept_from: Position,
+    /// How the destination gets the contents.
+    pub transfer: Transfer,
 }
 
 impl Release {
     /// Where the range of the owner's epoch ends.
     fn end(&self) -> Position {
         Position { slot: self.slot.slot + 1, ..self.slot }
+    }
+
+    /// The record after the handover from `source` to `destination`, whose log begins at `from`.
+    fn next(&self, source: NodeId, destination: NodeId, from: Position) -> PartitionRecord {
+        let record = &self.read.record;
+        match &self.transfer {
+            Transfer::Store => record.moved(self.kept_from, self.end(), destination, from, false),
+            Transfer::Copied(journal) => {
+                record.migrated(destination, Some(journal.record.copy()), None, from)
+            }
+            Transfer::Pinned(_) => record.migrated(destination, None, Some(source), from),
+        }
     }
 }
 
@@ -50,13 +76,19 @@ pub async fn hand_over<E: Environment>(
     destination: NodeId,
     release: &Release,
 ) -> Result<Outcome, Error> {
-    let Release { partition, read, kept_from, .. } = release;
+    let Release { partition, read, .. } = release;
     let destination_read = metadata::node(env, destination).await?;
     if let Some(destination_read) = destination_read.filter(|read| read.record.state == NodeState::Alive) {
         let from = Position { incarnation: destination_read.record.incarnation, slot: 0 };
-        let next = read.record.moved(*kept_from, release.end(), destination, from, false);
+        let next = release.next(source, destination, from);
         let nodes = [(source, source_read), (destination, &destination_read)];
-        let changed = metadata::change_owner(env, *partition, read, &nodes, &next).await?;
+        let mut transaction = metadata::owner_change(env, *partition, read, &nodes, &next)?;
+        if let Transfer::Copied(journal) | Transfer::Pinned(journal) = &release.transfer
+            && env.rules().compare_journal
+        {
+            transaction = Journal::compare(journal, *partition, transaction);
+        }
+        let changed = metadata::transact(env, transaction).await;
         if changed == Change::Applied {
             return Ok(Outcome::HandedOver);
         }
@@ -72,7 +104,7 @@ pub async fn hand_over<E: Environment>(
 }
 
 /// Takes the partition back, unless the transaction of unknown outcome has been applied.
-async fn take_back<E: Environment>(
+pub async fn take_back<E: Environment>(
     env: &E,
     source: NodeId,
     source_read: &Read<NodeRecord>,

@@ -8,14 +8,26 @@ use fulmar_meta::Transaction;
 use crate::environment::Environment;
 use crate::metadata::Change;
 use crate::records::node_key;
-use crate::{Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Read, metadata, retry, seal};
+use crate::{
+    Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Read, Rules, directory, metadata, retry, seal,
+};
 
 /// How long an incarnation may answer reads after it was confirmed.
 pub const LEASE: Duration = Duration::from_secs(1);
 /// How often the lease is renewed.
 pub const RENEWAL_INTERVAL: Duration = Duration::from_millis(300);
 /// How long others wait for the lease of an ended incarnation: clocks may run apart by 5 %.
-pub const LEASE_WAIT: Duration = Duration::from_millis(1050);
+const LEASE_WAIT: Duration = Duration::from_millis(1050);
+
+/// How long a new owner, or a new incarnation, answers nothing after it has observed that another
+/// incarnation ended (rule 5).
+pub fn lease_wait(rules: &Rules) -> Duration {
+    match (rules.wait_out_lease, rules.lease_margin) {
+        (true, true) => LEASE_WAIT,
+        (true, false) => LEASE,
+        (false, _) => Duration::ZERO,
+    }
+}
 
 /// An incarnation that has begun.
 #[derive(Clone, Debug)]
@@ -32,37 +44,42 @@ pub struct Begun {
 ///
 /// A previous incarnation that is `alive` or `ended` is taken through `ended` and `sealed` first. A
 /// crash at any step leaves a record from which the next start, or a failover, continues. `run` is
-/// a random number of this process.
+/// a random number of this process. Fails if the data directory is not the previous incarnation's
+/// (rule 12).
 pub async fn begin<E: Environment>(env: &E, node: NodeId, run: u64) -> Result<Begun, Error> {
     let mut serve_from = Duration::ZERO;
+    let mut read = metadata::node(env, node).await?;
+    directory::check_and_prepare(env, node, read.as_ref().map(|read| &read.record), run).await?;
     loop {
-        let read = metadata::node(env, node).await?;
-        let Some(read) = read else {
+        let Some(current) = read.clone() else {
             let first = NodeRecord::new(1, NodeState::Alive, run);
             metadata::change_node(env, node, None, &first).await?;
+            read = metadata::node(env, node).await?;
             continue;
         };
-        let NodeRecord { incarnation, state, .. } = read.record;
-        if state == NodeState::Alive && read.record.run == run {
-            return Ok(Begun { incarnation, read, serve_from });
+        let NodeRecord { incarnation, state, .. } = current.record;
+        if state == NodeState::Alive && current.record.run == run {
+            directory::complete(env, run).await?;
+            return Ok(Begun { incarnation, read: current, serve_from });
         }
         let next = match state {
-            NodeState::Alive => read.record.with_state(NodeState::Ended),
+            NodeState::Alive => current.record.with_state(NodeState::Ended),
             _ if serve_from == Duration::ZERO => {
                 // The previous incarnation is observed to have ended.
-                serve_from = env.now() + if env.rules().wait_out_lease { LEASE_WAIT } else { Duration::ZERO };
+                serve_from = (env.now() + lease_wait(env.rules())).max(Duration::from_nanos(1));
                 continue;
             }
             NodeState::Ended if env.rules().seal_own_log => {
-                let seal::Sealed { end, kept_from } = seal::seal(env, LogId { node, incarnation }).await;
-                read.record.with_state(NodeState::Sealed { end, kept_from })
+                let seal::Sealed { end, kept_from } = seal::seal(env, LogId::shared(node, incarnation)).await;
+                current.record.with_state(NodeState::Sealed { end, kept_from })
             }
             NodeState::Ended | NodeState::Sealed { .. } => {
                 NodeRecord::new(incarnation + 1, NodeState::Alive, run)
             }
         };
         // Whatever the outcome is, the record is read again.
-        metadata::change_node(env, node, Some(&read), &next).await?;
+        metadata::change_node(env, node, Some(&current), &next).await?;
+        read = metadata::node(env, node).await?;
     }
 }
 

@@ -2,8 +2,11 @@
 //!
 //! Every partition has one owner, a node. The metadata store alone determines the owner
 //! ([`records`]); logs and manifests hold the committed data. This crate is the protocol that
-//! changes owners: a node starts ([`incarnation`]), is declared dead and replaced ([`failover`]),
-//! hands a partition over ([`handover`]), and reads the commits of earlier owners ([`recovery`]).
+//! changes owners: a node starts ([`incarnation`]) with its data directory ([`directory`]), is
+//! declared dead and replaced ([`failover`]), hands a partition over ([`handover`], [`migration`]),
+//! changes its durability ([`durability`]), and reads the commits of earlier owners ([`recovery`]).
+//! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]). A
+//! partition whose statements kill nodes is quarantined ([`quarantine`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
@@ -24,6 +27,8 @@
 //! 4. **Reads need a lease.** An owner answers reads only while its incarnation was confirmed
 //!    within the lease; a new owner answers nothing until the lease of an ended incarnation has run
 //!    out.
+//! 5. **A decision to delete stays right.** An object is deleted only if nothing can need it again,
+//!    so a collector that is late does no harm ([`collection`]).
 //!
 //! A clock that is wrong by more than the margin can therefore make a read stale, but cannot lose a
 //! commit. `docs/architecture/ownership.md` has the rules in full. [`Rules`] switches each of them
@@ -31,12 +36,19 @@
 //!
 //! This crate does not decide when a partition moves, or where to: see `control`.
 
+pub mod collection;
+pub mod directory;
+pub mod durability;
+pub mod election;
 pub mod environment;
 mod error;
 pub mod failover;
 pub mod handover;
+pub mod hold;
 pub mod incarnation;
 pub mod metadata;
+pub mod migration;
+pub mod quarantine;
 pub mod records;
 pub mod recovery;
 mod retry;
@@ -45,6 +57,7 @@ pub mod seal;
 
 pub use error::Error;
 pub use records::{
-    Incarnation, LogId, ManifestName, NodeId, NodeRecord, NodeState, PartitionRecord, Position, Range, Read,
+    Incarnation, LogId, LogKind, ManifestName, NodeId, NodeRecord, NodeState, PartitionRecord, Position,
+    Range, Read, SegmentName,
 };
 pub use rules::Rules;

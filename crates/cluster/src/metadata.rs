@@ -4,7 +4,7 @@ use fulmar_meta::{Outcome, Transaction};
 use fulmar_pages::PartitionId;
 
 use crate::environment::Environment;
-use crate::records::{decode, encode, node_key, owner_key, partition_of_key};
+use crate::records::{Record, decode, encode, node_key, owner_key, partition_of_key};
 use crate::{Error, NodeId, NodeRecord, PartitionRecord, Read, retry};
 
 /// How a compare-and-set ended.
@@ -31,10 +31,8 @@ pub async fn partition<E: Environment>(
     read(env, &owner_key(partition)).await
 }
 
-async fn read<E: Environment, T: for<'a> serde::Deserialize<'a>>(
-    env: &E,
-    key: &str,
-) -> Result<Option<Read<T>>, Error> {
+/// The record of a key. Repeats the request until the store answers.
+pub async fn read<E: Environment, T: Record>(env: &E, key: &str) -> Result<Option<Read<T>>, Error> {
     loop {
         match env.metadata().get(key).await {
             Ok(None) => return Ok(None),
@@ -46,21 +44,36 @@ async fn read<E: Environment, T: for<'a> serde::Deserialize<'a>>(
     }
 }
 
-/// The records of all partitions. Repeats the request until the store answers.
-pub async fn partitions<E: Environment>(env: &E) -> Result<Vec<(PartitionId, Read<PartitionRecord>)>, Error> {
+/// The records of all keys that begin with `prefix`. Repeats the request until the store answers.
+pub async fn scan<E: Environment, T: Record>(env: &E, prefix: &str) -> Result<Vec<(String, Read<T>)>, Error> {
     loop {
-        let Ok(entries) = env.metadata().scan("owner/").await else {
+        let Ok(entries) = env.metadata().scan(prefix).await else {
             retry::pause(env).await;
             continue;
         };
-        let mut partitions = Vec::new();
+        let mut records = Vec::with_capacity(entries.len());
         for entry in entries {
-            let Some(id) = partition_of_key(&entry.key) else { continue };
             let record = decode(&entry.key, &entry.value)?;
-            partitions.push((id, Read { record, revision: entry.modified }));
+            records.push((entry.key, Read { record, revision: entry.modified }));
         }
-        return Ok(partitions);
+        return Ok(records);
     }
+}
+
+/// The records of all partitions. Repeats the request until the store answers.
+pub async fn partitions<E: Environment>(env: &E) -> Result<Vec<(PartitionId, Read<PartitionRecord>)>, Error> {
+    let records = scan(env, "owner/").await?.into_iter();
+    Ok(records.filter_map(|(key, read)| Some((partition_of_key(&key)?, read))).collect())
+}
+
+/// A transaction that replaces a key's record if it is still the one that was read (`None`:
+/// absent).
+pub(crate) fn replace<T: Record>(key: &str, from: Option<&Read<T>>, to: &T) -> Result<Transaction, Error> {
+    let compared = match from {
+        Some(read) => Transaction::new().unchanged(key, read.revision),
+        None => Transaction::new().absent(key),
+    };
+    Ok(compared.put(key, encode(to)?))
 }
 
 /// Replaces a node's record if it is still the one that was read (`None`: absent).
@@ -70,12 +83,7 @@ pub async fn change_node<E: Environment>(
     from: Option<&Read<NodeRecord>>,
     to: &NodeRecord,
 ) -> Result<Change, Error> {
-    let key = node_key(node);
-    let compared = match from {
-        Some(read) => Transaction::new().unchanged(key.clone(), read.revision),
-        None => Transaction::new().absent(key.clone()),
-    };
-    Ok(transact(env, compared.put(key, encode(to)?)).await)
+    Ok(transact(env, replace(&node_key(node), from, to)?).await)
 }
 
 /// Replaces a partition's record if it and the records of these nodes are still those that were
@@ -87,14 +95,54 @@ pub async fn change_owner<E: Environment>(
     nodes: &[(NodeId, &Read<NodeRecord>)],
     to: &PartitionRecord,
 ) -> Result<Change, Error> {
-    let key = owner_key(partition);
-    let mut transaction = Transaction::new().unchanged(key.clone(), from.revision);
+    Ok(transact(env, owner_change(env, partition, from, nodes, to)?).await)
+}
+
+/// The transaction of [`change_owner`].
+pub(crate) fn owner_change<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    from: &Read<PartitionRecord>,
+    nodes: &[(NodeId, &Read<NodeRecord>)],
+    to: &PartitionRecord,
+) -> Result<Transaction, Error> {
+    let mut transaction = replace(&owner_key(partition), Some(from), to)?;
     if env.rules().compare_nodes {
         for (node, read) in nodes {
             transaction = transaction.unchanged(node_key(*node), read.revision);
         }
     }
-    Ok(transact(env, transaction.put(key, encode(to)?)).await)
+    Ok(transaction)
+}
+
+/// Changes the record of a partition that this node owns, and repeats the change until it is known
+/// to be applied. Fails if this incarnation has ended.
+///
+/// An earlier change by this node of unknown outcome may be applied first. `next` is then applied
+/// to the record that it left.
+pub async fn change_own<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    read: &Read<PartitionRecord>,
+    (node, node_read): (NodeId, &Read<NodeRecord>),
+    next: impl Fn(&PartitionRecord) -> PartitionRecord,
+) -> Result<Read<PartitionRecord>, Error> {
+    let mut read = read.clone();
+    let fenced = Error::Fenced { node, incarnation: node_read.record.incarnation };
+    loop {
+        let wanted = next(&read.record);
+        change_owner(env, partition, &read, &[(node, node_read)], &wanted).await?;
+        let Some(now) = self::partition(env, partition).await? else { return Err(fenced) };
+        if now.record == wanted {
+            return Ok(now);
+        }
+        let is_current = self::node(env, node).await?.is_some_and(|node| node.revision == node_read.revision);
+        if !is_current || now.record.owner != node {
+            return Err(fenced);
+        }
+        read = now;
+        retry::pause(env).await;
+    }
 }
 
 /// Runs a transaction once.

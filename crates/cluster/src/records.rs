@@ -4,6 +4,11 @@
 //! | --- | --- |
 //! | `node/ID` | [`NodeRecord`]: the node's incarnation and its state |
 //! | `owner/ID` | [`PartitionRecord`]: owner, epoch, base manifest and log ranges of partition ID |
+//! | `role/NAME` | [`crate::election::RoleRecord`]: the node that fills a role |
+//! | `collection` | [`crate::collection::CollectionRecord`]: what the collector deletes |
+//! | `hold/NODE/INCARNATION/NUMBER` | [`crate::hold::HoldRecord`]: objects not to be deleted |
+//! | `migration/ID` | [`crate::migration::Journal`]: the newest migration of partition ID |
+//! | `quarantine/ID` | [`crate::quarantine::QuarantineRecord`]: nodes that died in partition ID |
 //!
 //! A restart of a node changes its node record only. A change of owner changes the partition's
 //! record only, and compares both nodes' records. Values are JSON with a format version `v`.
@@ -29,13 +34,32 @@ impl fmt::Display for NodeId {
 /// One start of a node's process: 1 for the first. Never restarts from a lower number.
 pub type Incarnation = u64;
 
-/// The commit log of one incarnation.
+/// Where an incarnation keeps a log. A partition's durability is the kind of its open range's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogKind {
+    /// In the object store. It can be sealed and read by other nodes.
+    Shared,
+    /// In the node's data directory. Other nodes cannot read it.
+    Local,
+}
+
+/// A commit log of one incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogId {
     /// The node that writes it.
     pub node: NodeId,
     /// The incarnation that writes it.
     pub incarnation: Incarnation,
+    /// Which of its logs.
+    pub kind: LogKind,
+}
+
+impl LogId {
+    /// The shared log of an incarnation.
+    pub fn shared(node: NodeId, incarnation: Incarnation) -> LogId {
+        LogId { node, incarnation, kind: LogKind::Shared }
+    }
 }
 
 /// A slot of one of a node's logs. Ordered as the node wrote them.
@@ -98,6 +122,8 @@ pub struct Range {
     pub epoch: u32,
     /// The node that owned the partition.
     pub node: NodeId,
+    /// Which of its logs.
+    pub log: LogKind,
     /// No record of the epoch is before this position.
     pub from: Position,
     /// Records of the epoch at or after this position are not applied. `None` while the node owns
@@ -105,8 +131,31 @@ pub struct Range {
     pub to: Option<Position>,
 }
 
-/// Names a manifest of a partition.
+impl Range {
+    /// Returns true if the range may contain records of this incarnation.
+    pub fn needs(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        let is_before_end = self.to.is_none_or(|to| incarnation <= to.incarnation);
+        self.node == node && self.from.incarnation <= incarnation && is_before_end
+    }
+}
+
+/// Names a segment. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SegmentName {
+    /// The partition.
+    #[serde(with = "partition_number")]
+    pub partition: PartitionId,
+    /// The node that wrote it: its maker.
+    pub node: NodeId,
+    /// The incarnation that wrote it.
+    pub incarnation: Incarnation,
+    /// Distinguishes the segments of an incarnation.
+    pub number: u64,
+}
+
+/// Names a manifest of a partition. The greatest name is the newest manifest. A draft is the start
+/// of its epoch, so it is older than every other manifest of the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ManifestName {
     /// The epoch in which it was written.
     pub epoch: u32,
@@ -119,6 +168,24 @@ pub struct ManifestName {
     /// Written for an epoch that its node did not own yet (a restore). It is used only if the
     /// partition's record names it as the base.
     pub is_draft: bool,
+}
+
+impl ManifestName {
+    fn order(&self) -> (u32, bool, Incarnation, u64, NodeId) {
+        (self.epoch, !self.is_draft, self.incarnation, self.covered, self.node)
+    }
+}
+
+impl Ord for ManifestName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl PartialOrd for ManifestName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// The metadata store's record of a partition.
@@ -136,13 +203,30 @@ pub struct PartitionRecord {
     /// The log ranges with the records since that manifest, oldest epoch first. The last one is
     /// open.
     pub ranges: Vec<Range>,
+    /// The node that still has pages which the owner does not have yet, after an on-demand
+    /// migration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_server: Option<NodeId>,
 }
 
 impl PartitionRecord {
     /// The record of a new partition.
-    pub fn new(owner: NodeId, from: Position) -> PartitionRecord {
-        let range = Range { epoch: 1, node: owner, from, to: None };
-        PartitionRecord { v: VERSION, owner, epoch: 1, by_failover: false, base: None, ranges: vec![range] }
+    pub fn new(owner: NodeId, log: LogKind, from: Position) -> PartitionRecord {
+        let ranges = vec![Range { epoch: 1, node: owner, log, from, to: None }];
+        PartitionRecord {
+            v: VERSION,
+            owner,
+            epoch: 1,
+            by_failover: false,
+            base: None,
+            ranges,
+            page_server: None,
+        }
+    }
+
+    /// The log that the owner writes: the partition's durability.
+    pub fn log(&self) -> LogKind {
+        self.ranges.last().map_or(LogKind::Shared, |range| range.log)
     }
 
     /// The record after a change of owner: the open range ends at `to`, and records before
@@ -163,16 +247,45 @@ impl PartitionRecord {
         next.epoch += 1;
         next.owner = owner;
         next.by_failover = by_failover;
-        next.ranges.push(Range { epoch: next.epoch, node: owner, from, to: None });
+        next.ranges.push(Range { epoch: next.epoch, node: owner, log: self.log(), from, to: None });
         next
     }
 
-    /// The record after a restore by its owner: the contents are those of the draft manifest
-    /// `base`, and records before `from` are no longer applied.
-    pub fn restored(&self, base: ManifestName, from: Position) -> PartitionRecord {
+    /// The record after its owner has made the manifest `base` the whole of the contents. Records
+    /// of the owner from `from` on, in the log `log`, follow it; earlier ones are no longer
+    /// applied.
+    pub fn rebased(&self, base: ManifestName, log: LogKind, from: Position) -> PartitionRecord {
+        self.begun(self.owner, Some(base), log, from)
+    }
+
+    /// The record after a migration of a private partition: the new owner has stored every page as
+    /// the manifest `base`, or pulls the pages from `page_server`.
+    pub fn migrated(
+        &self,
+        owner: NodeId,
+        base: Option<ManifestName>,
+        page_server: Option<NodeId>,
+        from: Position,
+    ) -> PartitionRecord {
+        PartitionRecord { page_server, ..self.begun(owner, base, LogKind::Local, from) }
+    }
+
+    /// The record after its owner has stored all pages as the manifest `base`. The epoch continues.
+    pub fn pulled(&self, base: ManifestName) -> PartitionRecord {
+        PartitionRecord { base: Some(base), page_server: None, ..self.clone() }
+    }
+
+    /// An epoch that needs no records of earlier ones.
+    fn begun(
+        &self,
+        owner: NodeId,
+        base: Option<ManifestName>,
+        log: LogKind,
+        from: Position,
+    ) -> PartitionRecord {
         let epoch = self.epoch + 1;
-        let ranges = vec![Range { epoch, node: self.owner, from, to: None }];
-        PartitionRecord { epoch, by_failover: false, base: Some(base), ranges, ..self.clone() }
+        let ranges = vec![Range { epoch, node: owner, log, from, to: None }];
+        PartitionRecord { v: VERSION, owner, epoch, by_failover: false, base, ranges, page_server: None }
     }
 }
 
@@ -185,7 +298,41 @@ pub struct Read<T> {
     pub revision: Revision,
 }
 
-const VERSION: u32 = 1;
+/// A partition id as a number, for serde.
+pub(crate) mod partition_number {
+    use fulmar_pages::PartitionId;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(partition: &PartitionId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(partition.0)
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<PartitionId, D::Error> {
+        u64::deserialize(deserializer).map(PartitionId)
+    }
+}
+
+/// A record of the metadata store: JSON with a format version.
+pub trait Record: Serialize + for<'a> Deserialize<'a> {
+    /// The format version of the value.
+    fn version(&self) -> u32;
+}
+
+macro_rules! records {
+    ($($record:ty),*) => {
+        $(impl $crate::records::Record for $record {
+            fn version(&self) -> u32 {
+                self.v
+            }
+        })*
+    };
+}
+pub(crate) use records;
+
+records!(NodeRecord, PartitionRecord);
+
+/// The format version of all records.
+pub(crate) const VERSION: u32 = 1;
 
 /// The key of a node's record.
 pub fn node_key(node: NodeId) -> String {
@@ -203,20 +350,27 @@ pub fn partition_of_key(key: &str) -> Option<PartitionId> {
 }
 
 /// The value of a record.
-pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
+pub fn encode<T: Record>(record: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(record).map_err(|error| Error::Corrupt(error.to_string()))
 }
 
 /// The record of a value. An unknown format version is an error.
-pub fn decode<T: for<'a> Deserialize<'a>>(key: &str, value: &[u8]) -> Result<T, Error> {
+pub fn decode<T: Record>(key: &str, value: &[u8]) -> Result<T, Error> {
     #[derive(Deserialize)]
     struct Versioned {
         v: u32,
     }
     let damaged = |error: serde_json::Error| Error::Corrupt(format!("record \"{key}\": {error}"));
-    let Versioned { v } = serde_json::from_slice(value).map_err(damaged)?;
-    if v != VERSION {
-        return Err(Error::Corrupt(format!("record \"{key}\" has format version {v}, expected {VERSION}")));
+    let decoded = serde_json::from_slice::<T>(value);
+    let version = match &decoded {
+        Ok(record) => record.version(),
+        // A record of another version may lack fields of this one.
+        Err(_) => serde_json::from_slice::<Versioned>(value).map_err(damaged)?.v,
+    };
+    if version != VERSION {
+        return Err(Error::Corrupt(format!(
+            "record \"{key}\" has format version {version}, expected {VERSION}"
+        )));
     }
-    serde_json::from_slice(value).map_err(damaged)
+    decoded.map_err(damaged)
 }

@@ -81,7 +81,7 @@ async fn read_range<E: Environment>(
     let mut missing = Vec::new();
     let mut kept_from = Position::default();
     for incarnation in from.incarnation..=to.incarnation {
-        let log = LogId { node: range.node, incarnation };
+        let log = LogId { node: range.node, incarnation, kind: range.log };
         let first = if incarnation == from.incarnation { from.slot } else { 0 };
         let until = (incarnation == to.incarnation).then_some(to.slot);
         let read = read_log(env, log, first, until).await;

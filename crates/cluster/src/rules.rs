@@ -40,6 +40,52 @@ pub struct Rules {
     pub contiguous: bool,
     /// Sealing begins with a barrier ahead of the writer.
     pub barrier: bool,
+    /// Records are read linearizably, never from a member of the metadata store that may lag.
+    pub linearizable_reads: bool,
+    /// The wait for another incarnation's lease is longer than the lease, because clocks may run
+    /// apart.
+    pub lease_margin: bool,
+    /// The lease is counted on a clock that continues while the machine is suspended.
+    pub boot_time: bool,
+    /// An unnamed segment of a living incarnation is deleted only after that incarnation has
+    /// promised never to name it.
+    pub disown: bool,
+    /// An unnamed segment of an ended incarnation is deleted only when no range needs its log.
+    pub ended_makers: bool,
+    /// The collector lists manifests after it has received the promises.
+    pub promise_first: bool,
+    /// An incarnation promises nothing about the segments of a manifest that may still be stored.
+    pub settle_manifests: bool,
+    /// A manifest of an epoch above the record's is an error, not garbage.
+    pub refuse_newer_epochs: bool,
+    /// Ages of objects are measured by the store's clock.
+    pub store_clock: bool,
+    /// The collector deletes no object that a living incarnation holds.
+    pub holds: bool,
+    /// The collector registers what it deletes in the metadata store, one batch after the other.
+    pub fence_collector: bool,
+    /// An owner accepts nothing between the flush and the transaction that changes the durability.
+    pub hold_during_change: bool,
+    /// A failover leaves partitions with a local log to their node.
+    pub local_stays: bool,
+    /// A node starts only with the data directory of its previous incarnation.
+    pub match_directory: bool,
+    /// The handover of a migration compares the migration's journal.
+    pub compare_journal: bool,
+    /// A node refuses commands of earlier migrations, and of earlier steps.
+    pub refuse_stale_commands: bool,
+    /// The owner of a private partition changes only after the destination has stored every page.
+    pub copy_before_change: bool,
+    /// The source of an on-demand migration keeps its pages until the record no longer names it.
+    pub pin_pages: bool,
+    /// A transaction that was executing when its owner died is replayed once.
+    pub replay_once: bool,
+    /// A node does not open a quarantined partition.
+    pub quarantine: bool,
+    /// Only deaths that the dead process itself recorded count towards a quarantine.
+    pub reported_deaths_only: bool,
+    /// A death that is reported twice counts once.
+    pub count_deaths_once: bool,
 }
 
 impl Rules {
@@ -61,5 +107,27 @@ impl Rules {
         create_if_absent: true,
         contiguous: true,
         barrier: true,
+        linearizable_reads: true,
+        lease_margin: true,
+        boot_time: true,
+        disown: true,
+        ended_makers: true,
+        promise_first: true,
+        settle_manifests: true,
+        refuse_newer_epochs: true,
+        store_clock: true,
+        holds: true,
+        fence_collector: true,
+        hold_during_change: true,
+        local_stays: true,
+        match_directory: true,
+        compare_journal: true,
+        refuse_stale_commands: true,
+        copy_before_change: true,
+        pin_pages: true,
+        replay_once: true,
+        quarantine: true,
+        reported_deaths_only: true,
+        count_deaths_once: true,
     };
 }

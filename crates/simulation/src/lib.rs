@@ -8,8 +8,8 @@
 //! - [`Simulation`] is the executor. Tasks belong to processes. A process can be killed (its tasks
 //!   are dropped at the await that they had reached) or paused (its tasks do not run, while virtual
 //!   time continues for all processes).
-//! - [`Network`] carries requests between processes: delayed, lost, answered twice, cut in one or
-//!   both directions.
+//! - [`Network`] carries requests between processes. It delays and loses messages, delivers
+//!   requests a second time, and cuts the way between two machines in one or both directions.
 //!
 //! Virtual time advances only when no task can run, so a virtual minute takes milliseconds.
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_cluster::environment::Environment;
-use fulmar_cluster::{NodeId, metadata};
+use fulmar_cluster::{NodeState, metadata, quarantine};
 use fulmar_pages::PartitionId;
 use fulmar_simulation::{Network, Process};
 use parking_lot::Mutex;
 
-use crate::node::{Answer, Believed, Request};
+use crate::node::{Answer, Append, Believed, Processes, Request};
+use crate::run::Features;
 use crate::world::Env;
 
 /// An operation of a client and its result.
@@ -21,11 +22,11 @@ pub struct Operation {
     pub begun: Duration,
     /// `None`: no answer came.
     pub ended: Option<Duration>,
-    pub kind: Kind,
+    pub kind: OperationKind,
 }
 
 #[derive(Clone, Debug)]
-pub enum Kind {
+pub enum OperationKind {
     /// If `ended` is set, the commit was acknowledged.
     Append(u64),
     Read(Vec<u64>),
@@ -39,8 +40,8 @@ pub struct Gateway {
     pub number: u32,
     pub env: Env,
     pub network: Network<Request, Answer>,
-    /// The process that runs each node now.
-    pub processes: Arc<Vec<(NodeId, Arc<Mutex<Process>>)>>,
+    pub processes: Processes,
+    pub features: Features,
     pub history: History,
     pub transactions: Arc<Mutex<u64>>,
     /// The client's cached locations of partitions.
@@ -48,11 +49,14 @@ pub struct Gateway {
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
+/// One in this number of transactions is fatal.
+const POISON_INTERVAL: u64 = 40;
 
 impl Gateway {
-    /// A client that appends and reads until `until`.
-    pub async fn client(self, partitions: Vec<PartitionId>, until: Duration) {
+    /// A client that appends and reads until `until`, with pauses of up to `think_time`.
+    pub async fn client(self, partitions: Vec<PartitionId>, think_time: Duration, until: Duration) {
         let simulation = self.env.world.simulation.clone();
+        let partitions = &partitions[..if self.features.is_hot { 2 } else { partitions.len() }];
         while self.env.now() < until {
             let partition = partitions[simulation.below(partitions.len() as u64) as usize];
             if simulation.chance(2, 3) {
@@ -60,11 +64,11 @@ impl Gateway {
             } else {
                 self.read(partition).await;
             }
-            simulation.sleep(simulation.delay(Duration::ZERO, Duration::from_millis(60))).await;
+            simulation.sleep(simulation.delay(Duration::ZERO, think_time)).await;
         }
     }
 
-    fn begin(&self, partition: PartitionId, kind: Kind) -> usize {
+    fn begin(&self, partition: PartitionId, kind: OperationKind) -> usize {
         let mut history = self.history.lock();
         history.push(Operation { partition, begun: self.env.now(), ended: None, kind });
         history.len() - 1
@@ -90,13 +94,12 @@ impl Gateway {
                 believed
             }
         };
-        let (_, process) = self.processes.iter().find(|(node, _)| *node == believed.owner)?;
-        Some((believed, *process.lock()))
+        Some((believed, self.processes.current(believed.owner)))
     }
 
     async fn forget(&self, partition: PartitionId) {
         self.routes.lock().remove(&partition);
-        self.env.sleep(Duration::from_millis(20)).await;
+        self.env.sleep(Duration::from_millis(20) + self.env.jitter(Duration::from_millis(100))).await;
     }
 
     async fn call(&self, to: Process, request: Request) -> Option<Answer> {
@@ -104,36 +107,44 @@ impl Gateway {
     }
 
     async fn append(&self, partition: PartitionId) {
+        let kills = self.features.poison && self.env.world.simulation.chance(1, POISON_INTERVAL);
         let value = u64::from(self.number) << 32 | self.next_transaction();
-        let place = self.begin(partition, Kind::Append(value));
+        let place = self.begin(partition, OperationKind::Append(value));
         let mut transaction = (self.number, self.next_transaction());
+        let mut owner_deaths = 0;
         loop {
             let Some((believed, to)) = self.route(partition).await else { continue };
-            let request = Request::Append { partition, believed, transaction, value };
-            let answer = self.call(to, request).await;
-            self.env.world.simulation.note(|| {
-                format!(
-                    "client: append {value:x} to {partition} as {transaction:?} at {believed:?}: {answer:?}"
-                )
-            });
+            let append = Append { partition, believed, transaction, value, kills };
+            let answer = self.call(to, Request::Append(append)).await;
+            let simulation = &self.env.world.simulation;
+            simulation.note(|| format!("client: {append:x?}: {answer:x?}"));
             match answer {
                 Some(Answer::Done) => break,
                 // The transaction was not executed.
                 Some(_) => self.forget(partition).await,
                 None => {
                     self.forget(partition).await;
-                    if self.env.world.rules.ask_outcome {
-                        match self.outcome(partition, transaction).await {
-                            true => break,
-                            false => transaction = (self.number, self.next_transaction()),
-                        }
-                    } else {
-                        transaction = (self.number, self.next_transaction());
+                    if self.env.world.rules.ask_outcome && self.outcome(partition, transaction).await {
+                        break;
                     }
+                    owner_deaths += u32::from(self.has_died(believed).await);
+                    if !quarantine::may_replay(&self.env.world.rules, owner_deaths) {
+                        // The client gets 57P02: the operation has not ended.
+                        return;
+                    }
+                    transaction = (self.number, self.next_transaction());
                 }
             }
         }
         self.history.lock()[place].ended = Some(self.env.now());
+    }
+
+    /// Returns true if the owner's incarnation has ended.
+    async fn has_died(&self, owner: Believed) -> bool {
+        let node = metadata::node(&self.env, owner.owner).await.unwrap();
+        node.is_none_or(|node| {
+            node.record.incarnation != owner.incarnation || node.record.state != NodeState::Alive
+        })
     }
 
     /// Returns true if a transaction whose answer was lost is committed. Asks until an owner
@@ -142,10 +153,8 @@ impl Gateway {
         loop {
             let Some((_, to)) = self.route(partition).await else { continue };
             let answer = self.call(to, Request::Outcome { partition, transaction }).await;
-            self.env
-                .world
-                .simulation
-                .note(|| format!("client: outcome of {transaction:?} on {partition}: {answer:?}"));
+            let simulation = &self.env.world.simulation;
+            simulation.note(|| format!("client: outcome of {transaction:?} on {partition}: {answer:?}"));
             match answer {
                 Some(Answer::Committed) => return true,
                 Some(Answer::NotCommitted) => return false,
@@ -156,14 +165,14 @@ impl Gateway {
 
     /// Reads a partition. Retries until an owner answers.
     pub async fn read(&self, partition: PartitionId) -> Vec<u64> {
-        let place = self.begin(partition, Kind::Read(Vec::new()));
+        let place = self.begin(partition, OperationKind::Read(Vec::new()));
         loop {
             let Some((_, to)) = self.route(partition).await else { continue };
             match self.call(to, Request::Read { partition }).await {
                 Some(Answer::List(list)) => {
                     let mut history = self.history.lock();
                     history[place].ended = Some(self.env.now());
-                    history[place].kind = Kind::Read(list.clone());
+                    history[place].kind = OperationKind::Read(list.clone());
                     return list;
                 }
                 _ => self.forget(partition).await,

@@ -1,107 +1,100 @@
-//! Each rule is needed: without it the simulator finds a violation.
+//! Each rule is needed: without it the simulator finds the violation that the rule prevents.
+//!
+//! `SIMULATION_SEEDS=N` tries N seeds for each rule.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use fulmar_cluster::Rules;
 
-use fulmar_cluster::environment::{Environment, LogObjects, Slot};
-use fulmar_cluster::seal::seal;
-use fulmar_cluster::{LogId, NodeId, Position, Rules};
-use fulmar_simulation::{Process, Simulation};
-use parking_lot::Mutex;
-
-use crate::run::run;
-use crate::world::{Env, World};
+use crate::campaign::{Campaign, Found, number};
+use crate::run::{Features, Options, Outcome};
+use crate::violation::Kind;
 
 /// Seeds tried before a rule counts as unneeded.
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 10_000;
 
-/// Requires that a run without a rule violates something.
-fn is_needed(rule: &str, switch: impl Fn(&mut Rules)) {
-    let mut rules = Rules::ALL;
-    switch(&mut rules);
-    for seed in 0..SEEDS {
-        let outcome = run(seed, rules, false);
-        if let Some(violation) = outcome.violations.first() {
-            println!("{rule}: seed {seed}: {violation}");
-            return;
-        }
-    }
-    panic!("no violation without rule {rule} in {SEEDS} seeds");
+/// Transactions, moves and failovers.
+const CORE: Features = Features::NONE;
+const READS: Features = Features { is_hot: true, ..CORE };
+const COLLECTION: Features = Features { collection: true, exports: true, pace: 4, ..CORE };
+const DURABILITY: Features = Features { durability: true, ..CORE };
+const MIGRATIONS: Features = Features { migrations: true, pace: 4, ..CORE };
+const POISON: Features = Features { poison: true, ..CORE };
+
+/// Requires that some run under these rules violates one of these properties.
+fn finds(name: &str, rules: Rules, features: Features, kinds: &[Kind]) {
+    let options = Options { rules, features: Some(features), ..Options::DEFAULT };
+    let seeds = number("SIMULATION_SEEDS").unwrap_or(SEEDS);
+    let violates =
+        |outcome: &Outcome| outcome.violations.iter().any(|violation| kinds.contains(&violation.kind));
+    let (_, found) = Campaign::new(seeds, options).find(violates);
+    let Some(Found { seed, outcome }) = found else {
+        panic!("without the rule {name}, no {kinds:?} in {seeds} seeds");
+    };
+    let violation = outcome.violations.iter().find(|violation| kinds.contains(&violation.kind));
+    println!("{name}: found after {} seeds: {}", seed + 1, violation.unwrap());
 }
 
 macro_rules! needed {
-    ($($rule:ident),* $(,)?) => {
-        $(#[test]
+    ($($features:ident { $($rule:ident: $($kind:ident)|+,)* })*) => {
+        $($(#[test]
         fn $rule() {
-            is_needed(stringify!($rule), |rules| rules.$rule = false);
-        })*
+            let rules = Rules { $rule: false, ..Rules::ALL };
+            finds(stringify!($rule), rules, $features, &[$(Kind::$kind),+]);
+        })*)*
     };
 }
 
 needed!(
-    seal_own_log,
-    compare_nodes,
-    seal_before_assigning,
-    release,
-    settle_by_writing,
-    lease,
-    wait_out_lease,
-    ask_outcome,
-    refuse_asked,
-    keep_closed_ranges,
-    named_manifests,
-    durable_manifests,
-    create_if_absent,
-    contiguous,
+    CORE {
+        seal_own_log: Lost | MissingLog | VersionGap,
+        compare_nodes: Lost | MissingLog | NoOwner | VersionGap | Forked,
+        seal_before_assigning: Lost | MissingLog | VersionGap | Forked,
+        release: Lost | Forked,
+        settle_by_writing: Lost | Forked | OpenedTwice | VersionGap,
+        ask_outcome: Duplicated,
+        refuse_asked: Duplicated,
+        keep_closed_ranges: MissingLog | Lost,
+        named_manifests: Lost | Forked | MissingLog | VersionGap,
+        durable_manifests: Lost | MissingLog | VersionGap | Forked | Duplicated,
+        create_if_absent: Lost | MissingLog | VersionGap,
+        contiguous: Lost | MissingLog | VersionGap | Forked,
+        linearizable_reads: Lost | StaleRead | OpenedTwice | VersionGap | Forked | MissingLog,
+    }
+    READS {
+        lease: StaleRead,
+        wait_out_lease: StaleRead,
+        boot_time: StaleRead,
+    }
+    COLLECTION {
+        disown: MissingSegment,
+        ended_makers: MissingSegment,
+        promise_first: MissingSegment,
+        settle_manifests: MissingSegment,
+        store_clock: MissingManifest,
+        holds: MissingHeld,
+        fence_collector: MissingHeld,
+    }
+    DURABILITY {
+        hold_during_change: Lost | VersionGap | Forked,
+        local_stays: Lost | VersionGap | MissingLog | Forked,
+        match_directory: Lost | VersionGap | MissingPages | Forked | MissingLog,
+    }
+    MIGRATIONS {
+        compare_journal: MissingPages | Lost,
+        refuse_stale_commands: Lost | Forked | VersionGap,
+        copy_before_change: MissingPages | Lost | Forked,
+        pin_pages: MissingPages,
+    }
+    POISON {
+        replay_once: KilledAgain,
+        quarantine: QuarantineIgnored,
+        reported_deaths_only: WronglyQuarantined,
+        count_deaths_once: WronglyQuarantined,
+    }
 );
 
 /// This rule detects violations of `keep_closed_ranges`. Without both, commits are lost silently.
 #[test]
 fn no_gaps() {
     let rules = Rules { keep_closed_ranges: false, no_gaps: false, ..Rules::ALL };
-    let is_lost =
-        |seed: &u64| run(*seed, rules, false).violations.iter().any(|line| line.contains("is lost"));
-    let seed = (0..SEEDS).find(is_lost).expect("some seed must lose a commit without an error");
-    println!("no_gaps: seed {seed}");
-}
-
-/// How long it takes to seal the log of a node that commits as fast as it can, if all requests of
-/// the sealer take longer than those of the node. `None`: longer than a virtual minute.
-fn sealing_time(rules: Rules) -> Option<Duration> {
-    let simulation = Simulation::new(1, false);
-    let world = World::new(&simulation, rules);
-    let log = LogId { node: NodeId(1), incarnation: 1 };
-    for _ in 0..16 {
-        let writer = Env { world: world.clone(), process: Process(1) };
-        let next = world.next_slot.clone();
-        simulation.spawn(writer.process, async move {
-            loop {
-                let slot = next.fetch_add(1, Ordering::Relaxed);
-                let record =
-                    Slot::Records { kept_from: Position { incarnation: 1, slot: 0 }, body: Vec::new() };
-                if writer.create(log, slot, record).await != Ok(true) {
-                    return;
-                }
-            }
-        });
-    }
-    let sealed: Arc<Mutex<Option<Duration>>> = Arc::default();
-    let (result, sealer) = (sealed.clone(), Env { world, process: Process(2) });
-    simulation.spawn(sealer.process, async move {
-        sealer.sleep(Duration::from_secs(1)).await;
-        let begun = sealer.now();
-        seal(&sealer, log).await;
-        *result.lock() = Some(sealer.now() - begun);
-    });
-    simulation.run(Duration::from_secs(60), || sealed.lock().is_some());
-    *sealed.lock()
-}
-
-#[test]
-fn barrier() {
-    let time = sealing_time(Rules::ALL).expect("the log must be sealed");
-    assert!(time < Duration::from_secs(5), "sealing must take less than 5 s: {time:?}");
-    let without_barrier = sealing_time(Rules { barrier: false, ..Rules::ALL });
-    assert_eq!(without_barrier, None, "sealing without the barrier must not complete");
+    finds("no_gaps", rules, CORE, &[Kind::Lost]);
 }

@@ -1,0 +1,314 @@
+//! Migrations of private partitions, whose pages only their owner has: a journalled state machine.
+//!
+//! The journal of a partition's newest migration is a record in the metadata store. A coordinator
+//! (any node; usually the controller) sends commands to the source and the destination, and moves
+//! the journal from step to step by compare-and-set. If it dies, another one continues from the
+//! journal.
+//!
+//! ```text
+//!   copying ------ handing over ------ finished
+//!      |                |                 |
+//!      +----------- undoing --------------+
+//! ```
+//!
+//! While `copying`, the source copies its pages to the destination, and serves. When `handing
+//! over`, it stops serving and hands the partition over. When `undoing`, the destination deletes
+//! the copy.
+//!
+//! - **The handover compares the journal** ([`crate::handover::Transfer`]). It is applied only
+//!   while the journal stands at `handing over`. When a coordinator has changed it to `undoing`,
+//!   and the partition has not moved by then, it never will, so the copy can be deleted.
+//! - **Commands carry a [`Fence`] and the epoch.** The destination stores the newest fence with the
+//!   copy, and refuses older commands: a copy of an earlier round that arrives late would replace
+//!   the last round.
+//! - **Before the owner changes, every page is durable** at the destination, or pinned at the
+//!   source. In the second case (on demand) the record names the source as the page server, until
+//!   the new owner has stored all pages ([`pulled`]). The source keeps them as long as
+//!   [`is_pinned`].
+
+use fulmar_meta::Transaction;
+use fulmar_pages::PartitionId;
+use serde::{Deserialize, Serialize};
+
+use crate::environment::Environment;
+use crate::metadata;
+use crate::records::{VERSION, records};
+use crate::{Error, ManifestName, NodeId, NodeRecord, PartitionRecord, Read, Rules, retry};
+
+/// Attempts of a command before the migration is undone.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// A step of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// The source copies its pages to the destination, and serves meanwhile.
+    Copying,
+    /// The source may hand the partition over.
+    HandingOver,
+    /// The migration has failed: the destination deletes the copy.
+    Undoing,
+    /// Nothing is left to do.
+    Finished,
+}
+
+/// What is copied before the handover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mechanism {
+    /// All pages.
+    Copy,
+    /// Nothing. The destination pulls the pages from the source.
+    OnDemand,
+}
+
+/// The metadata store's record of a partition's newest migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    v: u32,
+    /// Incremented at each migration of the partition.
+    pub number: u64,
+    /// The current step.
+    pub step: Step,
+    /// What is copied before the handover.
+    pub mechanism: Mechanism,
+    /// The owner.
+    pub source: NodeId,
+    /// The next owner.
+    pub destination: NodeId,
+    /// The partition's epoch. The migration fails if it has changed.
+    pub epoch: u32,
+}
+
+records!(Journal);
+
+impl Journal {
+    /// The fence of a command of the current step.
+    fn fence(&self, sequence: u64) -> Fence {
+        Fence { number: self.number, step: self.step, sequence }
+    }
+
+    /// The name of the copy at the destination.
+    pub fn copy(&self) -> ManifestName {
+        ManifestName {
+            epoch: self.epoch + 1,
+            // Before any position of the new epoch.
+            incarnation: 0,
+            covered: self.number,
+            node: self.destination,
+            is_draft: true,
+        }
+    }
+
+    /// The transaction, which is applied only if the journal is still the one that was read.
+    pub(crate) fn compare(
+        read: &Read<Journal>,
+        partition: PartitionId,
+        transaction: Transaction,
+    ) -> Transaction {
+        transaction.unchanged(key(partition), read.revision)
+    }
+}
+
+/// Orders the commands of a partition's migrations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Fence {
+    /// The migration.
+    pub number: u64,
+    /// Its step.
+    pub step: Step,
+    /// The position among the commands of the step.
+    pub sequence: u64,
+}
+
+/// Returns true if a command must be refused, because a newer one has been carried out.
+pub fn is_stale(rules: &Rules, newest: Option<Fence>, command: Fence) -> bool {
+    rules.refuse_stale_commands && newest.is_some_and(|newest| command < newest)
+}
+
+/// What a node shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The source stores a copy at the destination.
+    Copy,
+    /// The source hands the partition over.
+    HandOver,
+    /// The destination deletes the copy.
+    Drop,
+}
+
+/// A command of the coordinator. Each may arrive late, and more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Its place among the commands.
+    pub fence: Fence,
+    /// The epoch that the partition must have.
+    pub epoch: u32,
+    /// What to do.
+    pub action: Action,
+}
+
+/// The answer to a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// It was carried out.
+    Done,
+    /// It was not: it is stale, or the node cannot.
+    Refused,
+}
+
+/// The nodes of a migration.
+pub trait Participants: Send + Sync {
+    /// Sends a command. `None`: no answer; it may still be carried out.
+    fn command(&self, node: NodeId, command: Command) -> impl Future<Output = Option<Reply>> + Send;
+}
+
+fn key(partition: PartitionId) -> String {
+    format!("migration/{:016x}", partition.0)
+}
+
+/// The journal of the partition's newest migration.
+pub async fn journal<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+) -> Result<Option<Read<Journal>>, Error> {
+    metadata::read(env, &key(partition)).await
+}
+
+/// Starts a migration, unless another one is running.
+pub async fn start<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    record: &PartitionRecord,
+    destination: NodeId,
+    mechanism: Mechanism,
+) -> Result<(), Error> {
+    let newest = journal(env, partition).await?;
+    if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
+        return Ok(());
+    }
+    let number = newest.as_ref().map_or(1, |newest| newest.record.number + 1);
+    let step = match mechanism {
+        Mechanism::Copy => Step::Copying,
+        Mechanism::OnDemand => Step::HandingOver,
+    };
+    let PartitionRecord { owner: source, epoch, .. } = *record;
+    let journal = Journal { v: VERSION, number, step, mechanism, source, destination, epoch };
+    metadata::transact(env, metadata::replace(&key(partition), newest.as_ref(), &journal)?).await;
+    Ok(())
+}
+
+/// Runs the partition's migration to its end. Several coordinators may do so concurrently.
+pub async fn coordinate<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    nodes: &impl Participants,
+) -> Result<(), Error> {
+    loop {
+        let Some(read) = journal(env, partition).await? else { return Ok(()) };
+        let next = match read.record.step {
+            Step::Copying => match send(env, nodes, partition, &read.record, Action::Copy).await {
+                Some(Reply::Done) => Step::HandingOver,
+                Some(Reply::Refused) | None => Step::Undoing,
+            },
+            Step::HandingOver => {
+                send(env, nodes, partition, &read.record, Action::HandOver).await;
+                match has_moved(env, partition, &read.record).await? {
+                    true => Step::Finished,
+                    false => Step::Undoing,
+                }
+            }
+            Step::Undoing => {
+                // The handover cannot be applied any more, but may have been applied before.
+                if !has_moved(env, partition, &read.record).await? {
+                    send(env, nodes, partition, &read.record, Action::Drop).await;
+                }
+                Step::Finished
+            }
+            Step::Finished => return Ok(()),
+        };
+        let next = Journal { step: next, ..read.record.clone() };
+        // Whatever the outcome is, the journal is read again.
+        metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
+    }
+}
+
+/// Sends a command until it is answered, a few times.
+async fn send<E: Environment>(
+    env: &E,
+    nodes: &impl Participants,
+    partition: PartitionId,
+    journal: &Journal,
+    action: Action,
+) -> Option<Reply> {
+    let to = if action == Action::Drop { journal.destination } else { journal.source };
+    let command = Command { partition, fence: journal.fence(0), epoch: journal.epoch, action };
+    for _ in 0..MAX_ATTEMPTS {
+        if let Some(reply) = nodes.command(to, command).await {
+            return Some(reply);
+        }
+        retry::pause(env).await;
+    }
+    None
+}
+
+/// Returns true if the migration's handover was applied.
+async fn has_moved<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    journal: &Journal,
+) -> Result<bool, Error> {
+    let Some(read) = metadata::partition(env, partition).await? else { return Ok(false) };
+    let first = read.record.epoch == journal.epoch + 1 && read.record.owner == journal.destination;
+    // Later epochs may belong to any node. Only the copy of this migration can be their base.
+    Ok(first || read.record.base == Some(journal.copy()))
+}
+
+/// Returns true if a command of this migration is to be carried out by the source: the journal
+/// still stands at its step.
+pub fn is_current(rules: &Rules, journal: &Journal, command: &Command) -> bool {
+    !rules.refuse_stale_commands
+        || (journal.number == command.fence.number
+            && journal.step == command.fence.step
+            && journal.epoch == command.epoch)
+}
+
+/// Returns true if `node` must keep the pages that it pinned for the epoch `epoch` of a partition,
+/// the first one of the destination. As long as the partition has not reached that epoch, the
+/// handover may still be applied, or be tried again. Once this has returned false, the pages are
+/// not needed any more.
+pub fn is_pinned(record: &PartitionRecord, node: NodeId, epoch: u32) -> bool {
+    record.epoch < epoch || record.page_server == Some(node)
+}
+
+/// Records that this node, the owner, has stored all pages as the manifest `base`, and does not
+/// need the page server any more.
+pub async fn pulled<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    read: &Read<PartitionRecord>,
+    node: (NodeId, &Read<NodeRecord>),
+    base: ManifestName,
+) -> Result<Read<PartitionRecord>, Error> {
+    metadata::change_own(env, partition, read, node, |record| record.pulled(base)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_earlier_migrations_and_steps_are_stale() {
+        let fence = |number, step, sequence| Fence { number, step, sequence };
+        let newest = Some(fence(2, Step::HandingOver, 1));
+        let is_stale = |command| is_stale(&Rules::ALL, newest, command);
+        assert!(is_stale(fence(1, Step::Undoing, 9)), "an earlier migration");
+        assert!(is_stale(fence(2, Step::Copying, 9)), "an earlier step");
+        assert!(is_stale(fence(2, Step::HandingOver, 0)), "an earlier command");
+        assert!(!is_stale(fence(2, Step::HandingOver, 1)), "the same command again");
+        assert!(!is_stale(fence(2, Step::Undoing, 0)));
+        assert!(!super::is_stale(&Rules::ALL, None, fence(1, Step::Copying, 0)));
+    }
+}
