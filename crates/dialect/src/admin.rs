@@ -1,8 +1,8 @@
 //! Parses administration of tenants and users: PostgreSQL's statements about databases and roles.
 
-use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Access, Unit};
 use fulmar_pgwire::types::datetime::parse_timestamp;
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::setting::assignment;

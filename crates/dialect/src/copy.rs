@@ -1,8 +1,8 @@
 //! Parses `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`, and
 //! `COPY DATABASE`, whose only format is `sqlite`.
 
-use fulmar_engine::{Error, sqlstate};
 use fulmar_pgwire::copy::{Columns, Format, Header};
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::syntax::{end, unexpected};

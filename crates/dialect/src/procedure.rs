@@ -6,7 +6,8 @@
 //! DROP PROCEDURE [IF EXISTS] name [( ... )]
 //! ```
 
-use fulmar_engine::{Definition, Error, sqlstate};
+use fulmar_engine::Definition;
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::syntax::{end, unexpected};

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use fulmar_engine::{Error, sqlstate};
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::statement::{Answer, Command};
 use crate::syntax::{end, unexpected};

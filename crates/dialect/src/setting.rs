@@ -1,6 +1,6 @@
 //! Parses SET, SHOW, RESET, DISCARD and DEALLOCATE.
 
-use fulmar_engine::{Error, sqlstate};
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::statement::Command;

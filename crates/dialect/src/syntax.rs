@@ -1,6 +1,6 @@
 //! What all parsers share: syntax errors, and a search that stores no tokens.
 
-use fulmar_engine::{Error, sqlstate};
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::token::{Cursor, Lexer};

@@ -14,8 +14,8 @@
 //! salt is derived from the name and a secret in the catalog. The salt is therefore stable across
 //! restarts and nodes that read the same catalog, like the salt of an existing user.
 
-use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{SaltKey, ScramVerifier};
+use fulmar_sqlite::{Error, sqlstate};
 use pgwire::api::auth::sasl::SCRAM_SHA_256_METHOD;
 use pgwire::api::auth::sasl::scram::{
     SCRAM_ITERATIONS, ScramSecret, ScramServerAuth, ScramServerAuthWaitingForClientFinal, gen_salted_password,

@@ -21,7 +21,7 @@
 //!
 //! The protocol has typed columns, SQLite has typed values. [`types`] decides how a column is
 //! described and how each value of it is sent, from the declared type that SQLite stores as text.
-//! A value is encoded from a borrowed [`fulmar_engine::ValueRef`] directly into the send buffer,
+//! A value is encoded from a borrowed [`fulmar_sqlite::ValueRef`] directly into the send buffer,
 //! and a parameter is decoded from the receive buffer. For example, a point read that returns one
 //! 4-byte integer in binary format writes 15 bytes of DataRow and allocates nothing.
 //!
@@ -50,7 +50,7 @@ pub mod types;
 pub mod wire;
 
 /// The result of most functions. Unless stated otherwise, the error is reported to the client.
-pub type Result<T, E = fulmar_engine::Error> = std::result::Result<T, E>;
+pub type Result<T, E = fulmar_sqlite::Error> = std::result::Result<T, E>;
 
 /// The emulated PostgreSQL version, followed by the Fulmar version. Drivers parse the leading
 /// number.

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use fulmar_engine::Value;
 use fulmar_pgwire::protocol::Format;
 use fulmar_pgwire::types::{self, Type, decode};
+use fulmar_sqlite::Value;
 
 use super::query::query;
 use super::{NOT_CAST, SCHEMAS, begins_query, closing, find, is_any, pieces};

@@ -27,8 +27,8 @@ mod from;
 mod query;
 
 pub(super) use expression::type_name;
-use fulmar_engine::{Error, sqlstate};
 use fulmar_pgwire::types;
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::token::{Kind, Lexer, Token};
 use crate::{Result, system};

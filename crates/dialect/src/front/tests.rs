@@ -1,9 +1,9 @@
 //! Tests of the translation of PostgreSQL statements.
 
-use fulmar_engine::sqlstate;
 use fulmar_meta::Access;
 use fulmar_pgwire::copy::{Columns, Format, Header};
 use fulmar_pgwire::version_text;
+use fulmar_sqlite::sqlstate;
 
 use super::*;
 use crate::admin::{Admin, Source};

@@ -1,8 +1,8 @@
-//! Array functions. Arrays are represented as text ([`fulmar_engine::array`]). The translation
+//! Array functions. Arrays are represented as text ([`fulmar_sqlite::array`]). The translation
 //! converts them to JSON where SQLite's table-valued functions read them.
 
-use fulmar_engine::array::{Element, read, write};
-use fulmar_engine::{Error, Value, ValueRef, sqlstate};
+use fulmar_sqlite::array::{Element, read, write};
+use fulmar_sqlite::{Error, Value, ValueRef, sqlstate};
 
 use crate::Result;
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fulmar_engine::{Database, SystemTable, Value};
+use fulmar_sqlite::{Database, SystemTable, Value};
 use parking_lot::Mutex;
 
 use super::schema::{Outline, Schema};

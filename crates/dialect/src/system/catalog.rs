@@ -1,6 +1,6 @@
 //! The engine's view of the system catalog: dispatches requests for rows and calls of functions.
 
-use fulmar_engine::{Database, Parts, System, SystemFunction, SystemTable, Value, ValueRef};
+use fulmar_sqlite::{Database, Parts, System, SystemFunction, SystemTable, Value, ValueRef};
 use parking_lot::Mutex;
 
 use super::asked::{Asked, By, Fill, Rows, SchemaCache};

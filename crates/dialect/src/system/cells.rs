@@ -1,6 +1,6 @@
 //! Conversion of Rust values to the SQL values of system tables.
 
-use fulmar_engine::Value;
+use fulmar_sqlite::Value;
 
 /// A value of a row.
 pub trait Cell {

@@ -1,6 +1,6 @@
 //! `pg_constraint`: primary keys, foreign keys, `UNIQUE` and `CHECK` constraints.
 
-use fulmar_engine::Value;
+use fulmar_sqlite::Value;
 
 use super::asked::{Asked, Rows};
 use super::relations::PUBLIC;

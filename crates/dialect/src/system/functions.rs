@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use fulmar_engine::{Error, SystemFunction, Value, ValueRef, array, sqlstate};
 use fulmar_pgwire::types::datetime::moment;
+use fulmar_sqlite::{Error, SystemFunction, Value, ValueRef, array, sqlstate};
 use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};

@@ -1,6 +1,6 @@
 //! The system catalog: the tables and functions of `pg_catalog` and `information_schema`.
 //!
-//! The engine provides these tables in each connection ([`fulmar_engine::System`]). [`Catalog`]
+//! The engine provides these tables in each connection ([`fulmar_sqlite::System`]). [`Catalog`]
 //! produces their rows for the querying session, which is a [`Viewer`]:
 //!
 //! | module | contents |

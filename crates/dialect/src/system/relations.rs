@@ -1,7 +1,7 @@
 //! The `pg_catalog` tables that describe a tenant's schema, such as `pg_class` and `pg_attribute`.
 
-use fulmar_engine::Value;
 use fulmar_pgwire::types::Type;
+use fulmar_sqlite::Value;
 
 use super::asked::{Asked, By, Filled, FilledByGroup, Rows, table};
 use super::constraints::constraints;

@@ -1,6 +1,6 @@
 //! The list of all tables.
 
-use fulmar_engine::SystemTable;
+use fulmar_sqlite::SystemTable;
 
 use super::asked::{Fill, Tables};
 use super::{cluster, information, nothing, relations, types};

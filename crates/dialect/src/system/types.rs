@@ -1,7 +1,7 @@
 //! `pg_type`, `pg_collation` and `pg_am`, and the names of types.
 
-use fulmar_engine::{Value, ValueRef};
 use fulmar_pgwire::types::Type;
+use fulmar_sqlite::{Value, ValueRef};
 
 use super::asked::{Asked, Filled, Rows, table};
 use crate::{Result, row};

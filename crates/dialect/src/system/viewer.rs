@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{Database, Value};
 use fulmar_meta::{Tenant, User};
+use fulmar_sqlite::{Database, Value};
 
 use super::asked::{Rows, Tables};
 use crate::Result;

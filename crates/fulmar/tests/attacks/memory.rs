@@ -27,6 +27,7 @@ const SCHEMA: &[&str] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "a list of attacks, which share one node")]
 async fn memory_is_bounded() {
     let mut arena = TestBench::new("memory", SCHEMA).await;
     let list = "1,".repeat(30 * MB);

@@ -1,8 +1,8 @@
 //! Fuzz target: parses arbitrary bytes as COPY data. The parser must not panic, and must produce
 //! the same rows for every division of the bytes into chunks.
 
-use fulmar_engine::Value;
 use fulmar_fuzz::{Choices, Target};
+use fulmar_sqlite::Value;
 
 use super::read::Reader;
 use super::{Columns, Format, Header};

@@ -15,7 +15,7 @@ mod fuzz;
 pub mod read;
 pub mod write;
 
-use fulmar_engine::{Error, sqlstate};
+use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 

@@ -7,7 +7,7 @@
 //! As in PostgreSQL, the first line determines the line end of all lines: a line feed, a carriage
 //! return followed by a line feed, or (classic Mac OS) a carriage return.
 
-use fulmar_engine::{Error, Value, sqlstate};
+use fulmar_sqlite::{Error, Value, sqlstate};
 
 use super::{Format, Header};
 use crate::Result;

@@ -1,6 +1,6 @@
 //! Formats rows as lines of COPY data.
 
-use fulmar_engine::ValueRef;
+use fulmar_sqlite::ValueRef;
 
 use super::{Format, Header};
 use crate::Result;

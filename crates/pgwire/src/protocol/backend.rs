@@ -4,7 +4,7 @@
 //! early and shift the rest of the message. They are written as blanks.
 
 use bytes::BufMut;
-use fulmar_engine::{CommandTag, Error, TransactionStatus};
+use fulmar_sqlite::{CommandTag, Error, TransactionStatus};
 
 use super::{Format, Formats};
 use crate::types::{Column, Type};
@@ -205,7 +205,7 @@ pub fn error(out: &mut Vec<u8>, error: &Error, severity: Severity) {
     if let Some(hint) = error.get_hint() {
         put_field(out, b'H', hint);
     }
-    if error.message() == fulmar_engine::STALE_PLAN {
+    if error.message() == fulmar_sqlite::STALE_PLAN {
         // PostgreSQL raises this error in a routine of this name. Drivers recognize it and prepare
         // the statement again.
         put_field(out, b'R', "RevalidateCachedQuery");
@@ -241,7 +241,7 @@ fn put_field(out: &mut Vec<u8>, field: u8, value: &str) {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_engine::sqlstate;
+    use fulmar_sqlite::sqlstate;
 
     use super::*;
 

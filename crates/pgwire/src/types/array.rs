@@ -1,5 +1,5 @@
 //! Converts one-dimensional arrays between PostgreSQL's binary format and its text format
-//! ([`fulmar_engine::array`]).
+//! ([`fulmar_sqlite::array`]).
 //!
 //! ```text
 //! binary: dimensions u32 (0 or 1), has NULLs u32, element type u32; length u32, first index u32;
@@ -7,8 +7,8 @@
 //! ```
 
 use bytes::{Buf, BufMut};
-use fulmar_engine::array::{Element, read, write};
-use fulmar_engine::{Value, ValueRef};
+use fulmar_sqlite::array::{Element, read, write};
+use fulmar_sqlite::{Value, ValueRef};
 
 use super::{Type, decode, encode};
 use crate::protocol::Format;

@@ -6,8 +6,8 @@
 //! the suffix `+00`.
 
 use bytes::BufMut;
-use fulmar_engine::Value;
-use fulmar_engine::calendar::{civil, days_from_civil};
+use fulmar_sqlite::Value;
+use fulmar_sqlite::calendar::{civil, days_from_civil};
 
 use super::number;
 

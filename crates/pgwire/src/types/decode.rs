@@ -4,7 +4,7 @@
 //! SQLite would have stored: booleans are 0 and 1, dates and times are canonical text (which sorts
 //! correctly), and numerics are numbers if that is exact.
 
-use fulmar_engine::{Error, Value, sqlstate};
+use fulmar_sqlite::{Error, Value, sqlstate};
 
 use super::{Type, array, datetime, numeric};
 use crate::Result;
@@ -62,11 +62,11 @@ fn from_text(text: &str, kind: Type) -> Option<Value> {
     if kind.element().is_some() {
         let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
         let is_text_array = kind.element().is_some_and(Type::is_text);
-        let elements = || fulmar_engine::array::read(text);
+        let elements = || fulmar_sqlite::array::read(text);
         return is_array.then(|| {
             Value::Text(match is_text_array {
                 // Quotes the elements, since texts may look like numbers.
-                true => fulmar_engine::array::write(elements().iter().map(Option::as_deref), true),
+                true => fulmar_sqlite::array::write(elements().iter().map(Option::as_deref), true),
                 false => text.trim().to_owned(),
             })
         });
@@ -236,7 +236,7 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_engine::ValueRef;
+    use fulmar_sqlite::ValueRef;
     use proptest::prelude::*;
 
     use super::*;

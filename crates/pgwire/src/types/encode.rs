@@ -6,7 +6,7 @@
 //! bytes that the client would misread.
 
 use bytes::BufMut;
-use fulmar_engine::{Error, ValueRef, sqlstate};
+use fulmar_sqlite::{Error, ValueRef, sqlstate};
 
 use super::{Type, array, datetime, number, numeric};
 use crate::Result;
@@ -71,13 +71,13 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
 
 /// Writes an array of booleans, which SQLite stores as numbers.
 fn put_booleans(out: &mut Vec<u8>, array: &str) {
-    let elements = fulmar_engine::array::read(array);
+    let elements = fulmar_sqlite::array::read(array);
     let letters = elements.iter().map(|element| match element.as_deref() {
         Some("1" | "t" | "true") => Some("t"),
         Some(_) => Some("f"),
         None => None,
     });
-    put_utf8(out, fulmar_engine::array::write(letters, false).as_bytes());
+    put_utf8(out, fulmar_sqlite::array::write(letters, false).as_bytes());
 }
 
 /// Writes the binary format. Returns `None` if the value cannot be converted to the type.

@@ -25,7 +25,7 @@ pub mod encode;
 pub(crate) mod number;
 mod numeric;
 
-use fulmar_engine::ValueRef;
+use fulmar_sqlite::ValueRef;
 
 /// A supported PostgreSQL type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

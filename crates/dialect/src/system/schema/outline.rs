@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use fulmar_engine::Database;
+use fulmar_sqlite::Database;
 
 use super::values::{number, text_of_ref};
 use crate::Result;

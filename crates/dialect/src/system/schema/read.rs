@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use fulmar_engine::{Database, Value, ValueRef};
 use fulmar_pgwire::types::{self, Declared, Type};
+use fulmar_sqlite::{Database, Value, ValueRef};
 
 use super::objects::{Column, ForeignKey, Index, Key, Relation, Schema, Trigger};
 use super::outline::{CONSTRAINTS_PER_KIND, FIRST_OID, KEY_OIDS, KEY_SUFFIX, Outline};

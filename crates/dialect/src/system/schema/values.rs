@@ -1,6 +1,6 @@
 //! Conversion of SQLite's values to text and numbers.
 
-use fulmar_engine::{Value, ValueRef};
+use fulmar_sqlite::{Value, ValueRef};
 
 pub(super) fn text(value: &Value) -> String {
     match value {
