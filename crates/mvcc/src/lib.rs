@@ -13,7 +13,7 @@
 //! # What this crate is for
 //! A partition is one database, stored as pages of 4 KiB. A commit makes the next version of the
 //! pages that it changes; a transaction reads all pages at the version that it has pinned. So
-//! readers wait for nobody, and any number of transactions of one partition run concurrently. A
+//! readers never wait, and any number of transactions of one partition run concurrently. A
 //! commit succeeds if no page that the transaction read has changed since its snapshot. That is
 //! serializable, including phantoms, because the pages of indexes are pages too.
 //!
