@@ -14,7 +14,7 @@ const MIN_TOKEN_LIFETIME_MS: u64 = 60_000;
 
 /// An administration statement.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Admin {
+pub enum AdminStatement {
     /// `CREATE DATABASE`.
     CreateDatabase {
         /// The name of the database.
@@ -133,29 +133,29 @@ pub struct Source {
     pub at_unix_ms: Option<u64>,
 }
 
-impl Admin {
+impl AdminStatement {
     /// The command tag of the statement.
     pub fn tag(&self) -> &'static str {
         match self {
-            Admin::CreateDatabase { .. } => "CREATE DATABASE",
-            Admin::DropDatabase { .. } => "DROP DATABASE",
-            Admin::RenameDatabase { .. }
-            | Admin::RestoreDatabase { .. }
-            | Admin::AlterLimit { .. }
-            | Admin::ResetLimits { .. } => "ALTER DATABASE",
-            Admin::CreateUser { .. } => "CREATE ROLE",
-            Admin::AlterPassword { .. } => "ALTER ROLE",
-            Admin::DropUser { .. } => "DROP ROLE",
-            Admin::Grant { .. } => "GRANT",
-            Admin::Revoke { .. } => "REVOKE",
-            Admin::CreateToken { .. } => "CREATE TOKEN",
-            Admin::DropToken { .. } => "DROP TOKEN",
+            AdminStatement::CreateDatabase { .. } => "CREATE DATABASE",
+            AdminStatement::DropDatabase { .. } => "DROP DATABASE",
+            AdminStatement::RenameDatabase { .. }
+            | AdminStatement::RestoreDatabase { .. }
+            | AdminStatement::AlterLimit { .. }
+            | AdminStatement::ResetLimits { .. } => "ALTER DATABASE",
+            AdminStatement::CreateUser { .. } => "CREATE ROLE",
+            AdminStatement::AlterPassword { .. } => "ALTER ROLE",
+            AdminStatement::DropUser { .. } => "DROP ROLE",
+            AdminStatement::Grant { .. } => "GRANT",
+            AdminStatement::Revoke { .. } => "REVOKE",
+            AdminStatement::CreateToken { .. } => "CREATE TOKEN",
+            AdminStatement::DropToken { .. } => "DROP TOKEN",
         }
     }
 }
 
 /// Parses a statement. Returns `None` if it is about something else.
-pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
+pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement>> {
     let user =
         |cursor: &mut Cursor<'_, '_>, verb| cursor.words(&[verb, "user"]) || cursor.words(&[verb, "role"]);
     let admin = if cursor.words(&["create", "database"]) {
@@ -170,20 +170,20 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
         alter_user(cursor)?
     } else if user(cursor, "drop") {
         let if_exists = cursor.words(&["if", "exists"]);
-        Admin::DropUser { names: names(cursor)?, if_exists }
+        AdminStatement::DropUser { names: names(cursor)?, if_exists }
     } else if cursor.words(&["create", "token"]) {
         create_token(cursor)?
     } else if cursor.words(&["drop", "token"]) {
         let if_exists = cursor.words(&["if", "exists"]);
-        Admin::DropToken { name: name(cursor)?, if_exists }
+        AdminStatement::DropToken { name: name(cursor)?, if_exists }
     } else if cursor.word("grant") {
         let (access, databases, users) = privileges(cursor, "to")?;
-        Admin::Grant { access, databases, users }
+        AdminStatement::Grant { access, databases, users }
     } else if cursor.word("revoke") {
         let (access, databases, users) = privileges(cursor, "from")?;
         cursor.word("cascade");
         cursor.word("restrict");
-        Admin::Revoke { access, databases, users }
+        AdminStatement::Revoke { access, databases, users }
     } else {
         return Ok(None);
     };
@@ -197,19 +197,19 @@ fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
 
 fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
     let mut names = vec![name(cursor)?];
-    while cursor.sign(',') {
+    while cursor.symbol(',') {
         names.push(name(cursor)?);
     }
     Ok(names)
 }
 
-fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let database = name(cursor)?;
     let (mut owner, mut source, mut durability) = (None, None, None);
     cursor.word("with");
     while !cursor.is_end() {
         let option = name(cursor)?;
-        cursor.sign('=');
+        cursor.symbol('=');
         match option.as_str() {
             "owner" => owner = Some(name(cursor)?),
             // `template0`, PostgreSQL's empty template, means no template.
@@ -229,7 +229,7 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
             }
         }
     }
-    Ok(Admin::CreateDatabase { name: database, owner, source, durability })
+    Ok(AdminStatement::CreateDatabase { name: database, owner, source, durability })
 }
 
 /// The part after `BRANCH`: `OF name [AT TIMESTAMP '...']`.
@@ -245,11 +245,11 @@ fn branch(cursor: &mut Cursor<'_, '_>) -> Result<Source> {
 /// A timestamp as milliseconds since 1970. Without a time zone it is UTC.
 fn unix_ms(cursor: &mut Cursor<'_, '_>) -> Result<u64> {
     let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
-    parse_moment(&text)
+    parse_timestamp_unix_ms(&text)
 }
 
 /// Parses a timestamp into milliseconds since 1970. Without a time zone it is UTC.
-pub fn parse_moment(text: &str) -> Result<u64> {
+pub fn parse_timestamp_unix_ms(text: &str) -> Result<u64> {
     const FROM_1970_TO_2000_US: i64 = 946_684_800_000_000;
     let since_2000_us = parse_timestamp(text.trim().as_bytes()).ok_or_else(|| {
         let message = format!("invalid input syntax for type timestamp: \"{}\"", shorten(text));
@@ -270,33 +270,33 @@ fn encoding(cursor: &mut Cursor<'_, '_>) -> Result<()> {
         .hint("All text is UTF-8."))
 }
 
-fn drop_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn drop_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let if_exists = cursor.words(&["if", "exists"]);
     let name = name(cursor)?;
     cursor.word("with");
     let mut force = false;
-    if cursor.sign('(') {
+    if cursor.symbol('(') {
         force = cursor.word("force");
-        if !force || !cursor.sign(')') {
+        if !force || !cursor.symbol(')') {
             return Err(unexpected(cursor));
         }
     }
-    Ok(Admin::DropDatabase { name, if_exists, force })
+    Ok(AdminStatement::DropDatabase { name, if_exists, force })
 }
 
-fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let database = name(cursor)?;
     if cursor.words(&["rename", "to"]) {
-        Ok(Admin::RenameDatabase { from: database, to: name(cursor)? })
+        Ok(AdminStatement::RenameDatabase { from: database, to: name(cursor)? })
     } else if cursor.words(&["restore", "to", "timestamp"]) {
-        Ok(Admin::RestoreDatabase { name: database, at_unix_ms: unix_ms(cursor)? })
+        Ok(AdminStatement::RestoreDatabase { name: database, at_unix_ms: unix_ms(cursor)? })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
-        Ok(Admin::AlterLimit { database, name, value })
+        Ok(AdminStatement::AlterLimit { database, name, value })
     } else if cursor.words(&["reset", "all"]) {
-        Ok(Admin::ResetLimits { database })
+        Ok(AdminStatement::ResetLimits { database })
     } else if cursor.word("reset") {
-        Ok(Admin::AlterLimit { database, name: name(cursor)?, value: None })
+        Ok(AdminStatement::AlterLimit { database, name: name(cursor)?, value: None })
     } else {
         Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
@@ -320,7 +320,7 @@ fn password(cursor: &mut Cursor<'_, '_>) -> Result<Option<Option<String>>> {
     }
 }
 
-fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let name = name(cursor)?;
     let (mut superuser, mut secret) = (false, None);
     cursor.word("with");
@@ -335,19 +335,19 @@ fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
             );
         }
     }
-    Ok(Admin::CreateUser { name, superuser, password: secret })
+    Ok(AdminStatement::CreateUser { name, superuser, password: secret })
 }
 
-fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let name = name(cursor)?;
     cursor.word("with");
     let password = password(cursor)?
         .ok_or_else(|| unexpected(cursor).hint("Only the password of a user can be changed."))?;
-    Ok(Admin::AlterPassword { name, password })
+    Ok(AdminStatement::AlterPassword { name, password })
 }
 
 /// `name [FOR DATABASE db] [EXPIRES IN 'time']`.
-fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let token = name(cursor)?;
     let database = cursor.words(&["for", "database"]).then(|| name(cursor)).transpose()?;
     let mut lasts_ms = None;
@@ -355,7 +355,7 @@ fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
         let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
         lasts_ms = Some(token_lifetime_ms(&text)?);
     }
-    Ok(Admin::CreateToken { name: token, database, lasts_ms })
+    Ok(AdminStatement::CreateToken { name: token, database, lasts_ms })
 }
 
 /// Parses a token's lifetime. The unit is mandatory: `90` probably means 90 days, and not the 90 ms

@@ -6,7 +6,7 @@ use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::syntax::{end, unexpected};
-use crate::token::{Cursor, Table, Token, quote_name};
+use crate::token::{Cursor, TableName, Token, quote_name};
 
 /// Source, destination and row format of a COPY.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub enum Copy {
     /// `COPY t FROM STDIN`
     In {
         /// The table.
-        table: Table,
+        table: TableName,
         /// The columns. Empty for all.
         columns: Vec<String>,
         /// The format of the lines.
@@ -23,7 +23,7 @@ pub enum Copy {
     /// `COPY t TO STDOUT`: writes the columns that [`Copy::In`] reads.
     TableOut {
         /// The table.
-        table: Table,
+        table: TableName,
         /// The format of the lines.
         format: Format,
     },
@@ -55,7 +55,7 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
         return Ok(Copy::Out { query, format: copy_to(cursor)? });
     }
     let table = cursor.table().ok_or_else(|| unexpected(cursor))?;
-    let columns = if cursor.sign('(') { names(cursor)? } else { Vec::new() };
+    let columns = if cursor.symbol('(') { names(cursor)? } else { Vec::new() };
     if cursor.peek().is_some_and(|token| token.is("to")) {
         let format = copy_to(cursor)?;
         return Ok(match columns.is_empty() {
@@ -93,15 +93,15 @@ fn database(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
         return Err(unexpected(cursor));
     }
     cursor.word("with");
-    if !cursor.sign('(') || !cursor.words(&["format", "sqlite"]) {
+    if !cursor.symbol('(') || !cursor.words(&["format", "sqlite"]) {
         return Err(unexpected(cursor));
     }
     let mut owner = None;
-    if !out && cursor.sign(',') {
+    if !out && cursor.symbol(',') {
         let named = cursor.word("owner").then(|| cursor.name()).flatten();
         owner = Some(named.ok_or_else(|| unexpected(cursor))?);
     }
-    if !cursor.sign(')') {
+    if !cursor.symbol(')') {
         return Err(unexpected(cursor));
     }
     end(cursor)?;
@@ -110,11 +110,11 @@ fn database(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
 
 /// The text of a query in parentheses.
 fn query(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<String>> {
-    let Some(open) = cursor.peek().filter(|token| token.is_sign('(')) else { return Ok(None) };
+    let Some(open) = cursor.peek().filter(|token| token.is_symbol('(')) else { return Ok(None) };
     let start = open.end();
     let mut depth = 0;
     while let Some(token) = cursor.next() {
-        depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+        depth += i32::from(token.is_symbol('(')) - i32::from(token.is_symbol(')'));
         if depth == 0 {
             return Ok(Some(sql[start..token.start].trim().to_owned()));
         }
@@ -123,7 +123,7 @@ fn query(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<String>> {
 }
 
 /// A query for these columns of a table.
-pub fn select(table: &Table, columns: &[String]) -> String {
+pub fn select(table: &TableName, columns: &[String]) -> String {
     let columns: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
     format!("SELECT {} FROM {}", columns.join(", "), table.sql())
 }
@@ -158,10 +158,10 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
     let mut names = Vec::new();
     loop {
         names.push(cursor.name().ok_or_else(|| unexpected(cursor))?);
-        if cursor.sign(')') {
+        if cursor.symbol(')') {
             return Ok(names);
         }
-        if !cursor.sign(',') {
+        if !cursor.symbol(',') {
             return Err(unexpected(cursor));
         }
     }
@@ -176,7 +176,7 @@ fn is_named(token: &Token<'_>, word: &str) -> bool {
 /// (`CSV HEADER`).
 fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     cursor.word("with");
-    let in_parentheses = cursor.sign('(');
+    let in_parentheses = cursor.symbol('(');
     let csv = cursor.rest().windows(2).any(|two| two[0].is("format") && is_named(&two[1], "csv"))
         || !in_parentheses && cursor.rest().iter().any(|token| token.is("csv"));
     let mut format = if csv { Format::csv() } else { Format::text() };
@@ -214,9 +214,9 @@ fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
                 return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
             }
         }
-        cursor.sign(',');
+        cursor.symbol(',');
     }
-    if in_parentheses && !cursor.sign(')') {
+    if in_parentheses && !cursor.symbol(')') {
         return Err(unexpected(cursor));
     }
     format.escape = escape.unwrap_or(format.quote);
@@ -240,10 +240,10 @@ fn check(format: &Format) -> Result<()> {
 
 /// `(a, b)` or `*`.
 fn columns(cursor: &mut Cursor<'_, '_>) -> Result<Columns> {
-    if cursor.sign('*') {
+    if cursor.symbol('*') {
         return Ok(Columns::All);
     }
-    if !cursor.sign('(') {
+    if !cursor.symbol('(') {
         return Err(unexpected(cursor));
     }
     names(cursor).map(Columns::Named)

@@ -8,9 +8,9 @@
 
 use fulmar_pgwire::version_text;
 
-use crate::statement::{Context, Front};
+use crate::statement::{Context, Dispatch};
 use crate::syntax::first_has;
-use crate::token::{Kind, Lexer, Token, first_statement, quote_name, quote_text};
+use crate::token::{Lexer, Token, TokenKind, first_statement, quote_name, quote_text};
 use crate::{Result, catalog};
 
 /// Functions that are called with empty parentheses.
@@ -21,9 +21,9 @@ const BARE_FUNCTIONS: [&str; 5] =
     ["current_user", "session_user", "current_role", "current_catalog", "current_schema"];
 
 /// Handles a statement that reads or writes rows.
-pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
+pub(super) fn translate<'a>(sql: &'a str, context: &Context<'_>) -> Result<Dispatch<'a>> {
     if !first_has(sql, may_concern) {
-        return Ok(Front::Pass);
+        return Ok(Dispatch::Pass);
     }
     let (tokens, rest) = first_statement(sql);
     let rewritten = rewrite(sql, &tokens, context);
@@ -34,15 +34,16 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
         }
         None => tokens,
     };
-    if catalog::concerns(tokens.iter().copied()) {
-        return Ok(Front::Translated(catalog::translate(&tokens)?, rest));
+    if catalog::needs_translation(tokens.iter().copied()) {
+        return Ok(Dispatch::Translated(catalog::translate(&tokens)?, rest));
     }
-    Ok(rewritten.map_or(Front::Pass, |text| Front::Rewritten(text, rest)))
+    Ok(rewritten.map_or(Dispatch::Pass, |text| Dispatch::Rewritten(text, rest)))
 }
 
-/// Returns true if [`front`] may translate the first statement of `sql`.
+/// Returns true if [`translate`] may translate the first statement of `sql`.
 pub(super) fn may_translate(sql: &str) -> bool {
-    first_has(sql, may_concern) && catalog::concerns(Lexer::new(sql).take_while(|token| !token.is_sign(';')))
+    first_has(sql, may_concern)
+        && catalog::needs_translation(Lexer::new(sql).take_while(|token| !token.is_symbol(';')))
 }
 
 /// Returns true if one of the names may be in the text. Each of them contains one of these windows.
@@ -107,11 +108,11 @@ struct SelectList {
 
 impl SelectList {
     fn advance(&mut self, token: &Token<'_>) {
-        if token.is_sign('(') {
+        if token.is_symbol('(') {
             self.depth += 1;
-        } else if token.is_sign(')') {
+        } else if token.is_symbol(')') {
             self.depth = self.depth.saturating_sub(1);
-        } else if self.depth == 0 && token.kind == Kind::Word {
+        } else if self.depth == 0 && token.kind == TokenKind::Word {
             let ends = ["from", "where", "group", "order", "limit", "union"];
             self.inside = token.is("select") || (self.inside && !ends.iter().any(|word| token.is(word)));
         }
@@ -120,8 +121,8 @@ impl SelectList {
     /// Returns true if the tokens between these two are a complete item of the list, which gives
     /// the column its name.
     fn is_item(&self, before: Option<&Token<'_>>, after: Option<&Token<'_>>) -> bool {
-        let starts = before.is_some_and(|token| token.is("select") || token.is_sign(','));
-        let ends = after.is_none_or(|token| token.is_sign(',') || token.is("from"));
+        let starts = before.is_some_and(|token| token.is("select") || token.is_symbol(','));
+        let ends = after.is_none_or(|token| token.is_symbol(',') || token.is("from"));
         self.depth == 0 && self.inside && starts && ends
     }
 }
@@ -134,13 +135,13 @@ struct Call {
 }
 
 fn call(tokens: &[Token<'_>], before: Option<&Token<'_>>) -> Option<Call> {
-    if before.is_some_and(|token| token.is_sign('.')) {
+    if before.is_some_and(|token| token.is_symbol('.')) {
         return None; // a column of that name
     }
-    let qualified = tokens[0].is("pg_catalog") && tokens.get(1).is_some_and(|token| token.is_sign('.'));
+    let qualified = tokens[0].is("pg_catalog") && tokens.get(1).is_some_and(|token| token.is_symbol('.'));
     let skipped = if qualified { 2 } else { 0 };
-    let function = tokens.get(skipped).filter(|token| token.kind == Kind::Word)?;
-    let has = |index: usize, sign| tokens.get(skipped + index).is_some_and(|token| token.is_sign(sign));
+    let function = tokens.get(skipped).filter(|token| token.kind == TokenKind::Word)?;
+    let has = |index: usize, sign| tokens.get(skipped + index).is_some_and(|token| token.is_symbol(sign));
     let named = |names: &[&str]| names.iter().any(|name| function.is(name));
     if has(1, '(') {
         let known = named(&NO_ARGUMENT_FUNCTIONS) && has(2, ')');

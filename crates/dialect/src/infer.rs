@@ -16,7 +16,7 @@
 
 use fulmar_pgwire::types::{self, Type};
 
-use crate::token::{Kind, Lexer, Token};
+use crate::token::{Lexer, Token, TokenKind};
 
 /// Maximum depth to which expressions are analyzed.
 const MAX_DEPTH: u32 = 40;
@@ -25,7 +25,7 @@ const MAX_DEPTH: u32 = 40;
 #[derive(Debug, Default, PartialEq)]
 pub struct Inference {
     /// One for each column of the result.
-    pub guesses: Vec<Guess>,
+    pub types: Vec<InferredType>,
     /// The columns that guesses refer to.
     columns: Vec<String>,
     logical: Option<Type>,
@@ -37,32 +37,34 @@ pub struct Inference {
 
 /// What is known about the type of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guess {
+pub enum InferredType {
     /// Nothing is known.
     Unknown,
     /// This type.
     Known(Type),
     /// The type of a column of the probe.
-    Like(usize),
+    Column(usize),
     /// The numeric type that results from that column: float for a float column, integer for an
     /// integer one.
-    Number(usize),
+    NumericOf(usize),
     /// An array of that column's type.
-    ArrayLike(usize),
+    ArrayOf(usize),
     /// The type of that column, or this type if SQLite does not know it.
-    LikeOr(usize, Type),
+    ColumnOr(usize, Type),
 }
 
-impl Guess {
+impl InferredType {
     /// The type, given the types of the probe's columns.
     pub fn resolve(self, probed: &[Option<Type>]) -> Option<Type> {
         match self {
-            Guess::Unknown => None,
-            Guess::Known(kind) => Some(kind),
-            Guess::Like(column) => *probed.get(column)?,
-            Guess::LikeOr(column, kind) => Some(probed.get(column).copied().flatten().unwrap_or(kind)),
-            Guess::ArrayLike(column) => probed.get(column)?.unwrap_or(Type::Text).array(),
-            Guess::Number(column) => match (*probed.get(column)?)? {
+            InferredType::Unknown => None,
+            InferredType::Known(kind) => Some(kind),
+            InferredType::Column(column) => *probed.get(column)?,
+            InferredType::ColumnOr(column, kind) => {
+                Some(probed.get(column).copied().flatten().unwrap_or(kind))
+            }
+            InferredType::ArrayOf(column) => probed.get(column)?.unwrap_or(Type::Text).array(),
+            InferredType::NumericOf(column) => match (*probed.get(column)?)? {
                 Type::Int2 | Type::Int4 | Type::Int8 | Type::Bool => Some(Type::Int8),
                 Type::Float4 | Type::Float8 => Some(Type::Float8),
                 Type::Numeric => Some(Type::Numeric),
@@ -87,11 +89,11 @@ impl Inference {
         inference.find_arrays(&tokens);
         for item in top_level.split(&tokens, list..from.min(end)) {
             let item = without_alias(item);
-            if item.last().is_none_or(|token| token.is_sign('*')) {
+            if item.last().is_none_or(|token| token.is_symbol('*')) {
                 return Inference::default();
             }
-            let guess = inference.guess(item, MAX_DEPTH);
-            inference.guesses.push(guess);
+            let inferred = inference.guess(item, MAX_DEPTH);
+            inference.types.push(inferred);
         }
         let text = |range: std::ops::Range<usize>| match tokens.get(range.clone()) {
             Some([first, .., last]) => sql[first.start..last.end()].to_owned(),
@@ -109,7 +111,7 @@ impl Inference {
         for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")).take(MAX_ARRAYS) {
             let mut depth = 0;
             let close = tokens[at + 1..].iter().position(|token| {
-                depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+                depth += i32::from(token.is_symbol('(')) - i32::from(token.is_symbol(')'));
                 depth <= 0
             });
             let Some(end) = close.map(|close| at + 1 + close) else { return };
@@ -122,7 +124,7 @@ impl Inference {
             let defined =
                 argument.last().filter(|_| is_path(argument)).and_then(|name| definition(tokens, name));
             let kind = match self.guess(defined.unwrap_or(argument), MAX_DEPTH) {
-                Guess::Known(kind) => kind.array().unwrap_or(Type::TextArray),
+                InferredType::Known(kind) => kind.array().unwrap_or(Type::TextArray),
                 _ => Type::TextArray,
             };
             self.arrays.extend(name.name().filter(|_| before.is("as")).map(|name| (name, kind)));
@@ -141,36 +143,38 @@ impl Inference {
         self.logical.unwrap_or(Type::Int8)
     }
 
-    fn guess(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
+    fn guess(&mut self, tokens: &[Token<'_>], depth: u32) -> InferredType {
         let top_level = TopLevel::of(tokens);
         match tokens {
-            _ if depth == 0 => Guess::Unknown,
-            [] => Guess::Unknown,
-            [literal] if literal.kind == Kind::String => Guess::Known(Type::Text),
-            [literal] if literal.kind == Kind::Number => number(literal.text),
-            [word] if word.is("true") || word.is("false") => Guess::Known(self.logical()),
-            [word] if word.is("null") => Guess::Unknown,
-            [open, inner @ .., close] if open.is_sign('(') && close.is_sign(')') && top_level.encloses() => {
+            _ if depth == 0 => InferredType::Unknown,
+            [] => InferredType::Unknown,
+            [literal] if literal.kind == TokenKind::String => InferredType::Known(Type::Text),
+            [literal] if literal.kind == TokenKind::Number => number(literal.text),
+            [word] if word.is("true") || word.is("false") => InferredType::Known(self.logical()),
+            [word] if word.is("null") => InferredType::Unknown,
+            [open, inner @ .., close]
+                if open.is_symbol('(') && close.is_symbol(')') && top_level.encloses() =>
+            {
                 if inner.first().is_some_and(|token| token.is("select")) {
-                    Guess::Unknown
+                    InferredType::Unknown
                 } else {
                     self.guess(inner, depth - 1)
                 }
             }
-            [sign, rest @ ..] if sign.is_sign('-') || sign.is_sign('+') => self.guess(rest, depth - 1),
+            [sign, rest @ ..] if sign.is_symbol('-') || sign.is_symbol('+') => self.guess(rest, depth - 1),
             [case, .., end] if case.is("case") && end.is("end") => self.guess_case(tokens, depth),
             _ if is_path(tokens) => {
                 let name = tokens.last().and_then(Token::name);
                 let array =
                     self.arrays.iter().find(|(known, _)| Some(known) == name.as_ref()).map(|(_, kind)| *kind);
                 let column = self.column(tokens);
-                array.map_or(Guess::Like(column), |kind| Guess::LikeOr(column, kind))
+                array.map_or(InferredType::Column(column), |kind| InferredType::ColumnOr(column, kind))
             }
             _ => self.guess_composed(tokens, &top_level, depth),
         }
     }
 
-    fn guess_composed(&mut self, tokens: &[Token<'_>], top_level: &TopLevel, depth: u32) -> Guess {
+    fn guess_composed(&mut self, tokens: &[Token<'_>], top_level: &TopLevel, depth: u32) -> InferredType {
         let is_top_level = |at: &usize| top_level.is_top_level(*at);
         let has = |test: &dyn Fn(&Token<'_>) -> bool| {
             (0..tokens.len()).filter(is_top_level).any(|at| test(&tokens[at]))
@@ -180,14 +184,14 @@ impl Inference {
         ];
         if has(&|token| {
             LOGICAL_OPERATORS.iter().any(|word| token.is(word))
-                || ['=', '<', '>', '~'].iter().any(|sign| token.is_sign(*sign))
+                || ['=', '<', '>', '~'].iter().any(|sign| token.is_symbol(*sign))
         }) {
-            return Guess::Known(self.logical());
+            return InferredType::Known(self.logical());
         }
-        if has(&|token| token.is_sign('|')) {
-            return Guess::Known(Type::Text);
+        if has(&|token| token.is_symbol('|')) {
+            return InferredType::Known(Type::Text);
         }
-        let arithmetic = |at: usize| ['+', '-', '*', '/', '%'].iter().any(|sign| tokens[at].is_sign(*sign));
+        let arithmetic = |at: usize| ['+', '-', '*', '/', '%'].iter().any(|sign| tokens[at].is_symbol(*sign));
         if let Some(at) = (1..tokens.len()).filter(is_top_level).find(|at| arithmetic(*at)) {
             let (left, right) =
                 (self.guess(&tokens[..at], depth - 1), self.guess(&tokens[at + 1..], depth - 1));
@@ -196,16 +200,16 @@ impl Inference {
         self.guess_call(tokens, depth)
     }
 
-    fn guess_call(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
-        let [name, open, inner @ .., close] = tokens else { return Guess::Unknown };
-        if name.kind != Kind::Word || !open.is_sign('(') || !close.is_sign(')') {
-            return Guess::Unknown;
+    fn guess_call(&mut self, tokens: &[Token<'_>], depth: u32) -> InferredType {
+        let [name, open, inner @ .., close] = tokens else { return InferredType::Unknown };
+        if name.kind != TokenKind::Word || !open.is_symbol('(') || !close.is_symbol(')') {
+            return InferredType::Unknown;
         }
         if name.is("cast") {
             let after = inner.iter().rposition(|token| token.is("as")).map_or(inner.len(), |at| at + 1);
             let words: Vec<&str> = inner[after..].iter().map(|token| token.text).collect();
-            return types::declared(&words.join(" "))
-                .map_or(Guess::Unknown, |known| Guess::Known(known.kind));
+            return types::declared_type(&words.join(" "))
+                .map_or(InferredType::Unknown, |known| InferredType::Known(known.kind));
         }
         let is = |names: &[&str]| names.iter().any(|known| name.is(known));
         let is_predicate = name.text.ends_with("_is_visible")
@@ -218,42 +222,42 @@ impl Inference {
                 "pg_is_in_recovery",
             ]);
         if is_predicate {
-            Guess::Known(self.logical())
+            InferredType::Known(self.logical())
         } else if is(&["array_agg", "pg_array"]) {
             let first =
                 TopLevel::of(inner).split(inner, 0..inner.len()).into_iter().next().unwrap_or_default();
             // Excludes ORDER BY after the argument.
             let order = first.iter().position(|token| token.is("order")).unwrap_or(first.len());
             match self.guess(without_distinct(&first[..order]), depth - 1) {
-                Guess::Known(kind) => Guess::Known(kind.array().unwrap_or(Type::TextArray)),
-                Guess::Like(column) => Guess::ArrayLike(column),
-                _ => Guess::Known(Type::TextArray),
+                InferredType::Known(kind) => InferredType::Known(kind.array().unwrap_or(Type::TextArray)),
+                InferredType::Column(column) => InferredType::ArrayOf(column),
+                _ => InferredType::Known(Type::TextArray),
             }
         } else if is(&INTEGER_FUNCTIONS) {
-            Guess::Known(Type::Int8)
+            InferredType::Known(Type::Int8)
         } else if is(&TEXT_FUNCTIONS) {
-            Guess::Known(Type::Text)
+            InferredType::Known(Type::Text)
         } else if is(&["avg", "total", "julianday", "round", "sqrt", "pow", "power", "exp", "ln"]) {
-            Guess::Known(Type::Float8)
+            InferredType::Known(Type::Float8)
         } else if is(&["sum"]) {
             // An integer for integers and a float for floats. Numeric covers both, and is also
             // PostgreSQL's choice.
-            Guess::Known(Type::Numeric)
+            InferredType::Known(Type::Numeric)
         } else if is(&["max", "min", "abs", "coalesce", "ifnull", "nullif"]) {
             let arguments: Vec<&[Token<'_>]> = TopLevel::of(inner).split(inner, 0..inner.len());
-            let mut guesses =
+            let mut types =
                 arguments.into_iter().map(|argument| self.guess(without_distinct(argument), depth - 1));
-            guesses.find(|guess| *guess != Guess::Unknown).unwrap_or(Guess::Unknown)
+            types.find(|inferred| *inferred != InferredType::Unknown).unwrap_or(InferredType::Unknown)
         } else {
-            Guess::Unknown
+            InferredType::Unknown
         }
     }
 
     /// The type of a CASE is that of its first branch.
-    fn guess_case(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
+    fn guess_case(&mut self, tokens: &[Token<'_>], depth: u32) -> InferredType {
         let top_level = TopLevel::of(&tokens[1..]);
         let inner = &tokens[1..tokens.len() - 1];
-        let Some(then) = top_level.find(inner, 0, &["then"]) else { return Guess::Unknown };
+        let Some(then) = top_level.find(inner, 0, &["then"]) else { return InferredType::Unknown };
         let end = top_level.find(inner, then, &["when", "else"]).unwrap_or(inner.len());
         self.guess(&inner[then + 1..end], depth - 1)
     }
@@ -274,8 +278,8 @@ fn definition<'a, 't>(tokens: &'t [Token<'a>], name: &Token<'_>) -> Option<&'t [
         tokens.windows(2).position(|pair| pair[0].is("as") && pair[1].name().as_ref() == Some(&wanted))?;
     let mut depth = 0;
     let before = tokens[..end].iter().rposition(|token| {
-        depth += i32::from(token.is_sign(')')) - i32::from(token.is_sign('('));
-        depth < 0 || depth == 0 && (token.is_sign(',') || token.is("select"))
+        depth += i32::from(token.is_symbol(')')) - i32::from(token.is_symbol('('));
+        depth < 0 || depth == 0 && (token.is_symbol(',') || token.is("select"))
     })?;
     Some(&tokens[before + 1..end])
 }
@@ -328,30 +332,39 @@ const TEXT_FUNCTIONS: [&str; 22] = [
     "sqlite_version",
 ];
 
-fn number(text: &str) -> Guess {
+fn number(text: &str) -> InferredType {
     let is_float = !text.starts_with("0x") && text.contains(['.', 'e', 'E']);
-    Guess::Known(if is_float { Type::Float8 } else { Type::Int8 })
+    InferredType::Known(if is_float { Type::Float8 } else { Type::Int8 })
 }
 
 /// The type of a sum or product.
-fn arithmetic_type(left: Guess, right: Guess) -> Guess {
-    const FLOAT: Guess = Guess::Known(Type::Float8);
-    const INTEGER: Guess = Guess::Known(Type::Int8);
+fn arithmetic_type(left: InferredType, right: InferredType) -> InferredType {
+    const FLOAT: InferredType = InferredType::Known(Type::Float8);
+    const INTEGER: InferredType = InferredType::Known(Type::Int8);
     match (left, right) {
         (FLOAT, _) | (_, FLOAT) => FLOAT,
         (INTEGER, INTEGER) => INTEGER,
-        (INTEGER, Guess::Like(column) | Guess::Number(column)) => Guess::Number(column),
-        (Guess::Like(column) | Guess::Number(column), INTEGER) => Guess::Number(column),
-        (Guess::Like(a) | Guess::Number(a), Guess::Like(b) | Guess::Number(b)) if a == b => Guess::Number(a),
-        (Guess::Known(Type::Numeric), _) | (_, Guess::Known(Type::Numeric)) => Guess::Known(Type::Numeric),
-        _ => Guess::Unknown,
+        (INTEGER, InferredType::Column(column) | InferredType::NumericOf(column)) => {
+            InferredType::NumericOf(column)
+        }
+        (InferredType::Column(column) | InferredType::NumericOf(column), INTEGER) => {
+            InferredType::NumericOf(column)
+        }
+        (
+            InferredType::Column(a) | InferredType::NumericOf(a),
+            InferredType::Column(b) | InferredType::NumericOf(b),
+        ) if a == b => InferredType::NumericOf(a),
+        (InferredType::Known(Type::Numeric), _) | (_, InferredType::Known(Type::Numeric)) => {
+            InferredType::Known(Type::Numeric)
+        }
+        _ => InferredType::Unknown,
     }
 }
 
 fn is_path(tokens: &[Token<'_>]) -> bool {
-    let name = |token: &Token<'_>| matches!(token.kind, Kind::Word | Kind::Quoted);
+    let name = |token: &Token<'_>| matches!(token.kind, TokenKind::Word | TokenKind::Quoted);
     let alternates =
-        |(at, token): (usize, &Token<'_>)| if at % 2 == 1 { token.is_sign('.') } else { name(token) };
+        |(at, token): (usize, &Token<'_>)| if at % 2 == 1 { token.is_symbol('.') } else { name(token) };
     tokens.len() % 2 == 1 && tokens.iter().enumerate().all(alternates)
 }
 
@@ -360,11 +373,11 @@ fn without_alias<'a, 't>(item: &'t [Token<'a>]) -> &'t [Token<'a>] {
     match item {
         [expression @ .., before, _] if before.is("as") => expression,
         [expression @ .., before, alias]
-            if matches!(alias.kind, Kind::Word | Kind::Quoted)
+            if matches!(alias.kind, TokenKind::Word | TokenKind::Quoted)
                 && !alias.is("end")
-                && (before.is_sign(')')
+                && (before.is_symbol(')')
                     || before.is("end")
-                    || before.kind != Kind::Sign && before.kind != Kind::Word)
+                    || before.kind != TokenKind::Symbol && before.kind != TokenKind::Word)
                 && !expression.is_empty() =>
         {
             &item[..item.len() - 1]
@@ -387,11 +400,11 @@ impl TopLevel {
     fn of(tokens: &[Token<'_>]) -> TopLevel {
         let mut depth = 0u32;
         let at_top_level = |token: &Token<'_>| {
-            if token.is_sign(')') || token.is("end") {
+            if token.is_symbol(')') || token.is("end") {
                 depth = depth.saturating_sub(1);
             }
             let is_top_level = depth == 0;
-            if token.is_sign('(') || token.is("case") {
+            if token.is_symbol('(') || token.is("case") {
                 depth += 1;
             }
             is_top_level
@@ -415,7 +428,7 @@ impl TopLevel {
     fn split<'a, 't>(&self, tokens: &'t [Token<'a>], range: std::ops::Range<usize>) -> Vec<&'t [Token<'a>]> {
         let mut pieces = Vec::new();
         let mut start = range.start;
-        for at in range.clone().filter(|&at| self.is_top_level(at) && tokens[at].is_sign(',')) {
+        for at in range.clone().filter(|&at| self.is_top_level(at) && tokens[at].is_symbol(',')) {
             pieces.push(&tokens[start..at]);
             start = at + 1;
         }
@@ -430,13 +443,13 @@ mod tests {
 
     use super::*;
 
-    fn guesses(sql: &str) -> Vec<Guess> {
-        Inference::of(sql, Type::Int8).guesses
+    fn guesses(sql: &str) -> Vec<InferredType> {
+        Inference::of(sql, Type::Int8).types
     }
 
     #[test]
     fn infers_types_of_expressions() {
-        use Guess::{Known, Like, Number, Unknown};
+        use InferredType::{Column, Known, NumericOf, Unknown};
         let cases = [
             ("count(*)", Known(Type::Int8)),
             ("count(*) AS n", Known(Type::Int8)),
@@ -445,24 +458,24 @@ mod tests {
             ("-1.5", Known(Type::Float8)),
             ("'a' || b", Known(Type::Text)),
             ("CAST(a AS DOUBLE PRECISION)", Known(Type::Float8)),
-            ("max(t.a)", Like(0)),
-            ("coalesce(max(a), 0) + 1", Number(0)),
+            ("max(t.a)", Column(0)),
+            ("coalesce(max(a), 0) + 1", NumericOf(0)),
             ("a + 1.0", Known(Type::Float8)),
             ("a = 1 AND b", Known(Type::Int8)),
-            ("(a)", Like(0)),
+            ("(a)", Column(0)),
             ("CASE WHEN a THEN 'x' ELSE 'y' END", Known(Type::Text)),
-            ("CASE WHEN a = 1 THEN b END AS c", Like(0)),
+            ("CASE WHEN a = 1 THEN b END AS c", Column(0)),
             ("sum(a)", Known(Type::Numeric)),
             ("f(a)", Unknown),
             ("(SELECT 1)", Unknown),
             ("$1", Unknown),
         ];
-        for (expression, guess) in cases {
-            assert_eq!(guesses(&format!("SELECT {expression} FROM t")), [guess], "{expression}");
+        for (expression, inferred) in cases {
+            assert_eq!(guesses(&format!("SELECT {expression} FROM t")), [inferred], "{expression}");
         }
         assert_eq!(guesses("SELECT a, *, count(*) FROM t"), []);
         assert_eq!(guesses("INSERT INTO t VALUES (1)"), []);
-        assert_eq!(guesses("SELECT DISTINCT a, 1 FROM t"), [Like(0), Known(Type::Int8)]);
+        assert_eq!(guesses("SELECT DISTINCT a, 1 FROM t"), [Column(0), Known(Type::Int8)]);
     }
 
     #[test]
@@ -477,13 +490,13 @@ mod tests {
     #[test]
     fn numeric_guesses_resolve_to_their_column_type() {
         let probed = [Some(Type::Int2), Some(Type::Float4), Some(Type::Text), None];
-        let number = |column| Guess::Number(column).resolve(&probed);
+        let number = |column| InferredType::NumericOf(column).resolve(&probed);
         assert_eq!(
             [number(0), number(1), number(2), number(3)],
             [Some(Type::Int8), Some(Type::Float8), None, None]
         );
-        assert_eq!(Guess::Like(2).resolve(&probed), Some(Type::Text));
-        assert_eq!(Guess::Like(9).resolve(&probed), None);
+        assert_eq!(InferredType::Column(2).resolve(&probed), Some(Type::Text));
+        assert_eq!(InferredType::Column(9).resolve(&probed), None);
     }
 
     proptest! {
@@ -491,11 +504,11 @@ mod tests {
         fn guesses_refer_to_columns_of_the_probe(sql in "(select |case |end |from |[a-z0-9 (),.*'+|=]){0,40}") {
             let inference = Inference::of(&format!("SELECT {sql}"), Type::Int8);
             let columns = inference.columns.len();
-            for guess in &inference.guesses {
-                match guess {
-                    Guess::Unknown | Guess::Known(_) => {}
-                    Guess::Like(column) | Guess::Number(column) | Guess::ArrayLike(column) | Guess::LikeOr(column, _) => {
-                        prop_assert!(*column < columns, "{:?} of {}", guess, columns);
+            for inferred in &inference.types {
+                match inferred {
+                    InferredType::Unknown | InferredType::Known(_) => {}
+                    InferredType::Column(column) | InferredType::NumericOf(column) | InferredType::ArrayOf(column) | InferredType::ColumnOr(column, _) => {
+                        prop_assert!(*column < columns, "{:?} of {}", inferred, columns);
                     }
                 }
             }

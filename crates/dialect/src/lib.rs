@@ -15,7 +15,7 @@
 //! SET statement_timeout = '5s'        Command     the gateway executes it
 //! ```
 //!
-//! [`front()`] looks at the first keyword and at three-byte windows of the text. For most
+//! [`translate()`] looks at the first keyword and at three-byte windows of the text. For most
 //! statements this is the whole cost, and they reach SQLite byte for byte. Rewriting replaces whole
 //! tokens and never substitutes inside the text, so a string literal or a comment cannot be
 //! mistaken for syntax.
@@ -23,7 +23,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`token`] | the lexer, which agrees with SQLite's about where a statement ends |
-//! | `front`, [`statement`] | the classification, and its results |
+//! | `dispatch`, [`statement`] | the classification, and its results |
 //! | `functions` | literals for `version()`, `current_user` and the like |
 //! | `catalog` | PostgreSQL's SELECT syntax to SQLite's, for queries of the system catalog |
 //! | `schema`, [`primary_key`] | CREATE TABLE, DROP, TRUNCATE, ALTER TABLE ... ADD PRIMARY KEY |
@@ -43,13 +43,13 @@
 //!
 //! Texts are not trusted: nesting and chains are bounded before SQLite checks its own limits, and
 //! the targets `fuzz_...` compare the lexer with SQLite's. Memory for tokens is proportional to the
-//! text; [`token::measure`] counts the tokens of a long text before they are stored, so that the
-//! caller can charge the memory first.
+//! text; [`token::first_statement_extent`] counts the tokens of a long text before they are stored,
+//! so that the caller can charge the memory first.
 
 pub mod admin;
 mod catalog;
 pub mod copy;
-mod front;
+mod dispatch;
 mod functions;
 pub mod infer;
 pub mod primary_key;
@@ -62,7 +62,7 @@ pub mod system;
 pub mod token;
 
 pub use catalog::Translated;
-pub use front::{front, translates};
+pub use dispatch::{needs_translation, translate};
 pub use fulmar_pgwire::Result;
-pub use statement::{Command, Context, Front};
+pub use statement::{Command, Context, Dispatch};
 pub use syntax::shorten;

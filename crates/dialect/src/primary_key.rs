@@ -4,19 +4,19 @@
 //! - If the key is a single integer column and equals the rowid of every row (true for an empty
 //!   table, and for rows loaded in key order), no index is needed. The stored `CREATE TABLE` text
 //!   is changed so that the column is the rowid (`INTEGER PRIMARY KEY`). Finding a row then takes
-//!   one B-tree lookup instead of two. [`numbered_by`] builds that text; the session checks the
+//!   one B-tree lookup instead of two. [`declare_rowid`] builds that text; the session checks the
 //!   rows.
 
 use crate::Result;
 use crate::statement::Command;
 use crate::syntax::{end, unexpected};
-use crate::token::{Cursor, Lexer, Table, Token, quote_name};
+use crate::token::{Cursor, Lexer, TableName, Token, quote_name};
 
 /// A primary key to be added to a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrimaryKey {
     /// The table.
-    pub table: Table,
+    pub table: TableName,
     /// The name of the constraint, which is also the name of the index.
     pub name: String,
     /// The columns of the key.
@@ -25,9 +25,9 @@ pub struct PrimaryKey {
 
 impl PrimaryKey {
     /// The statement that creates the unique index.
-    pub fn index(&self) -> String {
+    pub fn create_index_sql(&self) -> String {
         // An index is in its table's schema, which SQL writes before the index name.
-        let index = Table { schema: self.table.schema.clone(), name: self.name.clone() };
+        let index = TableName { schema: self.table.schema.clone(), name: self.name.clone() };
         let columns: Vec<String> = self.columns.iter().map(|column| quote_name(column)).collect();
         format!(
             "CREATE UNIQUE INDEX {} ON {} ({})",
@@ -50,17 +50,17 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
     if cursor.word("constraint") {
         name = cursor.name().ok_or_else(|| unexpected(cursor))?;
     }
-    if !cursor.words(&["primary", "key"]) || !cursor.sign('(') {
+    if !cursor.words(&["primary", "key"]) || !cursor.symbol('(') {
         return Ok(None);
     }
     let mut columns = Vec::new();
     loop {
         columns.push(cursor.name().ok_or_else(|| unexpected(cursor))?);
-        if !cursor.sign(',') {
+        if !cursor.symbol(',') {
             break;
         }
     }
-    if !cursor.sign(')') {
+    if !cursor.symbol(')') {
         return Err(unexpected(cursor));
     }
     end(cursor)?;
@@ -77,7 +77,7 @@ pub fn has_primary_key(create: &str) -> bool {
 /// Returns `None` if the column cannot be the rowid, or if the text contains something whose
 /// meaning would change: a default, a uniqueness constraint (whose index is found by its position
 /// in the text), or a column with a name of the rowid.
-pub fn numbered_by(create: &str, column: &str) -> Option<String> {
+pub fn declare_rowid(create: &str, column: &str) -> Option<String> {
     const INTEGER_TYPES: [&str; 8] =
         ["int", "integer", "bigint", "smallint", "int2", "int4", "int8", "mediumint"];
     const UNSUPPORTED_CLAUSES: [&str; 6] = ["default", "generated", "as", "unique", "primary", "collate"];
@@ -95,7 +95,7 @@ pub fn numbered_by(create: &str, column: &str) -> Option<String> {
     let is_column = |token: &Token<'_>| token.name().is_some_and(|name| name.eq_ignore_ascii_case(column));
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate() {
-        let starts_column = depth == 1 && (tokens[at - 1].is_sign('(') || tokens[at - 1].is_sign(','));
+        let starts_column = depth == 1 && (tokens[at - 1].is_symbol('(') || tokens[at - 1].is_symbol(','));
         if starts_column && is_column(token) {
             let kind = tokens.get(at + 1).filter(|kind| is_one_of(kind, &INTEGER_TYPES))?;
             let rest = definition(&tokens[at + 2..])?;
@@ -113,7 +113,7 @@ pub fn numbered_by(create: &str, column: &str) -> Option<String> {
 fn definition<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
     let mut depth = 1;
     let end = tokens.iter().position(|token| {
-        let over = depth == 1 && (token.is_sign(',') || token.is_sign(')'));
+        let over = depth == 1 && (token.is_symbol(',') || token.is_symbol(')'));
         depth = depth_after(depth, token);
         over
     })?;
@@ -121,9 +121,9 @@ fn definition<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
 }
 
 fn depth_after(depth: u32, token: &Token<'_>) -> u32 {
-    if token.is_sign('(') {
+    if token.is_symbol('(') {
         depth + 1
-    } else if token.is_sign(')') {
+    } else if token.is_symbol(')') {
         depth.saturating_sub(1)
     } else {
         depth
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn declares_a_column_as_the_rowid() {
-        let numbered = |create, column| numbered_by(create, column).unwrap_or_default();
+        let numbered = |create, column| declare_rowid(create, column).unwrap_or_default();
         assert_eq!(
             numbered("CREATE TABLE t(aid    int not null,bid int,filler char(84))", "aid"),
             "CREATE TABLE t(aid    INTEGER PRIMARY KEY not null,bid int,filler char(84))"
@@ -172,7 +172,7 @@ mod tests {
             "CREATE",
             "",
         ] {
-            assert_eq!(numbered_by(create, "a"), None, "{create}");
+            assert_eq!(declare_rowid(create, "a"), None, "{create}");
         }
         assert!(has_primary_key("CREATE TABLE t(a, primary /* */ KEY (a))"));
         assert!(!has_primary_key("CREATE TABLE t(a, \"primary\" key, b DEFAULT 'primary key')"));

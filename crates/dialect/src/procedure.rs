@@ -11,7 +11,7 @@ use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
 use crate::syntax::{end, unexpected};
-use crate::token::{Cursor, Kind, Token};
+use crate::token::{Cursor, Token, TokenKind};
 
 /// A statement about a procedure.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +55,7 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Procedure>> {
     }
     let if_exists = cursor.words(&["if", "exists"]);
     let name = name(cursor)?;
-    if cursor.sign('(') {
+    if cursor.symbol('(') {
         columns(cursor)?;
     }
     end(cursor)?;
@@ -64,13 +64,13 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Procedure>> {
 
 fn create(cursor: &mut Cursor<'_, '_>, replace: bool) -> Result<Procedure> {
     let name = name(cursor)?;
-    if !cursor.sign('(') {
+    if !cursor.symbol('(') {
         return Err(unexpected(cursor));
     }
     let parameters = columns(cursor)?;
     let (mut returns, mut source, mut language) = (Vec::new(), None, None);
     while !cursor.is_end() {
-        if cursor.words(&["returns", "table"]) && cursor.sign('(') {
+        if cursor.words(&["returns", "table"]) && cursor.symbol('(') {
             returns = columns(cursor)?;
         } else if cursor.word("language") {
             language = Some(cursor.string().or_else(|| cursor.name()).ok_or_else(|| unexpected(cursor))?);
@@ -103,7 +103,7 @@ fn create(cursor: &mut Cursor<'_, '_>, replace: bool) -> Result<Procedure> {
 /// quoted.
 fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     let mut name = identifier(cursor)?;
-    if cursor.sign('.') {
+    if cursor.symbol('.') {
         if !["public", "main"].contains(&name.as_str()) {
             let message = "procedures are only supported in schema \"public\"";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message).hint("Omit the schema."));
@@ -114,7 +114,7 @@ fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
 }
 
 fn identifier(cursor: &mut Cursor<'_, '_>) -> Result<String> {
-    let word = cursor.peek().filter(|token| token.kind == Kind::Word).map(|token| token.text);
+    let word = cursor.peek().filter(|token| token.kind == TokenKind::Word).map(|token| token.text);
     let name = cursor.name().ok_or_else(|| unexpected(cursor))?;
     Ok(word.map_or(name, str::to_ascii_lowercase))
 }
@@ -122,17 +122,17 @@ fn identifier(cursor: &mut Cursor<'_, '_>) -> Result<String> {
 /// Names with their declared types, up to the closing parenthesis.
 fn columns(cursor: &mut Cursor<'_, '_>) -> Result<Vec<(String, String)>> {
     let mut columns = Vec::new();
-    if cursor.sign(')') {
+    if cursor.symbol(')') {
         return Ok(columns);
     }
     loop {
         cursor.word("in");
         let name = cursor.name().ok_or_else(|| unexpected(cursor))?;
         columns.push((name, declared_type(cursor)?));
-        if cursor.sign(')') {
+        if cursor.symbol(')') {
             return Ok(columns);
         }
-        if !cursor.sign(',') {
+        if !cursor.symbol(',') {
             return Err(unexpected(cursor));
         }
     }
@@ -143,15 +143,15 @@ fn declared_type(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     let mut words = Vec::new();
     let mut depth = 0;
     while let Some(token) = cursor.peek() {
-        let belongs = |token: &Token<'_>| depth > 0 || !token.is_sign(',') && !token.is_sign(')');
+        let belongs = |token: &Token<'_>| depth > 0 || !token.is_symbol(',') && !token.is_symbol(')');
         if !belongs(token) {
             break;
         }
-        if token.is("default") || token.is_sign('=') {
+        if token.is("default") || token.is_symbol('=') {
             let message = "default values of parameters are not supported";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
         }
-        depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+        depth += i32::from(token.is_symbol('(')) - i32::from(token.is_symbol(')'));
         words.push(token.text);
         cursor.next();
     }

@@ -18,7 +18,7 @@ use fulmar_sqlite::{Error, sqlstate};
 
 use crate::statement::{Answer, Command};
 use crate::syntax::{end, unexpected};
-use crate::token::{Cursor, Table, Token};
+use crate::token::{Cursor, TableName, Token};
 use crate::{Result, catalog, primary_key};
 
 /// Parses a statement. Returns `None` if SQLite executes it unchanged.
@@ -78,14 +78,14 @@ fn columns(tokens: &[Token<'_>]) -> Vec<(Range<usize>, &'static str)> {
         let is = |ahead: usize, words: &[&str]| {
             tokens.get(at + ahead).is_some_and(|token| words.iter().any(|word| token.is(word)))
         };
-        let sign = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|token| token.is_sign(sign));
-        if token.is_sign('(') {
+        let sign = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|token| token.is_symbol(sign));
+        if token.is_symbol('(') {
             depth += 1;
-        } else if token.is_sign(')') {
+        } else if token.is_symbol(')') {
             depth = depth.saturating_sub(1);
         }
         let after_name = depth == 1 && at >= 2 && tokens[at - 1].name().is_some();
-        let is_type = after_name && (tokens[at - 2].is_sign('(') || tokens[at - 2].is_sign(','));
+        let is_type = after_name && (tokens[at - 2].is_symbol('(') || tokens[at - 2].is_symbol(','));
         if is_type && (is(0, &SERIAL) || identity(&tokens[at + 1..]).is_some()) {
             // SQLite makes a column the rowid only if its type has this name.
             edits.push((token.start..token.end(), "INTEGER"));
@@ -111,8 +111,8 @@ fn identity(tokens: &[Token<'_>]) -> Option<usize> {
     if !generated || !cursor.words(&["as", "identity"]) {
         return None;
     }
-    if cursor.sign('(') {
-        while cursor.next().is_some_and(|token| !token.is_sign(')')) {}
+    if cursor.symbol('(') {
+        while cursor.next().is_some_and(|token| !token.is_symbol(')')) {}
     }
     Some(tokens.len() - cursor.rest().len())
 }
@@ -122,16 +122,16 @@ fn options(tokens: &[Token<'_>]) -> Option<(usize, usize)> {
     let mut depth = 0u32;
     let mut from = None;
     for (index, token) in tokens.iter().enumerate() {
-        if token.is_sign('(') {
+        if token.is_symbol('(') {
             depth += 1;
-        } else if token.is_sign(')') {
+        } else if token.is_symbol(')') {
             depth = depth.saturating_sub(1);
             if let (0, Some(from)) = (depth, from) {
                 return Some((from, token.end()));
             }
         } else if depth == 0
             && token.is("with")
-            && tokens.get(index + 1).is_some_and(|next| next.is_sign('('))
+            && tokens.get(index + 1).is_some_and(|next| next.is_symbol('('))
         {
             from = Some(token.start);
         }
@@ -139,12 +139,12 @@ fn options(tokens: &[Token<'_>]) -> Option<(usize, usize)> {
     None
 }
 
-fn tables(cursor: &mut Cursor<'_, '_>) -> Result<Vec<Table>> {
+fn tables(cursor: &mut Cursor<'_, '_>) -> Result<Vec<TableName>> {
     let mut tables = Vec::new();
     loop {
         tables.push(cursor.table().ok_or_else(|| unexpected(cursor))?);
-        cursor.sign('*');
-        if !cursor.sign(',') {
+        cursor.symbol('*');
+        if !cursor.symbol(',') {
             return Ok(tables);
         }
     }
@@ -182,9 +182,9 @@ fn truncate(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
 fn vacuum(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
     let mut analyze = false;
     let mut options = false;
-    if cursor.sign('(') {
+    if cursor.symbol('(') {
         options = true;
-        while let Some(token) = cursor.next().filter(|token| !token.is_sign(')')) {
+        while let Some(token) = cursor.next().filter(|token| !token.is_symbol(')')) {
             analyze |= token.is("analyze");
         }
     }

@@ -5,7 +5,7 @@ use fulmar_sqlite::{Error, sqlstate};
 use crate::Result;
 use crate::statement::Command;
 use crate::syntax::{end, shorten, unexpected};
-use crate::token::{Cursor, Kind};
+use crate::token::{Cursor, TokenKind};
 
 /// Parses a statement that starts with one of the five keywords.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
@@ -83,7 +83,7 @@ fn set(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
 /// DEFAULT.
 pub(super) fn assignment(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<String>)> {
     let name = parameter(cursor)?;
-    if !cursor.sign('=') && !cursor.word("to") {
+    if !cursor.symbol('=') && !cursor.word("to") {
         return Err(unexpected(cursor));
     }
     Ok((name, value(cursor)?))
@@ -101,7 +101,7 @@ fn parameter(cursor: &mut Cursor<'_, '_>) -> Result<String> {
         return Ok("session_authorization".into());
     }
     let mut name = cursor.name().ok_or_else(|| unexpected(cursor))?;
-    while cursor.sign('.') {
+    while cursor.symbol('.') {
         name.push('.');
         name.push_str(&cursor.name().ok_or_else(|| unexpected(cursor))?);
     }
@@ -117,17 +117,17 @@ fn value(cursor: &mut Cursor<'_, '_>) -> Result<Option<String>> {
     let mut after_comma = true;
     while let Some(token) = cursor.next() {
         let part = match token.kind {
-            Kind::String => token.string(),
-            Kind::Quoted => token.name(),
-            Kind::Word | Kind::Number => Some(token.text.to_owned()),
-            Kind::Sign if token.is_sign('-') || token.is_sign('+') => Some(token.text.to_owned()),
-            Kind::Sign if token.is_sign(',') && !after_comma => Some(", ".to_owned()),
+            TokenKind::String => token.string(),
+            TokenKind::Quoted => token.name(),
+            TokenKind::Word | TokenKind::Number => Some(token.text.to_owned()),
+            TokenKind::Symbol if token.is_symbol('-') || token.is_symbol('+') => Some(token.text.to_owned()),
+            TokenKind::Symbol if token.is_symbol(',') && !after_comma => Some(", ".to_owned()),
             _ => None,
         };
         let part = part.ok_or_else(|| {
             Error::new(sqlstate::SYNTAX_ERROR, format!("syntax error at or near \"{}\"", shorten(token.text)))
         })?;
-        after_comma = token.is_sign(',');
+        after_comma = token.is_symbol(',');
         value.push_str(&part);
     }
     if after_comma {
@@ -163,7 +163,7 @@ fn transaction(cursor: &mut Cursor<'_, '_>, session: bool) -> Result<Command> {
         } else if !cursor.word("deferrable") && !cursor.words(&["not", "deferrable"]) {
             return Err(unexpected(cursor));
         }
-        cursor.sign(',');
+        cursor.symbol(',');
         if cursor.is_end() {
             return Ok(Command::SetTransaction { read_only, session });
         }

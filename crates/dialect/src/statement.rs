@@ -1,7 +1,7 @@
-//! The result of the translation of a statement ([`Front`]), and the commands that the gateway
+//! The result of the translation of a statement ([`Dispatch`]), and the commands that the gateway
 //! executes ([`Command`]).
 
-use crate::admin::Admin;
+use crate::admin::AdminStatement;
 use crate::catalog::Translated;
 use crate::copy::Copy;
 use crate::primary_key::PrimaryKey;
@@ -62,14 +62,14 @@ pub enum Command {
     /// `CREATE PROCEDURE`, `DROP PROCEDURE`.
     Procedure(Procedure),
     /// Administration of tenants and users.
-    Admin(Admin),
+    Admin(AdminStatement),
     /// `VERIFY`: verifies the checksums of all data stored on the node.
     Verify,
 }
 
 /// Selects the component that executes a statement. The `&str` is the text after the statement.
 #[derive(Debug, PartialEq)]
-pub enum Front<'a> {
+pub enum Dispatch<'a> {
     /// The engine, with the text unchanged.
     Pass,
     /// The engine, with this text instead.

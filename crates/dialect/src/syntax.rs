@@ -17,7 +17,7 @@ pub(crate) fn first_has(sql: &str, wanted: impl Fn([u8; 3]) -> bool) -> bool {
     if alone {
         return has(sql);
     }
-    let end = Lexer::new(sql).find(|token| token.is_sign(';')).map_or(sql.len(), |token| token.end());
+    let end = Lexer::new(sql).find(|token| token.is_symbol(';')).map_or(sql.len(), |token| token.end());
     has(&sql[..end])
 }
 

@@ -6,7 +6,7 @@
 
 /// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TokenKind {
     /// A keyword or an unquoted name.
     Word,
     /// `"a name"`, or SQLite's `[a name]` and `` `a name` ``.
@@ -18,14 +18,14 @@ pub enum Kind {
     /// `$1`.
     Parameter,
     /// Any other single character.
-    Sign,
+    Symbol,
 }
 
 /// A token and its position in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token<'a> {
     /// The kind of the token.
-    pub kind: Kind,
+    pub kind: TokenKind,
     /// Its text.
     pub text: &'a str,
     /// Offset of its first byte.
@@ -40,19 +40,19 @@ impl Token<'_> {
 
     /// Returns true for this keyword, in any letter case.
     pub fn is(&self, word: &str) -> bool {
-        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
+        self.kind == TokenKind::Word && self.text.eq_ignore_ascii_case(word)
     }
 
     /// Returns true for this character.
-    pub fn is_sign(&self, sign: char) -> bool {
-        self.kind == Kind::Sign && self.text.starts_with(sign)
+    pub fn is_symbol(&self, sign: char) -> bool {
+        self.kind == TokenKind::Symbol && self.text.starts_with(sign)
     }
 
     /// The name that the token denotes. Unquoted names are folded to lower case, as in PostgreSQL.
     pub fn name(&self) -> Option<String> {
         match self.kind {
-            Kind::Word => Some(self.text.to_lowercase()),
-            Kind::Quoted => Some(match self.text.strip_prefix('[') {
+            TokenKind::Word => Some(self.text.to_lowercase()),
+            TokenKind::Quoted => Some(match self.text.strip_prefix('[') {
                 Some(inner) => inner.strip_suffix(']').unwrap_or(inner).to_owned(),
                 None => unquote(self.text, if self.text.starts_with('`') { '`' } else { '"' }),
             }),
@@ -62,7 +62,7 @@ impl Token<'_> {
 
     /// The value of a string literal.
     pub fn string(&self) -> Option<String> {
-        if self.kind != Kind::String {
+        if self.kind != TokenKind::String {
             return None;
         }
         if self.text.starts_with('$') {
@@ -213,19 +213,23 @@ impl<'a> Iterator for Lexer<'a> {
         let rest = &self.sql[self.at..];
         let first = *rest.as_bytes().first()?;
         let (kind, length) = match first {
-            b'\'' => (Kind::String, quoted_length(rest, b'\'', false)),
+            b'\'' => (TokenKind::String, quoted_length(rest, b'\'', false)),
             b'E' | b'e' if rest.as_bytes().get(1) == Some(&b'\'') => {
-                (Kind::String, 1 + quoted_length(&rest[1..], b'\'', true))
+                (TokenKind::String, 1 + quoted_length(&rest[1..], b'\'', true))
             }
-            b'"' | b'`' => (Kind::Quoted, quoted_length(rest, first, false)),
-            b'[' if !self.is_subscript() => (Kind::Quoted, rest.find(']').map_or(rest.len(), |end| end + 1)),
-            b'0'..=b'9' => (Kind::Number, number_length(rest)),
+            b'"' | b'`' => (TokenKind::Quoted, quoted_length(rest, first, false)),
+            b'[' if !self.is_subscript() => {
+                (TokenKind::Quoted, rest.find(']').map_or(rest.len(), |end| end + 1))
+            }
+            b'0'..=b'9' => (TokenKind::Number, number_length(rest)),
             b'$' => match dollar_tag(rest) {
-                Some(tag) => (Kind::String, dollar_length(rest, tag)),
-                None => (Kind::Parameter, 1 + length_while(&rest[1..], is_word)),
+                Some(tag) => (TokenKind::String, dollar_length(rest, tag)),
+                None => (TokenKind::Parameter, 1 + length_while(&rest[1..], is_word)),
             },
-            byte if is_word(byte) => (Kind::Word, length_while(rest, |byte| is_word(byte) || byte == b'$')),
-            _ => (Kind::Sign, 1),
+            byte if is_word(byte) => {
+                (TokenKind::Word, length_while(rest, |byte| is_word(byte) || byte == b'$'))
+            }
+            _ => (TokenKind::Symbol, 1),
         };
         // A backslash at the very end of the text counts one byte too many.
         let text = &rest[..length.min(rest.len())];
@@ -241,7 +245,7 @@ pub const LONG_BYTES: usize = 64 << 10;
 /// The position of the first statement in a text: without the semicolons before it, with the one
 /// after it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct StatementExtent {
     /// The offset of its first token.
     pub start: usize,
     /// The offset after its last token.
@@ -253,9 +257,9 @@ pub struct Extent {
 /// Finds the first statement of `sql`. Returns `None` if it is longer than `limit_bytes`. Stores no
 /// tokens, and reads no further than the statement or the limit. A trigger, whose body contains
 /// semicolons, ends with `; END ;`, as in the SQLite shell.
-pub fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
-    let Some(first) = Lexer::new(sql).find(|token| !token.is_sign(';')) else {
-        return Some(Extent { start: sql.len(), end: sql.len(), tokens: 0 });
+pub fn first_statement_extent(sql: &str, limit_bytes: usize) -> Option<StatementExtent> {
+    let Some(first) = Lexer::new(sql).find(|token| !token.is_symbol(';')) else {
+        return Some(StatementExtent { start: sql.len(), end: sql.len(), tokens: 0 });
     };
     let start = first.start;
     let limit = sql.floor_char_boundary(start.saturating_add(limit_bytes).saturating_add(1).min(sql.len()));
@@ -265,14 +269,14 @@ pub fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
     let (mut semicolon, mut end) = (false, false);
     for token in Lexer::new(text) {
         tokens += 1;
-        if token.is_sign(';') && (!trigger || end) {
+        if token.is_symbol(';') && (!trigger || end) {
             let end = start + token.end();
-            return (token.start <= limit_bytes).then_some(Extent { start, end, tokens });
+            return (token.start <= limit_bytes).then_some(StatementExtent { start, end, tokens });
         }
         trigger |= tokens <= 4 && first.is("create") && token.is("trigger");
-        (semicolon, end) = (token.is_sign(';'), semicolon && token.is("end"));
+        (semicolon, end) = (token.is_symbol(';'), semicolon && token.is("end"));
     }
-    (limit == sql.len() && text.len() <= limit_bytes).then_some(Extent { start, end: limit, tokens })
+    (limit == sql.len() && text.len() <= limit_bytes).then_some(StatementExtent { start, end: limit, tokens })
 }
 
 /// The tokens of the first statement of `sql`, and the text after its semicolon.
@@ -280,11 +284,11 @@ pub fn first_statement(sql: &str) -> (Vec<Token<'_>>, &str) {
     let mut tokens = Vec::new();
     if sql.len() >= LONG_BYTES {
         // Growing the list on demand could allocate twice the memory.
-        tokens.reserve_exact(Lexer::new(sql).take_while(|token| !token.is_sign(';')).count());
+        tokens.reserve_exact(Lexer::new(sql).take_while(|token| !token.is_symbol(';')).count());
     }
     let mut lexer = Lexer::new(sql);
     for token in lexer.by_ref() {
-        if token.is_sign(';') {
+        if token.is_symbol(';') {
             return (tokens, &sql[token.end()..]);
         }
         tokens.push(token);
@@ -336,8 +340,8 @@ impl<'a, 't> Cursor<'a, 't> {
     }
 
     /// Consumes this character if it comes next.
-    pub fn sign(&mut self, sign: char) -> bool {
-        let found = self.peek().is_some_and(|token| token.is_sign(sign));
+    pub fn symbol(&mut self, sign: char) -> bool {
+        let found = self.peek().is_some_and(|token| token.is_symbol(sign));
         if found {
             self.tokens = &self.tokens[1..];
         }
@@ -359,14 +363,14 @@ impl<'a, 't> Cursor<'a, 't> {
     }
 
     /// Consumes a table name with an optional schema. The schema `public` becomes SQLite's `main`.
-    pub fn table(&mut self) -> Option<Table> {
+    pub fn table(&mut self) -> Option<TableName> {
         let first = self.name()?;
-        if !self.sign('.') {
-            return Some(Table { schema: None, name: first });
+        if !self.symbol('.') {
+            return Some(TableName { schema: None, name: first });
         }
         let name = self.name()?;
         let schema = if first == "public" { "main".to_owned() } else { first };
-        Some(Table { schema: Some(schema), name })
+        Some(TableName { schema: Some(schema), name })
     }
 
     /// Returns true if all tokens have been read.
@@ -377,14 +381,14 @@ impl<'a, 't> Cursor<'a, 't> {
 
 /// The name of a table, with its schema if the statement names one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct TableName {
     /// The name of the schema, if the statement names it.
     pub schema: Option<String>,
     /// The name of the table.
     pub name: String,
 }
 
-impl Table {
+impl TableName {
     /// The name as SQL text.
     pub fn sql(&self) -> String {
         match &self.schema {
@@ -396,7 +400,7 @@ impl Table {
 
 /// Returns true if a text contains no statement.
 pub fn is_blank(text: &str) -> bool {
-    text.trim_ascii_start().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
+    text.trim_ascii_start().is_empty() || Lexer::new(text).all(|token| token.is_symbol(';'))
 }
 
 #[cfg(test)]
@@ -434,7 +438,9 @@ mod tests {
 
     #[test]
     fn measure_finds_the_end_of_the_first_statement() {
-        let extent = |sql, limit| measure(sql, limit).map(|extent| (extent.start, extent.end, extent.tokens));
+        let extent = |sql, limit| {
+            first_statement_extent(sql, limit).map(|extent| (extent.start, extent.end, extent.tokens))
+        };
         assert_eq!(extent("; SELECT 1; SELECT 2", 100), Some((2, 11, 3)));
         assert_eq!(extent("SELECT ';'", 10), Some((0, 10, 2)));
         assert_eq!(extent("SELECT ';'", 9), None);
@@ -443,7 +449,10 @@ mod tests {
         assert_eq!(extent(" ;; -- nothing", 1), Some((14, 14, 0)));
         let trigger =
             "CREATE TEMP TRIGGER t AFTER INSERT ON a BEGIN SELECT CASE WHEN 1 THEN 2 END; END; SELECT 1";
-        assert_eq!(measure(trigger, 100).map(|extent| &trigger[extent.end..]), Some(" SELECT 1"));
+        assert_eq!(
+            first_statement_extent(trigger, 100).map(|extent| &trigger[extent.end..]),
+            Some(" SELECT 1")
+        );
         assert_eq!(extent("\u{e9}\u{e9}\u{e9}", 3), None, "the limit may be inside a character");
     }
 

@@ -60,7 +60,7 @@ pub struct LogHealth {
 
 impl LogHealth {
     /// A log without problems.
-    pub const WELL: LogHealth = LogHealth { failures: 0, works: true, full: false };
+    pub const HEALTHY: LogHealth = LogHealth { failures: 0, works: true, full: false };
 
     pub(crate) fn of(log: &CommitLog) -> Self {
         // Read before the counter: a failure is counted before `works` reports it.

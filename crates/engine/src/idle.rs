@@ -33,7 +33,7 @@ impl Idle {
 
     pub(crate) fn give(&self, connection: Box<Connection>) {
         let keeps = !connection.tainted
-            && !connection.link.held.is_much()
+            && !connection.link.heap_account.exceeds_idle_limit()
             && !connection.partition().heap().is_crowded();
         let mut kept = self.connections.lock();
         if keeps && kept.len() < MAX_POOLED_CONNECTIONS {

@@ -36,8 +36,8 @@
 //! | [`procedure`] | stored procedures in Lua |
 //! | [`engine`] | start, shutdown, statistics |
 //! | [`opener`] | opens partitions |
-//! | [`places`] | which log a partition commits to |
-//! | [`beside`] | read replicas |
+//! | [`log_routing`] | which log a partition commits to |
+//! | [`replica`] | read replicas |
 //! | [`health`], [`temporary`] | health of a node; temporary files of the layers above |
 //!
 //! # Interface
@@ -49,20 +49,19 @@
 //! Above `fulmar-maintenance`, below `fulmar-gateway`. The crate knows no network and no wire
 //! protocol.
 
-mod beside;
 mod connection;
 mod engine;
 mod health;
 mod idle;
+mod log_routing;
 mod opener;
-mod places;
 mod procedure;
+mod replica;
 mod session;
 mod temporary;
 #[cfg(test)]
 mod tests;
 
-pub use beside::{BesideStatistics, Owner, Standing, StandingSource};
 pub use engine::{
     CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MIN_STATEMENT_BYTES,
     PartitionStatistics,
@@ -72,15 +71,16 @@ pub use fulmar_maintenance::{
     verify_store,
 };
 pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
-pub use fulmar_pages::Era;
+pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{
-    CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, Known, MAX_STATEMENT_BYTES,
-    ParameterInfo, Parts, Result, Row, RowSink, STALE_PLAN, Scope, Statement, StatementKind, System,
-    SystemFunction, SystemTable, TemporaryCharge, TransactionLimits, TransactionStatus, Value, ValueRef,
-    array, calendar, sqlstate, statement_too_long,
+    CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,
+    ParameterInfo, Parts, Result, Row, RowSink, STALE_PLAN, Scope, Statement, StatementContext,
+    StatementKind, System, SystemFunction, SystemTable, TemporaryCharge, TransactionLimits,
+    TransactionStatus, Value, ValueRef, array, calendar, sqlstate, statement_too_long,
 };
 pub use health::{Health, LogHealth, Recovery};
-pub use places::NotChanged;
+pub use log_routing::DurabilityChangeError;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
+pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
 pub use session::Session;
 pub use temporary::TemporarySpace;

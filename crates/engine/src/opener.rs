@@ -3,40 +3,40 @@
 use std::sync::Arc;
 
 use fulmar_maintenance::Parts;
-use fulmar_mvcc::{Node, Opener, Partition, Partitions, opening, store_error};
+use fulmar_mvcc::{Node, Opener, Partition, Partitions, store_error, with_partition_context};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::Result;
 use fulmar_store::CommitLog;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use crate::beside::Beside;
-use crate::places::Places;
+use crate::log_routing::LogRouter;
+use crate::replica::Replica;
 
 /// Opens partitions from their newest manifests: those of an owner with the records of their log,
 /// those of a replica as of the primary's log.
 pub(crate) struct NodeOpener {
-    pub(crate) places: Places,
+    pub(crate) log_router: LogRouter,
     /// Set on a replica.
-    pub(crate) beside: Option<Arc<Beside>>,
+    pub(crate) replica: Option<Arc<Replica>>,
     pub(crate) parts: Parts,
 }
 
 impl NodeOpener {
     async fn open_owned(&self, partitions: &Partitions, id: PartitionId) -> Result<Arc<Partition>> {
-        self.places.settled(id).await;
+        self.log_router.wait_for_change(id).await;
         let replay = partitions.replay(id);
         let stats = partitions.counted(id);
-        let (node, era) = (partitions.node().clone(), partitions.era(id));
+        let (node, era) = (partitions.node().clone(), partitions.timeline(id));
         let log = self.log_of(&node, id)?;
         let (manifest, hot_pages) = node.store.latest(id, era.epoch, None).await.map_err(store_error)?;
-        if let (Some(tenure), Some(manifest)) = (&node.tenure, &manifest) {
+        if let (Some(tenure), Some(manifest)) = (&node.ownership, &manifest) {
             tenure.check_number(manifest.version.number)?;
         }
         let open = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref());
-        let opened = opening(id, open).await?;
+        let opened = with_partition_context(id, open).await?;
         if let Some(list) = hot_pages {
-            self.parts.hot.warm(&opened, list);
+            self.parts.hot.prewarm(&opened, list);
         }
         Ok(opened)
     }
@@ -49,7 +49,7 @@ impl Opener for NodeOpener {
         id: PartitionId,
     ) -> BoxFuture<'a, Result<Arc<Partition>>> {
         async move {
-            match &self.beside {
+            match &self.replica {
                 Some(beside) => beside.open(partitions, &self.parts.hot, id).await,
                 None => self.open_owned(partitions, id).await,
             }
@@ -59,24 +59,24 @@ impl Opener for NodeOpener {
 
     fn opened(&self, partition: &Arc<Partition>) {
         // A replica does not compact.
-        if self.beside.is_none() {
+        if self.replica.is_none() {
             self.parts.scheduler.opened(partition);
         }
     }
 
     fn log_of(&self, node: &Node, id: PartitionId) -> Result<Arc<CommitLog>> {
-        self.places.log_of(node, id)
+        self.log_router.log_of(node, id)
     }
 
     fn log_settled(&self, id: PartitionId) -> BoxFuture<'_, ()> {
-        self.places.settled(id).boxed()
+        self.log_router.wait_for_change(id).boxed()
     }
 
     fn check_shared_log(&self) -> Result<()> {
-        self.places.check()
+        self.log_router.check()
     }
 
     fn forget(&self, id: PartitionId) {
-        self.places.forget(id);
+        self.log_router.forget(id);
     }
 }

@@ -11,7 +11,7 @@ use fulmar_engine::{Statement, TransactionStatus};
 use parking_lot::Mutex;
 
 /// The identity of a session, which does not change.
-pub(crate) struct Who {
+pub(crate) struct SessionIdentity {
     pub(crate) user: String,
     pub(crate) address: Option<IpAddr>,
     /// Milliseconds since 1970.
@@ -46,7 +46,7 @@ impl State {
 
 /// A snapshot of a session's activity.
 #[derive(Clone, Default)]
-pub(crate) struct Moment {
+pub(crate) struct ActivitySnapshot {
     pub(crate) state: State,
     pub(crate) changed_ms: u64,
     /// The text of the last recorded statement and its start. Long texts are truncated, since this
@@ -64,7 +64,7 @@ const TRUNCATED_TEXT_BYTES: usize = 1 << 10;
 
 /// The current activity of a session.
 #[derive(Default)]
-pub(crate) struct Activity(Mutex<Moment>);
+pub(crate) struct Activity(Mutex<ActivitySnapshot>);
 
 impl Activity {
     /// Records a statement that has to wait.
@@ -74,13 +74,13 @@ impl Activity {
             0..=SHARED_TEXT_BYTES => statement.sql.clone(),
             _ => statement.sql[..statement.sql.floor_char_boundary(TRUNCATED_TEXT_BYTES)].into(),
         };
-        let mut moment = self.0.lock();
-        moment.statement = Some((text, now_ms));
-        moment.change(State::Active, now_ms);
+        let mut snapshot = self.0.lock();
+        snapshot.statement = Some((text, now_ms));
+        snapshot.change(State::Active, now_ms);
     }
 
     /// Records that the session waits for its client.
-    pub(crate) fn wait(&self, transaction: TransactionStatus) {
+    pub(crate) fn set_waiting(&self, transaction: TransactionStatus) {
         let state = match transaction {
             TransactionStatus::Idle => State::Idle,
             TransactionStatus::InTransaction => State::InTransaction,
@@ -90,17 +90,17 @@ impl Activity {
     }
 
     /// Sets the client's `application_name`.
-    pub(crate) fn name(&self, application: &str) {
+    pub(crate) fn set_application(&self, application: &str) {
         self.0.lock().application = application.into();
     }
 
     /// The current activity.
-    pub(crate) fn now(&self) -> Moment {
+    pub(crate) fn snapshot(&self) -> ActivitySnapshot {
         self.0.lock().clone()
     }
 }
 
-impl Moment {
+impl ActivitySnapshot {
     fn change(&mut self, state: State, now_ms: u64) {
         (self.state, self.changed_ms) = (state, now_ms);
         self.transaction_ms = match state {
@@ -122,15 +122,15 @@ mod tests {
     #[test]
     fn transaction_start_is_kept_until_the_transaction_ends() {
         let activity = Activity::default();
-        activity.wait(TransactionStatus::InTransaction);
-        let begun = activity.now().transaction_ms;
+        activity.set_waiting(TransactionStatus::InTransaction);
+        let begun = activity.snapshot().transaction_ms;
         assert!(begun.is_some());
-        activity.wait(TransactionStatus::Failed);
+        activity.set_waiting(TransactionStatus::Failed);
         assert_eq!(
-            (activity.now().transaction_ms, activity.now().state.name()),
+            (activity.snapshot().transaction_ms, activity.snapshot().state.name()),
             (begun, "idle in transaction (aborted)")
         );
-        activity.wait(TransactionStatus::Idle);
-        assert_eq!(activity.now().transaction_ms, None);
+        activity.set_waiting(TransactionStatus::Idle);
+        assert_eq!(activity.snapshot().transaction_ms, None);
     }
 }

@@ -8,7 +8,7 @@ use fulmar_meta::{Access, Catalog, Limit, SYSTEM_TENANT, Tenant};
 
 use crate::Result;
 use crate::identity::Identity;
-use crate::registry::Full;
+use crate::registry::AdmissionError;
 
 /// Looks up the tenant that a client requests, and the client's access to it. If `insecure`, every
 /// client has full access.
@@ -37,42 +37,46 @@ pub(crate) fn tenant(
 
 /// The connection limit of the tenant for this session. As in PostgreSQL, the limit does not apply
 /// to superusers, so that they can always connect to fix problems.
-pub(crate) fn most_sessions(identity: &Identity) -> usize {
+pub(crate) fn partition_session_limit(identity: &Identity) -> usize {
     let limit = identity.limits.get(Limit::MaxConnections).filter(|_| !identity.superuser);
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
 /// The number of connection slots of the node that this session must leave free. The last ones are
 /// reserved for superusers.
-pub(crate) fn left_places(identity: &Identity) -> usize {
+pub(crate) fn reserved_slots(identity: &Identity) -> usize {
     const RESERVED_CONNECTIONS: usize = 10;
     if identity.superuser { 0 } else { RESERVED_CONNECTIONS }
 }
 
 /// The error for a client that is rejected because of a limit.
-pub(crate) fn no_room(full: Full, identity: &Identity, most: usize) -> Error {
-    match full {
-        Full::TooManyOfPartition => {
+pub(crate) fn limit_error(error: AdmissionError, identity: &Identity, limit: usize) -> Error {
+    match error {
+        AdmissionError::PartitionLimit => {
             let name = &identity.tenant.name;
             Error::new(
                 sqlstate::TOO_MANY_CONNECTIONS,
                 format!("too many connections for database \"{name}\""),
             )
-            .detail(format!("The database's max_connections is {most}."))
+            .detail(format!("The database's max_connections is {limit}."))
             .hint(
                 "Use fewer connections or a connection pool, or raise the limit with ALTER DATABASE ... \
                      SET max_connections.",
             )
         }
-        Full::TooMany => Error::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
-            .hint("Use fewer connections or a connection pool."),
-        Full::Closed => Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database system is shutting down"),
+        AdmissionError::NodeLimit => {
+            Error::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
+                .hint("Use fewer connections or a connection pool.")
+        }
+        AdmissionError::ShuttingDown => {
+            Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database system is shutting down")
+        }
     }
 }
 
 /// Fails if the tenant was dropped or renamed after it was looked up, before the session was
 /// registered.
-pub(crate) fn still_there(identity: &Identity, catalog: &Catalog) -> Result<()> {
+pub(crate) fn check_tenant_exists(identity: &Identity, catalog: &Catalog) -> Result<()> {
     let now = catalog.tenant(&identity.tenant.name);
     if now.is_some_and(|tenant| tenant.partition == identity.tenant.partition) {
         return Ok(());

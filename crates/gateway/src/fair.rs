@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use fulmar_meta::{Limit, LiveLimits};
 use fulmar_pages::PartitionId;
 
-use crate::rest;
+use crate::idle_time;
 
 /// The virtual time that a tenant can use before its sessions are queued, in nanoseconds.
 const QUANTUM_NS: u64 = 200_000;
@@ -242,7 +242,7 @@ impl Queue {
             period.tenants += 1;
         }
         self.period.set(period);
-        let idle_count = rest::rested().times;
+        let idle_count = idle_time::read().periods;
         if account.idle_count.replace(idle_count) != idle_count {
             account.used_ns.set(0);
         }
@@ -381,9 +381,9 @@ mod tests {
             busy.poll_pass(&mut cx, now).is_pending(),
             "a tenant with high usage must be queued while another is busy"
         );
-        rest::falls_asleep();
+        idle_time::on_park();
         std::thread::sleep(Duration::from_millis(1));
-        rest::wakes_up();
+        idle_time::on_unpark();
         let mut other = Gate::new(PartitionId(1), &limits);
         assert!(other.poll_pass(&mut cx, now).is_ready(), "usage must be reset after the worker was idle");
     }

@@ -20,15 +20,15 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use crate::advisory::AdvisoryLocks;
-use crate::crowd::Crowd;
-use crate::events::{self, Journal};
-use crate::failures::Failures;
+use crate::connection_slots::ConnectionSlots;
+use crate::events::{self, EventLog};
+use crate::login_throttle::LoginThrottle;
 use crate::memory::SessionMemory;
 use crate::monitoring::MetricsSource;
 use crate::registry::Registry;
 use crate::session::{self, SlowLog};
 use crate::system::Sources;
-use crate::tenants::Tenants;
+use crate::tenant_stats::TenantStatsRegistry;
 use crate::tokens::Authorizer;
 use crate::worker::{self, Worker, Workers};
 use crate::{activity, admin, startup};
@@ -69,7 +69,7 @@ pub struct GatewayConfig {
     /// Serves metrics without a token.
     pub public_metrics: bool,
     /// The event log.
-    pub journal: Arc<Journal>,
+    pub event_log: Arc<EventLog>,
 }
 
 impl GatewayConfig {
@@ -88,7 +88,7 @@ impl GatewayConfig {
             shutdown_grace: Duration::from_secs(5),
             slow_statement: None,
             public_metrics: false,
-            journal: Arc::new(Journal::in_memory()),
+            event_log: Arc::new(EventLog::in_memory()),
         }
     }
 }
@@ -114,14 +114,28 @@ impl Gateway {
         let registry = Arc::new(Registry::new(config.max_sessions));
         let regular = config.workers.max(1);
         let closing = CancellationToken::new();
-        let logins = Crowd::new(config.max_logins);
+        let logins = ConnectionSlots::new(config.max_logins);
         let components = Components::new(&config, engine, catalog, registry);
         let startup = Arc::new(components.startup(&config));
-        let Workers { all: workers, crew, threads } =
+        let Workers { all: workers, scaler, threads } =
             worker::start(regular, config.active_workers.clone(), &startup, &closing)?;
-        let Components { engine, catalog, registry, tenants, memory, failures, journal, .. } = components;
+        let Components {
+            engine,
+            catalog,
+            registry,
+            tenants,
+            memory,
+            login_throttle: failures,
+            event_log,
+            ..
+        } = components;
         let public = config.insecure || config.public_metrics;
-        let authorizer = Authorizer { catalog: catalog.clone(), failures, journal: journal.clone(), public };
+        let authorizer = Authorizer {
+            catalog: catalog.clone(),
+            login_throttle: failures,
+            event_log: event_log.clone(),
+            public,
+        };
         let metrics = Arc::new(MetricsSource {
             engine: engine.clone(),
             catalog,
@@ -130,12 +144,12 @@ impl Gateway {
             memory,
             logins: logins.clone(),
             authorizer,
-            crew,
+            scaler,
             workers: workers.clone(),
             regular,
         });
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
-        tokio::spawn(events::watch(engine, journal, closing.clone()));
+        tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
         let shutdown_grace = config.shutdown_grace;
         Ok(Gateway { registry, closing, shutdown_grace, local_address, acceptor, workers: threads, metrics })
     }
@@ -187,11 +201,11 @@ struct Components {
     engine: Arc<Engine>,
     catalog: Arc<Catalog>,
     registry: Arc<Registry>,
-    tenants: Arc<Tenants>,
+    tenants: Arc<TenantStatsRegistry>,
     memory: Arc<SessionMemory>,
     advisory: Arc<AdvisoryLocks>,
-    failures: Arc<Failures>,
-    journal: Arc<Journal>,
+    login_throttle: Arc<LoginThrottle>,
+    event_log: Arc<EventLog>,
 }
 
 impl Components {
@@ -208,8 +222,8 @@ impl Components {
             tenants: Arc::default(),
             memory: Arc::new(SessionMemory::new(config.session_memory_bytes)),
             advisory: Arc::default(),
-            failures: Arc::new(Failures::new()),
-            journal: config.journal.clone(),
+            login_throttle: Arc::new(LoginThrottle::new()),
+            event_log: config.event_log.clone(),
         }
     }
 
@@ -220,9 +234,9 @@ impl Components {
             engine: self.engine.clone(),
             catalog: self.catalog.clone(),
             registry: self.registry.clone(),
-            failures: self.failures.clone(),
+            login_throttle: self.login_throttle.clone(),
             fallback_salt_key: Arc::new(SaltKey::random()),
-            journal: self.journal.clone(),
+            event_log: self.event_log.clone(),
             sessions: Arc::new(self.sessions(config)),
         }
     }
@@ -234,7 +248,7 @@ impl Components {
             tenants: self.tenants.clone(),
             memory: self.memory.clone(),
             advisory: self.advisory.clone(),
-            journal: self.journal.clone(),
+            event_log: self.event_log.clone(),
             slow: SlowLog::new(config.slow_statement),
             temporary_directory: config.temporary_directory.clone(),
             administration: admin::Context {
@@ -242,7 +256,7 @@ impl Components {
                 catalog: self.catalog.clone(),
                 registry: self.registry.clone(),
                 tenants: self.tenants.clone(),
-                journal: self.journal.clone(),
+                event_log: self.event_log.clone(),
             },
             sources: Arc::new(Sources {
                 engine: self.engine.clone(),
@@ -250,7 +264,7 @@ impl Components {
                 registry: self.registry.clone(),
                 tenants: self.tenants.clone(),
                 advisory: self.advisory.clone(),
-                journal: self.journal.clone(),
+                event_log: self.event_log.clone(),
                 started_ms: activity::now_ms(),
             }),
         }
@@ -273,7 +287,7 @@ async fn accept(
     listener: TcpListener,
     workers: Arc<[Worker]>,
     regular: usize,
-    logins: Arc<Crowd>,
+    logins: Arc<ConnectionSlots>,
     closing: CancellationToken,
 ) {
     loop {
@@ -290,6 +304,6 @@ async fn accept(
         let Some(worker) = workers.iter().take(regular).min_by_key(|worker| worker.load()) else {
             return;
         };
-        worker.hand(stream, logins.enter(&closing).await).await;
+        worker.hand_over(stream, logins.acquire(&closing).await).await;
     }
 }

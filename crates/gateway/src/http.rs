@@ -12,9 +12,9 @@
 //! `/metrics` contains tenant names and requires a token ([`crate::tokens`]). The token of a tenant
 //! shows only that tenant.
 //!
-//! Connections are limited in number ([`crate::crowd`]: when the limit is reached, the oldest is
-//! closed, so that idle connections cannot block health checks) and in time: a client that does not
-//! send a complete request head within 30 s is disconnected.
+//! Connections are limited in number ([`crate::connection_slots`]: when the limit is reached, the
+//! oldest is closed, so that idle connections cannot block health checks) and in time: a client
+//! that does not send a complete request head within 30 s is disconnected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,10 +35,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::crowd::Crowd;
+use crate::connection_slots::ConnectionSlots;
 use crate::gateway::Gateway;
 use crate::monitoring::MetricsSource;
-use crate::tokens::Refused;
+use crate::tokens::AuthorizationError;
 
 /// Maximum number of connections. Beyond it, the oldest connection is closed.
 const MAX_CONNECTIONS: usize = 100;
@@ -117,15 +117,15 @@ impl HttpServer {
 async fn accept(listener: TcpListener, routers: Routers, closing: CancellationToken) {
     // Unlike logins, connections are not cancelled by `closing`: their requests are answered first.
     let (slots, not_cancelled, connections) =
-        (Crowd::new(MAX_CONNECTIONS), CancellationToken::new(), TaskTracker::new());
+        (ConnectionSlots::new(MAX_CONNECTIONS), CancellationToken::new(), TaskTracker::new());
     while let Some(accepted) = closing.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, address)) => {
                 let router = routers.ready.get().unwrap_or(&routers.starting).clone();
                 let router = router.layer(Extension(ConnectInfo(address)));
-                let (slot, closing) = (slots.enter(&not_cancelled).await, closing.clone());
+                let (slot, closing) = (slots.acquire(&not_cancelled).await, closing.clone());
                 connections.spawn(async move {
-                    slot.stay(handle_connection(stream, router, HEAD_TIMEOUT, closing)).await
+                    slot.run(handle_connection(stream, router, HEAD_TIMEOUT, closing)).await
                 });
             }
             Err(error) => {
@@ -169,14 +169,14 @@ async fn metrics(
             let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
             ([kind], source.render(scope)).into_response()
         }
-        Err(Refused::Crowded) => {
+        Err(AuthorizationError::TooManyFailures) => {
             let text = "too many invalid tokens from this address; retry after one minute\n";
             (StatusCode::TOO_MANY_REQUESTS, text).into_response()
         }
-        Err(Refused::Missing) => unauthorized(
+        Err(AuthorizationError::Missing) => unauthorized(
             "token required: send Authorization: Bearer TOKEN; superusers create one with CREATE TOKEN\n",
         ),
-        Err(Refused::Unknown) => {
+        Err(AuthorizationError::Unknown) => {
             unauthorized("token unknown or expired; superusers create one with CREATE TOKEN\n")
         }
     }
@@ -194,13 +194,13 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
     if !source.is_healthy() {
-        let text = match source.reads_beside() {
+        let text = match source.is_replica() {
             true => "unavailable: cannot read the primary's log, or the disk is full\n",
             false => "commits are not accepted: log writes fail, or the disk is full\n",
         };
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
-    if !source.workers_answer().await {
+    if !source.workers_respond().await {
         return (StatusCode::SERVICE_UNAVAILABLE, "a worker thread does not respond\n");
     }
     // The status is 200, since other databases are served: a load balancer that removed the node

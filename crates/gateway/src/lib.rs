@@ -21,9 +21,9 @@
 //! | --- | --- |
 //! | sessions | `session`, `startup`, `admission`, `settings`, `identity`, `registry` |
 //! | administration | `admin`, `system`, `tokens`, `advisory` |
-//! | workers | `worker`, `crew` and `processors` (scaling), `fair` (scheduling), `rest` |
-//! | memory and connections | `memory`, `crowd`, `failures` (login throttling) |
-//! | monitoring | [`http`], `monitoring`, `metrics`, `tenants`, `activity`, [`events`] |
+//! | workers | `worker`, `worker_scaling` and `cpu_stats` (scaling), `fair` (scheduling), `idle_time` |
+//! | memory and connections | `memory`, `connection_slots`, `login_throttle` (login throttling) |
+//! | monitoring | [`http`], `monitoring`, `metrics`, `tenant_stats`, `activity`, [`events`] |
 //!
 //! # State
 //!
@@ -54,28 +54,28 @@ mod activity;
 mod admin;
 mod admission;
 mod advisory;
-mod crew;
-mod crowd;
+mod connection_slots;
+mod cpu_stats;
 pub mod events;
-mod failures;
 mod fair;
 mod gateway;
 mod histogram;
 pub mod http;
 mod identity;
+mod idle_time;
+mod login_throttle;
 mod memory;
 mod metrics;
 mod monitoring;
-mod processors;
 mod registry;
-mod rest;
 mod session;
 mod settings;
 mod startup;
 mod system;
-mod tenants;
+mod tenant_stats;
 mod tokens;
 mod worker;
+mod worker_scaling;
 
 pub use fulmar_pgwire::auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig};

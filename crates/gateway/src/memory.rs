@@ -19,7 +19,7 @@
 //! - While a session waits for memory of the node, sessions whose clients stopped in the middle of
 //!   a message are closed, until enough memory is free.
 //!
-//! `session::held` implements the per-session accounting.
+//! `session::memory_quota` implements the per-session accounting.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

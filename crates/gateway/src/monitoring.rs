@@ -8,25 +8,25 @@ use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, Tenant};
 use fulmar_pages::PartitionId;
 
-use crate::crew::Crew;
-use crate::crowd::Crowd;
+use crate::connection_slots::ConnectionSlots;
 use crate::memory::SessionMemory;
-use crate::metrics::{self, TenantFigures};
+use crate::metrics::{self, TenantMetrics};
 use crate::registry::Registry;
-use crate::tenants::{TenantCounts, Tenants};
-use crate::tokens::{Authorizer, Refused, Scope};
+use crate::tenant_stats::{TenantCounts, TenantStatsRegistry};
+use crate::tokens::{AuthorizationError, Authorizer, Scope};
 use crate::worker::Worker;
+use crate::worker_scaling::WorkerScaler;
 
 /// The source of the gateway's metrics.
 pub(crate) struct MetricsSource {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) memory: Arc<SessionMemory>,
-    pub(crate) logins: Arc<Crowd>,
+    pub(crate) logins: Arc<ConnectionSlots>,
     pub(crate) authorizer: Authorizer,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) scaler: Arc<WorkerScaler>,
     pub(crate) workers: Arc<[Worker]>,
     /// The number of regular workers. The workers after them are spare.
     pub(crate) regular: usize,
@@ -38,8 +38,8 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl MetricsSource {
     /// Returns true if all regular workers respond to a ping.
-    pub(crate) async fn workers_answer(&self) -> bool {
-        let pings = self.workers[..self.regular].iter().map(|worker| worker.answers_within(WORKER_TIMEOUT));
+    pub(crate) async fn workers_respond(&self) -> bool {
+        let pings = self.workers[..self.regular].iter().map(|worker| worker.responds_within(WORKER_TIMEOUT));
         futures::future::join_all(pings).await.into_iter().all(|responded| responded)
     }
 
@@ -53,10 +53,10 @@ impl MetricsSource {
                     sessions: self.registry.len() as u64,
                     logins: self.logins.count(),
                     memory: self.memory.usage(),
-                    workers_active: self.crew.active() as u64,
+                    workers_active: self.scaler.active() as u64,
                 },
                 &self.engine.statistics(),
-                self.engine.beside_statistics().as_ref(),
+                self.engine.replica_statistics().as_ref(),
                 &self.engine.store_statistics(),
                 &self.busiest_tenants(),
             ),
@@ -69,17 +69,17 @@ impl MetricsSource {
         &self,
         secret: Option<&str>,
         address: Option<IpAddr>,
-    ) -> Result<Scope, Refused> {
+    ) -> Result<Scope, AuthorizationError> {
         self.authorizer.authorize(secret, address).await
     }
 
-    fn tenant(&self, partition: PartitionId) -> Option<TenantFigures> {
+    fn tenant(&self, partition: PartitionId) -> Option<TenantMetrics> {
         let tenant = self.catalog.tenant_of(partition)?;
         Some(self.figures(&tenant, self.tenants.counts(partition).unwrap_or_default()))
     }
 
-    fn figures(&self, tenant: &Tenant, counts: TenantCounts) -> TenantFigures {
-        TenantFigures {
+    fn figures(&self, tenant: &Tenant, counts: TenantCounts) -> TenantMetrics {
+        TenantMetrics {
             name: tenant.name.clone(),
             counts,
             commits: self.engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
@@ -88,8 +88,8 @@ impl MetricsSource {
         }
     }
 
-    fn busiest_tenants(&self) -> Vec<TenantFigures> {
-        let mut busiest = self.tenants.busiest(metrics::TENANTS);
+    fn busiest_tenants(&self) -> Vec<TenantMetrics> {
+        let mut busiest = self.tenants.busiest(metrics::MAX_TENANTS);
         let named = self
             .catalog
             .tenants()
@@ -104,8 +104,8 @@ impl MetricsSource {
     }
 
     /// Returns true if the node is a replica.
-    pub(crate) fn reads_beside(&self) -> bool {
-        self.engine.reads_beside()
+    pub(crate) fn is_replica(&self) -> bool {
+        self.engine.is_replica()
     }
 
     /// Returns true if the shared log accepts commits.

@@ -18,7 +18,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::activity::{Activity, Who};
+use crate::activity::{Activity, SessionIdentity};
 
 const OPEN: u8 = 0;
 const CLOSING: u8 = 1;
@@ -33,7 +33,7 @@ pub(crate) struct Handle {
     canceller: Canceller,
     state: AtomicU8,
     waker: AtomicWaker,
-    pub(crate) who: Who,
+    pub(crate) identity: SessionIdentity,
     pub(crate) activity: Activity,
 }
 
@@ -103,13 +103,13 @@ impl Sessions {
 
 /// The reason why a session was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum AdmissionError {
     /// The node's session limit is reached.
-    TooMany,
+    NodeLimit,
     /// The partition's session limit is reached.
-    TooManyOfPartition,
+    PartitionLimit,
     /// The gateway is shutting down.
-    Closed,
+    ShuttingDown,
 }
 
 /// All sessions of a gateway.
@@ -129,23 +129,23 @@ impl Registry {
 
     /// Admits a session, unless its partition has `most` sessions already, or fewer than `leaves`
     /// free slots would remain on the node afterwards.
-    pub(crate) fn enter(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         partition: PartitionId,
-        most: usize,
-        leaves: usize,
+        partition_limit: usize,
+        reserved_slots: usize,
         canceller: Canceller,
-        who: Who,
-    ) -> Result<Entry, Full> {
+        identity: SessionIdentity,
+    ) -> Result<RegistryEntry, AdmissionError> {
         let mut sessions = self.sessions.lock();
         if sessions.closed {
-            return Err(Full::Closed);
+            return Err(AdmissionError::ShuttingDown);
         }
-        if sessions.by_pid.len() + leaves >= self.limit {
-            return Err(Full::TooMany);
+        if sessions.by_pid.len() + reserved_slots >= self.limit {
+            return Err(AdmissionError::NodeLimit);
         }
-        if sessions.count(partition) >= most {
-            return Err(Full::TooManyOfPartition);
+        if sessions.count(partition) >= partition_limit {
+            return Err(AdmissionError::PartitionLimit);
         }
         let pid = loop {
             let pid = self.next_pid.fetch_add(1, Ordering::Relaxed) & i32::MAX;
@@ -160,12 +160,12 @@ impl Registry {
             canceller,
             state: AtomicU8::new(OPEN),
             waker: AtomicWaker::new(),
-            who,
+            identity,
             activity: Activity::default(),
         });
         sessions.by_pid.insert(pid, handle.clone());
         *sessions.counts.entry(partition).or_default() += 1;
-        Ok(Entry { registry: self.clone(), handle })
+        Ok(RegistryEntry { registry: self.clone(), handle })
     }
 
     /// Cancels the running statement of a session. Does nothing if the secret is wrong.
@@ -235,13 +235,13 @@ impl Registry {
 }
 
 /// A session's entry in the registry. Dropping it removes the session.
-pub(crate) struct Entry {
+pub(crate) struct RegistryEntry {
     registry: Arc<Registry>,
     /// The session, as seen by other components.
     pub(crate) handle: Arc<Handle>,
 }
 
-impl Drop for Entry {
+impl Drop for RegistryEntry {
     fn drop(&mut self) {
         self.registry.sessions.lock().leave(&self.handle);
         self.registry.left.notify_waiters();

@@ -10,8 +10,8 @@
 //!
 //! - A packet can have up to 10,000 bytes, and the startup can take up to 60 s.
 //! - The number of connections in startup is limited; the oldest are closed first
-//!   ([`crate::crowd`]).
-//! - Failed logins delay further attempts ([`crate::failures`]).
+//!   ([`crate::connection_slots`]).
+//! - Failed logins delay further attempts ([`crate::login_throttle`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Engine, Error, TransactionStatus, sqlstate};
 use fulmar_meta::{Access, Catalog, SaltKey, User};
-use fulmar_pgwire::auth::{self, Exchange, Step};
+use fulmar_pgwire::auth::{self, ScramExchange, ScramStep};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend;
 use fulmar_pgwire::wire::{Stream, Wire};
@@ -38,13 +38,13 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::Result;
 use crate::activity;
-use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
-use crate::crowd::Place;
-use crate::events::{Actor, Event, Journal, Kind};
-use crate::failures::{Crowded, Failures, Who};
+use crate::admission::{check_tenant_exists, limit_error, partition_session_limit, reserved_slots, tenant};
+use crate::connection_slots::ConnectionSlot;
+use crate::events::{Actor, Event, EventLog, Kind};
 use crate::identity::Identity;
+use crate::login_throttle::{LoginOrigin, LoginThrottle, TooManyFailures};
 use crate::metrics::WorkerMetrics;
-use crate::registry::{Entry, Registry};
+use crate::registry::{Registry, RegistryEntry};
 use crate::session::{self, Link, Session};
 use crate::settings::Settings;
 
@@ -62,10 +62,10 @@ pub(crate) struct Context {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) failures: Arc<Failures>,
+    pub(crate) login_throttle: Arc<LoginThrottle>,
     /// Used if the catalog has no salt key, because the primary node runs an earlier version.
     pub(crate) fallback_salt_key: Arc<SaltKey>,
-    pub(crate) journal: Arc<Journal>,
+    pub(crate) event_log: Arc<EventLog>,
     /// The context of the sessions.
     pub(crate) sessions: Arc<session::Context>,
 }
@@ -74,16 +74,16 @@ pub(crate) struct Context {
 /// become one. Until then the connection holds its slot.
 pub(crate) async fn serve(
     stream: TcpStream,
-    place: Place,
+    slot: ConnectionSlot,
     context: Arc<Context>,
     metrics: Arc<WorkerMetrics>,
-) -> Option<(Session, Entry)> {
+) -> Option<(Session, RegistryEntry)> {
     // Disables Nagle's algorithm, so that small responses are sent immediately. A failure only
     // costs latency.
     let _ = stream.set_nodelay(true);
     // Boxed, so that the memory of the startup is freed before the session starts.
     let startup = tokio::time::timeout(STARTUP_TIMEOUT, start(stream, context, metrics));
-    Box::pin(place.stay(startup)).await?.ok()?
+    Box::pin(slot.run(startup)).await?.ok()?
 }
 
 /// A connection in startup.
@@ -124,7 +124,7 @@ async fn start(
     stream: TcpStream,
     context: Arc<Context>,
     metrics: Arc<WorkerMetrics>,
-) -> Option<(Session, Entry)> {
+) -> Option<(Session, RegistryEntry)> {
     let (input, output) = (Vec::new(), Vec::new());
     let address = stream.peer_addr().ok().map(|address| address.ip());
     let connection = PendingConnection { stream: Stream::Plain(stream), address, input, output };
@@ -235,7 +235,7 @@ impl PendingConnection {
         let limits = context.catalog.live_limits(&tenant);
         let (user, address) = (user.clone(), self.address);
         let identity = Identity { user, address, account, superuser, access, tenant, limits };
-        let reads_beside = context.engine.reads_beside();
+        let reads_beside = context.engine.is_replica();
         let settings = settings(&parameters, fixed_settings(&identity, reads_beside))?;
         Ok((identity, settings))
     }
@@ -262,17 +262,17 @@ impl PendingConnection {
     /// Authenticates the client. Returns its user, or `None` if authentication is disabled.
     async fn authenticate(&mut self, name: &str, context: &Context) -> Result<Option<Arc<User>>, Refusal> {
         if context.insecure {
-            auth::put(&mut self.output, &Authentication::Ok)?;
+            auth::put_message(&mut self.output, &Authentication::Ok)?;
             return Ok(None);
         }
         let user = context.catalog.user(name);
         let salt_key = context.catalog.salt_key().unwrap_or_else(|| context.fallback_salt_key.clone());
         let verifier = user.as_ref().and_then(|user| user.verifier.as_ref());
-        let mut exchange = Exchange::begin(name, verifier, &salt_key, &mut self.output)?;
+        let mut exchange = ScramExchange::begin(name, verifier, &salt_key, &mut self.output)?;
         loop {
             self.send().await?;
             let body = self.read_password().await?;
-            if self.step(&mut exchange, &body, name, context).await? == Step::Authenticated {
+            if self.step(&mut exchange, &body, name, context).await? == ScramStep::Authenticated {
                 // Not reachable: authentication as a user that does not exist always fails.
                 let user =
                     user.ok_or_else(|| Error::new(sqlstate::INVALID_PASSWORD, "user does not exist"))?;
@@ -285,21 +285,22 @@ impl PendingConnection {
     /// client's proof is delayed, whether the proof is right or wrong.
     async fn step(
         &mut self,
-        exchange: &mut Exchange,
+        exchange: &mut ScramExchange,
         body: &[u8],
         user: &str,
         context: &Context,
-    ) -> Result<Step> {
+    ) -> Result<ScramStep> {
         if !exchange.is_challenged() {
             return exchange.step(body, &mut self.output);
         }
-        let who = Who { user: Some(user), address: self.address };
-        let turn = context.failures.turn(who).await.map_err(|Crowded| throttled(user))?;
+        let who = LoginOrigin { user: Some(user), address: self.address };
+        let attempt =
+            context.login_throttle.wait_for_slot(who).await.map_err(|TooManyFailures| throttled(user))?;
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
-            turn.failed(Instant::now());
+            attempt.failed(Instant::now());
             let actor = Actor { user: Some(user), address: self.address };
-            context.journal.gather(Event::new(Kind::LoginFailed).by(actor));
+            context.event_log.record_aggregated(Event::new(Kind::LoginFailed).by(actor));
         }
         step
     }
@@ -327,20 +328,20 @@ impl PendingConnection {
         mut settings: Settings,
         context: Arc<Context>,
         metrics: Arc<WorkerMetrics>,
-    ) -> Option<(Session, Entry)> {
+    ) -> Option<(Session, RegistryEntry)> {
         let mut partition = LocalPartition::new(context.engine.clone(), identity.tenant.partition);
         partition.session_mut().set_tenant(&identity.tenant.name);
-        let most = most_sessions(&identity);
-        let who = activity::Who {
+        let partition_limit = partition_session_limit(&identity);
+        let who = activity::SessionIdentity {
             user: identity.user.clone(),
             address: self.address,
             since_ms: activity::now_ms(),
         };
-        let (id, leaves) = (identity.tenant.partition, left_places(&identity));
-        let entered = context.registry.enter(id, most, leaves, partition.canceller(), who);
+        let (id, reserved_slots) = (identity.tenant.partition, reserved_slots(&identity));
+        let entered = context.registry.admit(id, partition_limit, reserved_slots, partition.canceller(), who);
         let entry = match entered
-            .map_err(|full| no_room(full, &identity, most))
-            .and_then(|entry| still_there(&identity, &context.catalog).map(|()| entry))
+            .map_err(|full| limit_error(full, &identity, partition_limit))
+            .and_then(|entry| check_tenant_exists(&identity, &context.catalog).map(|()| entry))
         {
             Ok(entry) => entry,
             Err(error) => {
@@ -355,9 +356,9 @@ impl PendingConnection {
             backend::parameter_status(&mut self.output, name, value);
         }
         let handle = entry.handle.clone();
-        handle.activity.name(settings.get("application_name").unwrap_or_default());
+        handle.activity.set_application(settings.get("application_name").unwrap_or_default());
         let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
-        let has_key = auth::put(&mut self.output, &key).is_ok();
+        let has_key = auth::put_message(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
         if !has_key || self.send().await.is_err() {
             partition.close().await;
@@ -371,7 +372,7 @@ impl PendingConnection {
             timeout: None,
             idle_timeout: None,
             implicit: false,
-            noted: false,
+            activity_shown: false,
         };
         Some((Session::new(link, context.sessions.clone(), metrics, identity, settings), entry))
     }
@@ -429,7 +430,7 @@ fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Re
             name => settings.set(name, Some(value))?,
         }
     }
-    settings.keep_as_defaults();
+    settings.save_as_defaults();
     Ok(settings)
 }
 

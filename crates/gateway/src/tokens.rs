@@ -3,7 +3,7 @@
 //! A token consists of `fulmar_` and 160 random bits. It is shown once, when it is created; the
 //! catalog stores a hash. 160 bits cannot be guessed, so the hash is fast and has no per-token
 //! salt, and tokens are looked up by it. A client that sends an unknown token is slowed down like
-//! one that sends a wrong password ([`crate::failures`]).
+//! one that sends a wrong password ([`crate::login_throttle`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use fulmar_meta::{Catalog, SecretHash};
 use fulmar_pages::PartitionId;
 use pgwire::api::auth::sasl::scram::gen_salted_password;
 
-use crate::events::{Actor, Event, Journal, Kind};
-use crate::failures::{Crowded, Failures, Who};
+use crate::events::{Actor, Event, EventLog, Kind};
+use crate::login_throttle::{LoginOrigin, LoginThrottle, TooManyFailures};
 
 /// Makes a leaked token recognizable, for example by secret scanners.
 const PREFIX: &str = "fulmar_";
@@ -33,13 +33,13 @@ pub(crate) enum Scope {
 
 /// The reason why access was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum AuthorizationError {
     /// The request has no token.
     Missing,
     /// The token is unknown or expired.
     Unknown,
     /// Too many unknown tokens have been sent from the client's address.
-    Crowded,
+    TooManyFailures,
 }
 
 /// Generates a secret.
@@ -56,8 +56,8 @@ pub(crate) fn hash(secret: &str) -> SecretHash {
 /// Decides what an HTTP client may see.
 pub(crate) struct Authorizer {
     pub(crate) catalog: Arc<Catalog>,
-    pub(crate) failures: Arc<Failures>,
-    pub(crate) journal: Arc<Journal>,
+    pub(crate) login_throttle: Arc<LoginThrottle>,
+    pub(crate) event_log: Arc<EventLog>,
     /// Every client may see all data, without a token.
     pub(crate) public: bool,
 }
@@ -68,22 +68,27 @@ impl Authorizer {
         &self,
         secret: Option<&str>,
         address: Option<IpAddr>,
-    ) -> Result<Scope, Refused> {
+    ) -> Result<Scope, AuthorizationError> {
         if self.public {
             return Ok(Scope::Node);
         }
-        let secret = secret.ok_or(Refused::Missing)?;
-        let origin = Who { user: None, address };
-        let turn = self.failures.turn(origin).await.map_err(|Crowded| Refused::Crowded)?;
+        let secret = secret.ok_or(AuthorizationError::Missing)?;
+        let origin = LoginOrigin { user: None, address };
+        let attempt = self
+            .login_throttle
+            .wait_for_slot(origin)
+            .await
+            .map_err(|TooManyFailures| AuthorizationError::TooManyFailures)?;
         // Avoids hashing a text that cannot be a token.
         let has_token_length = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
         let found = if has_token_length { self.catalog.find_token(&hash(secret)) } else { None };
         match found {
             Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
             None => {
-                turn.failed(Instant::now());
-                self.journal.gather(Event::new(Kind::TokenRefused).by(Actor { user: None, address }));
-                Err(Refused::Unknown)
+                attempt.failed(Instant::now());
+                self.event_log
+                    .record_aggregated(Event::new(Kind::TokenRefused).by(Actor { user: None, address }));
+                Err(AuthorizationError::Unknown)
             }
         }
     }

@@ -3,7 +3,7 @@
 //! - The acceptor hands each connection to the worker with the fewest connections.
 //! - A session shares no locks with other sessions on its usual path. A statement that does not
 //!   have to wait is received, executed and responded to on the same thread.
-//! - Between two messages a session can migrate to another worker, as the [`Crew`] decides.
+//! - Between two messages a session can migrate to another worker, as the [`WorkerScaler`] decides.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -20,20 +20,20 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::crew::Crew;
-use crate::crowd::Place;
+use crate::connection_slots::ConnectionSlot;
 use crate::metrics::WorkerMetrics;
-use crate::registry::Entry;
-use crate::session::handoff::{Arrival, Leave, Post, Traveller};
+use crate::registry::RegistryEntry;
+use crate::session::handoff::{Departure, MigratingSession, QueueEntry, WorkerContext};
 use crate::session::{End, Session};
-use crate::{fair, rest, startup};
+use crate::worker_scaling::WorkerScaler;
+use crate::{fair, idle_time, startup};
 
 /// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
 const QUEUE_CAPACITY: usize = 1024;
 
 /// The handle of a worker.
 pub(crate) struct Worker {
-    arrivals: mpsc::Sender<Arrival>,
+    queue: mpsc::Sender<QueueEntry>,
     load: Arc<AtomicUsize>,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
@@ -57,7 +57,7 @@ impl Drop for Load {
 /// All workers.
 pub(crate) struct Workers {
     pub(crate) all: Arc<[Worker]>,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) scaler: Arc<WorkerScaler>,
     pub(crate) threads: Vec<JoinHandle<()>>,
 }
 
@@ -70,36 +70,36 @@ pub(crate) fn start(
     startup: &Arc<startup::Context>,
     closing: &CancellationToken,
 ) -> io::Result<Workers> {
-    let crew = Arc::new(Crew::new(regular).with_active(active));
-    let (workers, received): (Vec<_>, Vec<_>) = (0..crew.workers()).map(|_| Worker::new()).unzip();
+    let scaler = Arc::new(WorkerScaler::new(regular).with_active(active));
+    let (workers, received): (Vec<_>, Vec<_>) = (0..scaler.workers()).map(|_| Worker::new()).unzip();
     let all: Arc<[Worker]> = workers.into();
-    let queues: Arc<[_]> = all.iter().map(|worker| worker.arrivals.clone()).collect();
+    let queues: Arc<[_]> = all.iter().map(|worker| worker.queue.clone()).collect();
     let mut threads = Vec::new();
-    for (number, arrivals) in received.into_iter().enumerate() {
-        let post = Post { number, crew: crew.clone(), queues: queues.clone() };
+    for (number, queue) in received.into_iter().enumerate() {
+        let context = WorkerContext { number, scaler: scaler.clone(), queues: queues.clone() };
         let (startup, closing) = (startup.clone(), closing.clone());
         let (metrics, load) = (all[number].metrics.clone(), all[number].load.clone());
         let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}"));
         threads.push(thread.spawn(move || {
             fulmar_store::flush_on_idle();
             let mut runtime = Builder::new_current_thread();
-            runtime.enable_all().on_thread_park(rest::falls_asleep).on_thread_unpark(rest::wakes_up);
+            runtime.enable_all().on_thread_park(idle_time::on_park).on_thread_unpark(idle_time::on_unpark);
             match runtime.build_local(LocalOptions::default()) {
                 Ok(runtime) => {
-                    let context = Rc::new(WorkerContext { post, startup, metrics, load });
-                    runtime.block_on(serve(arrivals, context, closing));
+                    let context = Rc::new(ThreadContext { post: context, startup, metrics, load });
+                    runtime.block_on(serve(queue, context, closing));
                 }
                 Err(error) => tracing::error!(%error, "could not start gateway worker"),
             }
         })?);
     }
-    Ok(Workers { all, crew, threads })
+    Ok(Workers { all, scaler, threads })
 }
 
 impl Worker {
-    fn new() -> (Worker, mpsc::Receiver<Arrival>) {
-        let (arrivals, received) = mpsc::channel(QUEUE_CAPACITY);
-        (Worker { arrivals, load: Arc::default(), metrics: Arc::default() }, received)
+    fn new() -> (Worker, mpsc::Receiver<QueueEntry>) {
+        let (queue, received) = mpsc::channel(QUEUE_CAPACITY);
+        (Worker { queue, load: Arc::default(), metrics: Arc::default() }, received)
     }
 
     /// The number of connections that the worker serves.
@@ -108,37 +108,37 @@ impl Worker {
     }
 
     /// Returns true if the worker responds to a ping within `limit`.
-    pub(crate) async fn answers_within(&self, limit: Duration) -> bool {
+    pub(crate) async fn responds_within(&self, limit: Duration) -> bool {
         let (answer, answered) = oneshot::channel();
         let ping =
-            async { self.arrivals.send(Arrival::Ping(answer)).await.is_ok() && answered.await.is_ok() };
+            async { self.queue.send(QueueEntry::Ping(answer)).await.is_ok() && answered.await.is_ok() };
         tokio::time::timeout(limit, ping).await.unwrap_or(false)
     }
 
     /// Hands an accepted connection to the worker.
-    pub(crate) async fn hand(&self, stream: TcpStream, place: Place) {
+    pub(crate) async fn hand_over(&self, stream: TcpStream, slot: ConnectionSlot) {
         // The socket moves from the acceptor's runtime to the worker's. At shutdown the queue is
         // closed, and the connection is dropped.
         if let Ok(stream) = stream.into_std() {
-            let _ = self.arrivals.send(Arrival::Client(stream, place)).await;
+            let _ = self.queue.send(QueueEntry::Client(stream, slot)).await;
         }
     }
 }
 
 /// What a worker's thread needs to start and serve sessions.
-struct WorkerContext {
-    post: Post,
+struct ThreadContext {
+    post: WorkerContext,
     startup: Arc<startup::Context>,
     metrics: Arc<WorkerMetrics>,
     load: Arc<AtomicUsize>,
 }
 
-impl WorkerContext {
+impl ThreadContext {
     /// Performs the startup of a connection, and serves its session.
-    async fn serve_client(&self, stream: std::net::TcpStream, place: Place) {
+    async fn serve_client(&self, stream: std::net::TcpStream, slot: ConnectionSlot) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
-        let serving = match startup::serve(stream, place, startup, metrics).await {
+        let serving = match startup::serve(stream, slot, startup, metrics).await {
             Some((session, entry)) => self.serve(session, entry),
             None => return,
         };
@@ -147,18 +147,18 @@ impl WorkerContext {
     }
 
     /// Serves a session that has migrated to this worker.
-    fn serve_migrated(&self, traveller: Box<Traveller>) -> impl Future<Output = ()> {
-        let Traveller { mut session, stream, entry } = *traveller;
+    fn serve_migrated(&self, migrating: Box<MigratingSession>) -> impl Future<Output = ()> {
+        let MigratingSession { mut session, stream, entry } = *migrating;
         // If the socket cannot be registered with this runtime, the session ends as if the client
         // had disconnected.
-        session.arrive(TcpStream::from_std(stream).ok(), self.metrics.clone());
+        session.attach(TcpStream::from_std(stream).ok(), self.metrics.clone());
         self.metrics.moved();
         self.serve(session, entry)
     }
 
     /// Serves a session until it ends or migrates.
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would hold the session twice")]
-    fn serve(&self, mut session: Session, entry: Entry) -> impl Future<Output = ()> {
+    fn serve(&self, mut session: Session, entry: RegistryEntry) -> impl Future<Output = ()> {
         async move {
             let leave = {
                 let mut serving = pin!(session.serve(&self.post));
@@ -169,10 +169,14 @@ impl WorkerContext {
                 .await
             };
             match leave {
-                Leave::Ends(end) => session.end(end).await,
-                Leave::Moves(slot) => match session.depart() {
+                Departure::End(end) => session.end(end).await,
+                Departure::Migrate(slot) => match session.detach() {
                     Some(stream) => {
-                        drop(slot.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
+                        drop(slot.send(QueueEntry::Session(Box::new(MigratingSession {
+                            session,
+                            stream,
+                            entry,
+                        }))));
                     }
                     None => session.end(End::Client).await,
                 },
@@ -184,24 +188,24 @@ impl WorkerContext {
 /// The main loop of a worker: serves its sessions until the gateway closes and the last session has
 /// ended.
 async fn serve(
-    mut arrivals: mpsc::Receiver<Arrival>,
-    context: Rc<WorkerContext>,
+    mut queue: mpsc::Receiver<QueueEntry>,
+    context: Rc<ThreadContext>,
     closing: CancellationToken,
 ) {
     let sessions = TaskTracker::new();
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
-    while let Some(arrival) = next(&mut arrivals, &closing).await {
-        if let Arrival::Ping(answer) = arrival {
+    while let Some(arrival) = next(&mut queue, &closing).await {
+        if let QueueEntry::Ping(answer) = arrival {
             let _ = answer.send(()); // the health check may have timed out
             continue;
         }
         let (context, load) = (context.clone(), Load::new(&context.load));
         sessions.spawn_local(async move {
             match arrival {
-                Arrival::Client(stream, place) => context.serve_client(stream, place).await,
-                Arrival::Session(traveller) => context.serve_migrated(traveller).await,
-                Arrival::Ping(_) => {} // answered above
+                QueueEntry::Client(stream, slot) => context.serve_client(stream, slot).await,
+                QueueEntry::Session(migrating) => context.serve_migrated(migrating).await,
+                QueueEntry::Ping(_) => {} // answered above
             }
             drop(load);
         });
@@ -212,10 +216,10 @@ async fn serve(
 
 /// The next entry of the queue. When the gateway closes, the queue accepts no new entries, but
 /// existing entries are still processed.
-async fn next(arrivals: &mut mpsc::Receiver<Arrival>, closing: &CancellationToken) -> Option<Arrival> {
-    if let Some(arrival) = closing.run_until_cancelled(arrivals.recv()).await {
+async fn next(queue: &mut mpsc::Receiver<QueueEntry>, closing: &CancellationToken) -> Option<QueueEntry> {
+    if let Some(arrival) = closing.run_until_cancelled(queue.recv()).await {
         return arrival;
     }
-    arrivals.close();
-    arrivals.recv().await
+    queue.close();
+    queue.recv().await
 }

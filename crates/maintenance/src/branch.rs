@@ -30,14 +30,14 @@
 //! # Protection from garbage collection
 //! Between the choice of a version and the storing of the manifest that references its segments
 //! again, these must not be collected:
-//! - by this process: [`fulmar_mvcc::Node::past`] is held;
+//! - by this process: [`fulmar_mvcc::Node::old_manifests`] is held;
 //! - by an earlier owner of the store that is still carrying out earlier decisions: the version's
 //!   manifest is pinned, and must still exist after the new one is stored ([`crate::pins`]).
 
 use std::sync::Arc;
 
-use fulmar_mvcc::{Partition, opening, store_error};
-use fulmar_pages::{Era, Manifest, PartitionId, Version};
+use fulmar_mvcc::{Partition, store_error, with_partition_context};
+use fulmar_pages::{Manifest, PartitionId, Timeline, Version};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, ManifestName, StoreError, failpoint};
 use futures::FutureExt;
@@ -46,7 +46,7 @@ use tokio::sync::RwLockReadGuard;
 
 use crate::flush;
 use crate::maintenance::Maintenance;
-use crate::pins::Held;
+use crate::pins::PinnedManifest;
 
 impl Maintenance {
     /// Creates a partition: empty, or as a branch of another one, as that is now or was at a time
@@ -63,8 +63,8 @@ impl Maintenance {
             let Some((source, at_unix_ms)) = source else { return Ok(()) };
             let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
             let Some(manifest) = manifest else { return Ok(()) };
-            let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
-            let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
+            let pinned = PinnedManifest::pin(self.node(), ManifestName::of(&manifest)).await?;
+            let (clock, Timeline { lineage, epoch }) = (&self.node().clock, Timeline::first(id));
             let branch = Manifest {
                 partition: id,
                 version: Version { lineage, epoch, number: manifest.version.number },
@@ -76,7 +76,7 @@ impl Maintenance {
             };
             self.put_first_manifest(&branch).await?;
             failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
-            held.check(self.node()).await
+            pinned.check(self.node()).await
         }
         .boxed()
     }
@@ -135,7 +135,7 @@ impl Maintenance {
         at_unix_ms: Option<u64>,
     ) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
         let Some(at_unix_ms) = at_unix_ms else { return self.newest_manifest(id).await };
-        let past = self.node().past.read().await;
+        let past = self.node().old_manifests.read().await;
         // A dropped partition's manifests are gone, so it would look like an empty one.
         self.partitions.check_not_dropped(id)?;
         let manifest = self.manifest_at(id, at_unix_ms).await?;
@@ -154,10 +154,10 @@ impl Maintenance {
             let partition = self.partitions.partition(id).await?;
             flush::flush(self, vec![partition]).await?;
         }
-        let past = self.node().past.read().await;
+        let past = self.node().old_manifests.read().await;
         // A dropped partition's manifests are gone, so it would look like an empty one.
         self.partitions.check_not_dropped(id)?;
-        let epoch = self.partitions.era(id).epoch;
+        let epoch = self.partitions.timeline(id).epoch;
         let manifest = self.node().store.latest_manifest(id, epoch, None).await.map_err(store_error)?;
         Ok((past, manifest))
     }
@@ -169,10 +169,10 @@ impl Maintenance {
         &self,
         id: PartitionId,
         at_unix_ms: u64,
-        decide: impl AsyncFnOnce(Era) -> Result<()>,
+        decide: impl AsyncFnOnce(Timeline) -> Result<()>,
     ) -> Result<()> {
         self.node().check_owner()?;
-        let _past = self.node().past.read().await;
+        let _past = self.node().old_manifests.read().await;
         let target = self.manifest_at(id, at_unix_ms).await?;
         self.check_opens(&target).await?;
         let partition = self.partitions.partition(id).await?;
@@ -181,18 +181,18 @@ impl Maintenance {
         if !partition.close_to_restore() {
             return Err(partition.closed_error());
         }
-        let flushing = self.flusher.settled().await;
-        let era = match self.prepare_restore(&partition, &target).await {
-            Ok(era) => era,
+        let flushing = self.flusher.lock_flushes().await;
+        let timeline = match self.prepare_restore(&partition, &target).await {
+            Ok(timeline) => timeline,
             Err(error) => {
                 partition.reopen();
                 return Err(error);
             }
         };
         self.partitions.set_undecided(id, true);
-        decide(era).await?;
+        decide(timeline).await?;
         failpoint::hit(failpoint::RESTORE_AFTER_CATALOG);
-        self.partitions.enter(id, era);
+        self.partitions.set_timeline(id, timeline);
         self.partitions.forget_open(&partition);
         self.partitions.set_undecided(id, false);
         drop(flushing);
@@ -204,9 +204,11 @@ impl Maintenance {
     fn check_opens<'a>(&'a self, target: &'a Manifest) -> BoxFuture<'a, Result<()>> {
         async move {
             let (id, node) = (target.partition, self.node().clone());
-            let era = Era { lineage: target.version.lineage, epoch: target.version.epoch };
+            let timeline = Timeline { lineage: target.version.lineage, epoch: target.version.epoch };
             let (log, stats) = (CommitLog::read_only(), Arc::default());
-            opening(id, Partition::open(node, log, stats, id, era, Some(target), None)).await.map(drop)
+            with_partition_context(id, Partition::open(node, log, stats, id, timeline, Some(target), None))
+                .await
+                .map(drop)
         }
         .boxed()
     }
@@ -216,10 +218,10 @@ impl Maintenance {
         &'a self,
         partition: &'a Arc<Partition>,
         target: &'a Manifest,
-    ) -> BoxFuture<'a, Result<Era>> {
+    ) -> BoxFuture<'a, Result<Timeline>> {
         async move {
             flush::flush_settled(self, vec![partition.clone()]).await?;
-            let held = Held::pin(self.node(), ManifestName::of(target)).await?;
+            let pinned = PinnedManifest::pin(self.node(), ManifestName::of(target)).await?;
             let (node, store) = (self.node(), &self.node().store);
             // Manifests of an incomplete restore.
             let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
@@ -234,14 +236,14 @@ impl Maintenance {
                 )
                 .hint("Create a branch and rename it instead."));
             };
-            let era = Era { lineage: node.clock.tick(), epoch };
+            let timeline = Timeline { lineage: node.clock.tick(), epoch };
             // The new version gets a millisecond of its own: restore points are addressed in
             // milliseconds, and the previous version has one too.
-            node.clock.observe(((era.lineage >> 16) + 1) << 16);
+            node.clock.observe(((timeline.lineage >> 16) + 1) << 16);
             let (outcomes_horizon, outcomes) = partition.durable_outcomes();
             let manifest = Manifest {
                 partition: partition.id,
-                version: Version { lineage: era.lineage, epoch, number: partition.take_number() },
+                version: Version { lineage: timeline.lineage, epoch, number: partition.take_number() },
                 timestamp: node.clock.tick(),
                 outcomes,
                 outcomes_horizon,
@@ -250,8 +252,8 @@ impl Maintenance {
             self.node().check_term_confirmed().await?;
             store.put_manifest(&manifest).await.map_err(store_error)?;
             failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
-            held.check(node).await?;
-            Ok(era)
+            pinned.check(node).await?;
+            Ok(timeline)
         }
         .boxed()
     }

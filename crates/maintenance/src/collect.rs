@@ -5,10 +5,10 @@
 //! A collection has these steps:
 //! 1. List the segments.
 //! 2. Wait until all tasks with unreferenced segments have referenced them
-//!    ([`fulmar_mvcc::Naming`]).
+//!    ([`fulmar_mvcc::SegmentPublication`]).
 //! 3. List the manifests.
-//! 4. Check that this process still owns the store ([`fulmar_mvcc::Tenure`]).
-//! 5. Condemn and delete expired manifests ([`crate::history`]).
+//! 4. Check that this process still owns the store ([`fulmar_mvcc::StoreOwnership`]).
+//! 5. Condemn and delete expired manifests ([`crate::restore_points`]).
 //! 6. Determine which of the listed segments the remaining manifests reference or sessions read.
 //! 7. Delete the others.
 //!
@@ -19,11 +19,11 @@
 //! the task that stored it has referenced it by then, or never will. Any other task can reference
 //! it only by copying from a manifest that does:
 //! - A flush copies from the newest manifest of its partition, which is never deleted.
-//! - A branch or restore copies from any manifest, but holds [`fulmar_mvcc::Node::past`] from
-//!   reading that manifest until the new one is stored. So either the old manifest was deleted
+//! - A branch or restore copies from any manifest, but holds [`fulmar_mvcc::Node::old_manifests`]
+//!   from reading that manifest until the new one is stored. So either the old manifest was deleted
 //!   first, or the new one is found.
-//! - A historical session ([`crate::past`]) holds the same lock until its segments are found among
-//!   those in use.
+//! - A historical session ([`crate::time_travel`]) holds the same lock until its segments are found
+//!   among those in use.
 //!
 //! A manifest that is missing when it is read (its tenant was dropped) may have been branched
 //! meanwhile, so all manifests are listed again.
@@ -61,7 +61,7 @@
 use std::collections::HashSet;
 
 use fulmar_mvcc::store_error;
-use fulmar_pages::{Era, PartitionId, SegmentId};
+use fulmar_pages::{PartitionId, SegmentId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{HoldName, ManifestName, PartitionObjects, Store, StoreError};
 use futures::FutureExt;
@@ -69,9 +69,9 @@ use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 
-use crate::history;
 use crate::maintenance::Maintenance;
-use crate::marks::{Marks, together};
+use crate::restore_points;
+use crate::segment_refs::{ReachabilityIndex, chunks};
 
 /// Maximum number of concurrent manifest deletions.
 const MAX_CONCURRENT_DELETIONS: usize = 16;
@@ -110,15 +110,18 @@ impl Segments {
 
 impl Maintenance {
     /// Runs one collection.
-    pub(crate) fn delete_unneeded<'a>(&'a self, marks: &'a mut Marks) -> BoxFuture<'a, Result<()>> {
+    pub(crate) fn delete_unneeded<'a>(
+        &'a self,
+        index: &'a mut ReachabilityIndex,
+    ) -> BoxFuture<'a, Result<()>> {
         async move {
             let (node, store) = (self.node(), &self.node().store);
             let mut segments = Segments::new(store.list_segments().await.map_err(store_error)?);
             // Read before the manifests are listed: manifests above these epochs are ignored, even
             // if a restore completes meanwhile.
-            let eras = self.partitions.eras();
-            let is_begun = |name: &ManifestName| name.epoch <= epoch_in(&eras, name.partition);
-            node.naming.settled().await;
+            let timelines = self.partitions.timelines();
+            let is_begun = |name: &ManifestName| name.epoch <= epoch_in(&timelines, name.partition);
+            node.publication.wait_for_grace_period().await;
             let listed = store.list_partitions(None).await.map_err(store_error)?;
             // Segments that only logs reference are determined while this process is known to own
             // the store.
@@ -126,16 +129,17 @@ impl Maintenance {
             self.node().check_term().await?;
             self.delete_old_hot_pages(&listed).await?;
             self.anchor_closed_partitions(&listed, &is_begun).await?;
-            self.delete_old_manifests(&listed, marks, &is_begun).await?;
+            self.delete_old_manifests(&listed, index, &is_begun).await?;
             if self.partitions.opener().check_shared_log().is_err() {
                 // Segments that only the rejected log references are in none of the sets above.
                 return Ok(());
             }
             segments.need(self.segments_in_use());
-            self.need_named_segments(marks, &mut segments, &is_begun).await?;
+            self.need_named_segments(index, &mut segments, &is_begun).await?;
             let now_ms = node.clock.monotonic_ms();
-            let may_delete =
-                |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
+            let may_delete = |segment| {
+                node.ownership.as_ref().is_none_or(|ownership| ownership.may_delete(segment, now_ms))
+            };
             for segment in segments.unneeded().filter(|segment| may_delete(*segment)) {
                 store.delete_segment(segment).await.map_err(store_error)?;
             }
@@ -147,29 +151,29 @@ impl Maintenance {
     async fn delete_old_manifests(
         &self,
         listed: &PartitionObjects,
-        marks: &mut Marks,
+        index: &mut ReachabilityIndex,
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
     ) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         let condemned = self.condemned(listed).await?;
         // Thinning helps only if the history is on the disk that is nearly full, below the data
         // directory.
-        let sparsely = node.disk.is_low() && node.tenure.is_none() && store.store().directory().is_some();
+        let sparsely = node.disk.is_low() && node.ownership.is_none() && store.store().directory().is_some();
         let mut thinned = 0;
-        for chunk in together(&listed.manifests) {
+        for chunk in chunks(&listed.manifests) {
             // Missing and damaged manifests are handled below, when references are determined.
-            marks.learn(store, chunk).await?;
+            index.refresh(store, chunk).await?;
             for names in chunk.chunk_by(|a, b| a.partition == b.partition) {
                 let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(names[0].partition));
                 let begun = &names[..names.partition_point(is_begun)];
-                let points = marks.points(begun);
-                let over = |sparsely| history::over(&points, now_ms, retention, sparsely);
+                let points = index.points(begun);
+                let over = |sparsely| restore_points::expired(&points, now_ms, retention, sparsely);
                 let mut old = over(sparsely);
                 if sparsely {
                     thinned += old.len() - over(false).len();
                 }
                 old.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
-                marks.forget(&names[begun.len()..]);
+                index.forget(&names[begun.len()..]);
                 // If no epoch has begun, the catalog is older than the store.
                 if !begun.is_empty() && begun.len() < names.len() {
                     self.condemn_unbegun(&names[begun.len()..], listed).await?;
@@ -178,11 +182,11 @@ impl Maintenance {
                     // Condemned manifests may also have expired.
                     old.sort_unstable();
                     old.dedup();
-                    marks.forget(&old);
+                    index.forget(&old);
                     self.condemn_all(&old, listed).await?;
                 }
             }
-            marks.make_room(chunk);
+            index.evict_if_full(chunk);
         }
         if thinned > 0 {
             tracing::warn!(
@@ -190,19 +194,20 @@ impl Maintenance {
                 "disk nearly full: restore points older than one hour have been thinned"
             );
         }
-        self.forget_fates(listed).await
+        self.delete_orphaned_holds(listed).await
     }
 
     /// Deletes a partition's manifests of incomplete restores. Their epoch had not begun when they
     /// were listed.
     async fn condemn_unbegun(&self, names: &[ManifestName], listed: &PartitionObjects) -> Result<()> {
-        let _past = self.node().past.write().await;
+        let _past = self.node().old_manifests.write().await;
         // No restore is in progress now. One that completed meanwhile has begun its epoch, unless
         // its outcome is unknown.
         let id = names[0].partition;
-        let epoch = if self.partitions.is_undecided(id) { u32::MAX } else { self.partitions.era(id).epoch };
+        let epoch =
+            if self.partitions.is_undecided(id) { u32::MAX } else { self.partitions.timeline(id).epoch };
         for name in names.iter().filter(|name| name.epoch > epoch) {
-            self.condemn(*name, fates_of(listed, *name)).await?;
+            self.condemn(*name, holds_of(listed, *name)).await?;
         }
         Ok(())
     }
@@ -211,8 +216,8 @@ impl Maintenance {
     /// that historical reads can proceed.
     async fn condemn_all(&self, names: &[ManifestName], listed: &PartitionObjects) -> Result<()> {
         for chunk in names.chunks(DELETION_CHUNK) {
-            let _past = self.node().past.write().await;
-            let condemning = chunk.iter().map(|name| self.condemn(*name, fates_of(listed, *name)));
+            let _past = self.node().old_manifests.write().await;
+            let condemning = chunk.iter().map(|name| self.condemn(*name, holds_of(listed, *name)));
             let condemning =
                 stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(MAX_CONCURRENT_DELETIONS);
             condemning.try_collect::<()>().await?;
@@ -239,7 +244,7 @@ impl Maintenance {
     }
 
     /// Deletes holds whose manifest was deleted without them, because of a crash.
-    async fn forget_fates(&self, listed: &PartitionObjects) -> Result<()> {
+    async fn delete_orphaned_holds(&self, listed: &PartitionObjects) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         for holds in listed.holds.chunk_by(|a, b| a.manifest == b.manifest) {
             if listed.manifests.binary_search(&holds[0].manifest).is_err() {
@@ -255,7 +260,7 @@ impl Maintenance {
         for lists in listed.hot_pages.chunk_by(|a, b| a.partition == b.partition) {
             let id = lists[0].partition;
             let exists = listed.manifests.binary_search_by_key(&id, |name| name.partition).is_ok();
-            let epoch = self.partitions.era(id).epoch;
+            let epoch = self.partitions.timeline(id).epoch;
             let newest = lists.iter().rfind(|list| list.epoch == epoch).filter(|_| exists);
             for list in lists.iter().filter(|list| Some(*list) != newest) {
                 self.node().store.delete_hot_pages(*list).await.map_err(store_error)?;
@@ -304,7 +309,8 @@ impl Maintenance {
         // still in the first.
         let mut segments: HashSet<SegmentId> = self.partitions.unopened_segments().into_iter().collect();
         segments.extend(self.node().exported_segments());
-        for partition in self.partitions.open_partitions().into_iter().chain(self.past.open()) {
+        for partition in self.partitions.open_partitions().into_iter().chain(self.historical_versions.open())
+        {
             segments.extend(partition.frame_segments());
             segments.extend(partition.named_segments().iter().map(|named| named.segment.id));
         }
@@ -314,16 +320,16 @@ impl Maintenance {
     /// Marks all segments that manifests reference.
     async fn need_named_segments(
         &self,
-        marks: &mut Marks,
+        index: &mut ReachabilityIndex,
         segments: &mut Segments,
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
     ) -> Result<()> {
         let store = &self.node().store;
         'listing: for _ in 0..MAX_LISTINGS {
             let names = store.list_manifests(None).await.map_err(store_error)?;
-            marks.keep_only(&names);
-            for chunk in together(&names) {
-                let unlearned = marks.learn(store, chunk).await?;
+            index.keep_only(&names);
+            for chunk in chunks(&names) {
+                let unlearned = index.refresh(store, chunk).await?;
                 if let Some(damaged) = unlearned.damaged {
                     return Err(store_error(damaged));
                 }
@@ -331,10 +337,10 @@ impl Maintenance {
                     continue 'listing;
                 }
                 for names in chunk.chunk_by(|a, b| a.partition == b.partition) {
-                    segments.need(marks.segments(names[0].partition));
-                    marks.forget(&names[names.partition_point(is_begun)..]);
+                    segments.need(index.segments(names[0].partition));
+                    index.forget(&names[names.partition_point(is_begun)..]);
                 }
-                marks.make_room(chunk);
+                index.evict_if_full(chunk);
             }
             return Ok(());
         }
@@ -346,13 +352,13 @@ impl Maintenance {
     }
 }
 
-/// A partition's epoch in `eras`.
-fn epoch_in(eras: &HashMap<PartitionId, Era>, id: PartitionId) -> u32 {
-    eras.get(&id).copied().unwrap_or(Era::first(id)).epoch
+/// A partition's epoch in `timelines`.
+fn epoch_in(timelines: &HashMap<PartitionId, Timeline>, id: PartitionId) -> u32 {
+    timelines.get(&id).copied().unwrap_or(Timeline::first(id)).epoch
 }
 
 /// A manifest's holds in a listing.
-fn fates_of(listed: &PartitionObjects, manifest: ManifestName) -> &[HoldName] {
+fn holds_of(listed: &PartitionObjects, manifest: ManifestName) -> &[HoldName] {
     let begin = listed.holds.partition_point(|hold| hold.manifest < manifest);
     let count = listed.holds[begin..].iter().take_while(|hold| hold.manifest == manifest).count();
     &listed.holds[begin..begin + count]

@@ -19,7 +19,7 @@ use fulmar_sqlite::Result;
 use fulmar_store::ReadHint;
 
 use crate::maintenance::Maintenance;
-use fulmar_mvcc::{Frame, Hold, Node, Segments, read_frames, store_error};
+use fulmar_mvcc::{Frame, LongTermReservation, Node, Segments, read_frames, store_error};
 
 /// Memory per page of the index.
 const INDEX_ENTRY_BYTES: u64 = size_of::<(PageNo, Frame)>() as u64;
@@ -37,7 +37,7 @@ pub struct Export {
     next: PageNo,
     at: usize,
     /// The charge for `frames`.
-    _memory: Hold,
+    _memory: LongTermReservation,
     /// Protects the segments from the collector.
     _held: Arc<Vec<SegmentId>>,
 }
@@ -50,7 +50,7 @@ impl Maintenance {
         let page_count = manifest.as_ref().map_or(0, |manifest| manifest.page_count);
         // Reserved before the index is read. A client that reads slowly holds it for any length of
         // time.
-        let memory = self.node().room(u64::from(page_count) * INDEX_ENTRY_BYTES).await?.hold();
+        let memory = self.node().room(u64::from(page_count) * INDEX_ENTRY_BYTES).await?.into_long_term();
         let segments = Segments::default();
         let mut frames = Vec::new();
         if let Some(manifest) = &manifest {

@@ -58,7 +58,7 @@ impl Flusher {
     }
 
     /// While the guard is held, no manifest is replaced by a newer one.
-    pub(crate) async fn settled(&self) -> MutexGuard<'_, ()> {
+    pub(crate) async fn lock_flushes(&self) -> MutexGuard<'_, ()> {
         self.flushing.lock().await
     }
 

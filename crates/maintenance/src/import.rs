@@ -119,7 +119,7 @@ impl Import {
         let node = self.maintenance.node();
         let bytes = self.builder.bytes();
         self.builder.finish(self.writer.buffer());
-        let _unnamed = node.naming.enter();
+        let _unnamed = node.publication.enter();
         let segment = self.writer.finish().await.map_err(store_error)?;
         let manifest = Manifest {
             partition: self.id,

@@ -23,10 +23,10 @@
 //! | --- | --- |
 //! | [`maintenance`], [`tasks`] | the state, the background tasks |
 //! | [`flush`], [`flusher`] | writes changes to the store, truncates the logs |
-//! | [`compact`], [`pace`], [`scheduler`] | merges segments within a budget of bytes and CPU time |
-//! | [`collect`], [`marks`], [`schedule`] | garbage collection |
-//! | [`history`], [`lookup`], [`pins`] | restore points, and their protection |
-//! | [`branch`], [`past`] | branches, restores, historical versions |
+//! | [`compact`], [`throttle`], [`scheduler`] | merges segments within a budget of bytes and CPU time |
+//! | [`collect`], [`segment_refs`], [`schedule`] | garbage collection |
+//! | [`restore_points`], [`lookup`], [`pins`] | restore points, and their protection |
+//! | [`branch`], [`time_travel`] | branches, restores, historical versions |
 //! | [`export`], [`import`], [`verify`] | whole databases |
 //! | [`hot`] | lists of hot pages, prewarming |
 //!
@@ -37,7 +37,8 @@
 //!
 //! # Layer
 //! Above `fulmar-mvcc`, below `fulmar-engine`. The crate knows no SQL and no session. On a replica
-//! only [`past`], [`hot`] and [`history`] are used, since only the owner of a store changes it.
+//! only [`time_travel`], [`hot`] and [`restore_points`] are used, since only the owner of a store
+//! changes it.
 
 mod background;
 mod branch;
@@ -46,29 +47,29 @@ mod compact;
 mod export;
 mod flush;
 mod flusher;
-mod history;
 mod hot;
 mod import;
 mod lookup;
 mod maintenance;
-mod marks;
-mod pace;
-mod past;
 mod pins;
+mod restore_points;
 mod schedule;
 mod scheduler;
+mod segment_refs;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod throttle;
+mod time_travel;
 mod verify;
 
 pub use background::Background;
 pub use export::Export;
-pub use history::{RestorePoint, RetentionSource, a_day};
 pub use hot::HotLists;
 pub use import::Import;
 pub use maintenance::{Maintenance, Parts, Settings};
-pub use past::{Past, PastVersion};
 pub use pins::Pins;
+pub use restore_points::{RestorePoint, RetentionSource, default_retention};
 pub use scheduler::Scheduler;
+pub use time_travel::{Past, PastVersion};
 pub use verify::{Damage, KnownPartitions, Verified, verify_directory, verify_store};

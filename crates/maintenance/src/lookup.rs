@@ -1,4 +1,4 @@
-//! Finds the restore points of a partition ([`crate::history`]).
+//! Finds the restore points of a partition ([`crate::restore_points`]).
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use fulmar_sqlite::calendar::timestamp;
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::ManifestName;
 
-use crate::history::{RestorePoint, around, at, read};
 use crate::maintenance::Maintenance;
+use crate::restore_points::{RestorePoint, around, at, read};
 
 impl Maintenance {
     /// Lists a partition's restore points, oldest first.
@@ -42,7 +42,7 @@ impl Maintenance {
     /// incomplete restore and are left out.
     async fn manifests(&self, id: PartitionId) -> Result<Vec<ManifestName>> {
         let mut names = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
-        let epoch = self.partitions.era(id).epoch;
+        let epoch = self.partitions.timeline(id).epoch;
         names.retain(|name| name.epoch <= epoch);
         Ok(names)
     }

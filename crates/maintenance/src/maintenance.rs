@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::flusher::Flusher;
-use crate::history::RetentionSource;
 use crate::hot::HotLists;
-use crate::past::Past;
 use crate::pins::Pins;
+use crate::restore_points::RetentionSource;
 use crate::scheduler::Scheduler;
+use crate::time_travel::Past;
 
 /// The parts of [`Maintenance`] that partitions are opened with.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub struct Maintenance {
     pub(crate) hot: Arc<HotLists>,
     pub(crate) pins: Option<Arc<Pins>>,
     /// The open historical versions.
-    pub(crate) past: Past,
+    pub(crate) historical_versions: Past,
     pub(crate) retention: RetentionSource,
     /// Ids whose creation failed since the start because another process has created a partition
     /// with the same id.
@@ -72,7 +72,7 @@ impl Maintenance {
             scheduler: parts.scheduler,
             hot: parts.hot,
             pins: parts.pins,
-            past: Past::default(),
+            historical_versions: Past::default(),
             retention: settings.retention,
             foreign: Mutex::default(),
         }
@@ -84,8 +84,8 @@ impl Maintenance {
     }
 
     /// The open historical versions.
-    pub fn past(&self) -> &Past {
-        &self.past
+    pub fn historical_versions(&self) -> &Past {
+        &self.historical_versions
     }
 
     /// The task that flushes; on a replica, the task that keeps partitions bounded.

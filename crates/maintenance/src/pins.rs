@@ -2,7 +2,7 @@
 //! the pins before it deletes a manifest ([`fulmar_store`]'s `objects/manifest_holds`).
 //!
 //! - A branch or a restore pins its source manifest, and checks that the manifest still exists
-//!   after its own manifest is stored ([`Held`]).
+//!   after its own manifest is stored ([`PinnedManifest`]).
 //! - A replica pins the manifests of its open partitions, historical ones included, and renews the
 //!   pins periodically ([`Pins`]). If pinning fails it continues without a pin: manifests older
 //!   than the retention period may then be deleted while the replica reads them.
@@ -23,13 +23,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(60);
 const MAX_CONCURRENT_PINS: usize = 16;
 
 /// A pinned manifest that a branch or a restore is made of.
-pub(crate) struct Held(ManifestName);
+pub(crate) struct PinnedManifest(ManifestName);
 
-impl Held {
+impl PinnedManifest {
     /// Pins a manifest for a limited time. Fails if the manifest no longer exists.
-    pub(crate) async fn pin(node: &Node, manifest: ManifestName) -> Result<Held> {
+    pub(crate) async fn pin(node: &Node, manifest: ManifestName) -> Result<PinnedManifest> {
         match node.store.pin(manifest, node.clock.unix_ms()).await.map_err(store_error)? {
-            PinOutcome::Pinned => Ok(Held(manifest)),
+            PinOutcome::Pinned => Ok(PinnedManifest(manifest)),
             PinOutcome::Deleted => Err(gone()),
             PinOutcome::NotPermitted => {
                 Err(Error::new(sqlstate::IO_ERROR, "permission denied for the object store")

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::compact::Work;
-use crate::marks::Marks;
-use crate::pace::Pace;
 use crate::schedule::Schedule;
+use crate::segment_refs::ReachabilityIndex;
+use crate::throttle::CompactionThrottle;
 
 /// Decides what the maintenance task does next, and holds its state.
 pub struct Scheduler {
@@ -27,9 +27,9 @@ pub struct Scheduler {
 #[derive(Default)]
 pub(crate) struct Working {
     /// Throttle of compactions.
-    pub(crate) pace: Pace,
+    pub(crate) throttle: CompactionThrottle,
     /// Index of manifests, kept between collections.
-    pub(crate) marks: Marks,
+    pub(crate) reachability: ReachabilityIndex,
 }
 
 /// Partitions waiting for compaction, which keeps them open.

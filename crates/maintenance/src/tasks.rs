@@ -16,12 +16,12 @@ async fn round(maintenance: Arc<Maintenance>) {
     while !scheduler.task.is_stopping() {
         match scheduler.next_job(node.clock.monotonic_ms(), node.disk.is_low()) {
             Some(Job::Collect) => {
-                if let Err(error) = maintenance.delete_unneeded(&mut working.marks).await {
+                if let Err(error) = maintenance.delete_unneeded(&mut working.reachability).await {
                     tracing::warn!(%error, detail = error.get_detail(), "garbage collection failed; will retry");
                 }
             }
             Some(Job::Compact(partition)) => {
-                if let Err(error) = maintenance.compact(&partition, &mut working.pace).await {
+                if let Err(error) = maintenance.compact(&partition, &mut working.throttle).await {
                     tracing::warn!(
                         %error,
                         partition = %partition.id,
@@ -39,7 +39,7 @@ impl Maintenance {
     pub async fn compact_all(&self) -> Result<()> {
         let mut working = self.scheduler.working.lock().await;
         while let Some(partition) = self.scheduler.next() {
-            self.compact(&partition, &mut working.pace).await?;
+            self.compact(&partition, &mut working.throttle).await?;
         }
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Maintenance {
     /// Runs a garbage collection. For tests and tools; the background task does so by itself.
     pub async fn collect(&self) -> Result<()> {
         let mut working = self.scheduler.working.lock().await;
-        self.delete_unneeded(&mut working.marks).await
+        self.delete_unneeded(&mut working.reachability).await
     }
 
     /// Starts the background tasks of an owner.
@@ -58,7 +58,7 @@ impl Maintenance {
 
     /// Stops the background tasks, and waits for them.
     pub async fn stop(&self) {
-        self.hot.stop_reading();
+        self.hot.stop_prewarming();
         if !self.node().is_replica {
             self.scheduler.task.stop().await;
         }
@@ -77,7 +77,7 @@ impl Maintenance {
 
     /// Stores lists of hot pages of the open partitions when the node stops.
     pub async fn store_hot_pages(&self) {
-        self.hot.node_ends(self.partitions.open_partitions()).await;
+        self.hot.store_all(self.partitions.open_partitions()).await;
     }
 
     /// Drops a partition: its sessions get 57P04, its manifests are deleted, and its segments are
@@ -86,7 +86,7 @@ impl Maintenance {
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
         self.node().check_owner()?;
         self.partitions.drop_partition(id);
-        self.past.drop_partition(id);
+        self.historical_versions.drop_partition(id);
         flush::delete(self, id).await
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fulmar_mvcc::{
     Buffers, Cache, Clock, Disk, Found, MemoryBudget, Node, Opener, Partition, Partitions, SnapshotBounds,
-    Tenure, TimeSource, space_of, store_error,
+    StoreOwnership, TimeSource, space_of, store_error,
 };
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{Heap, NodeSpace, Result, SpillArea};
@@ -25,7 +25,7 @@ impl Opener for LocalOpener {
         id: PartitionId,
     ) -> BoxFuture<'a, Result<Arc<Partition>>> {
         async move {
-            let (node, era) = (partitions.node().clone(), partitions.era(id));
+            let (node, era) = (partitions.node().clone(), partitions.timeline(id));
             let manifest = node.store.latest_manifest(id, era.epoch, None).await.map_err(store_error)?;
             let (log, stats) = (node.log.clone(), partitions.counted(id));
             Partition::open(node, log, stats, id, era, manifest.as_ref(), None).await
@@ -60,7 +60,7 @@ pub(crate) async fn start(
     let log = CommitLog::open(LogOptions::default(), files, &mut |_, _| Ok(())).unwrap();
     let clock = Clock::new(time);
     let store = PageStore::open(store);
-    let tenure = Tenure::begin(&store, &clock).await.unwrap();
+    let tenure = StoreOwnership::begin(&store, &clock).await.unwrap();
     let store = Arc::new(store.in_term(tenure.term()));
     let node = Arc::new(Node {
         log,
@@ -76,9 +76,9 @@ pub(crate) async fn start(
         clock,
         buffers: Buffers::default(),
         stats: Default::default(),
-        naming: Default::default(),
-        past: Default::default(),
-        tenure: Some(tenure),
+        publication: Default::default(),
+        old_manifests: Default::default(),
+        ownership: Some(tenure),
         is_replica: false,
         exported: Default::default(),
     });
@@ -88,7 +88,7 @@ pub(crate) async fn start(
         manifest_interval: Duration::from_secs(60),
         idle_after: Duration::from_secs(20),
         snapshots: SnapshotBounds::default(),
-        retention: crate::a_day(),
+        retention: crate::default_retention(),
     };
     (directory, Arc::new(Maintenance::new(partitions, parts, settings)))
 }

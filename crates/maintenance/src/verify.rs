@@ -227,9 +227,9 @@ impl Maintenance {
     /// Reads the manifests, and keeps the referenced segments from garbage collection while the
     /// result lives.
     async fn hold_named(&self, verified: &mut Verified) -> Result<(Users, Arc<Vec<SegmentId>>)> {
-        let _past = self.node().past.read().await;
+        let _past = self.node().old_manifests.read().await;
         let mut users =
-            verified.manifests(&self.node().store, |id| self.partitions.era(id).epoch).await?.users;
+            verified.manifests(&self.node().store, |id| self.partitions.timeline(id).epoch).await?.users;
         for partition in self.partitions.open_partitions() {
             for segment in partition.frame_segments() {
                 users.entry(segment).or_default().insert(partition.id);

@@ -10,7 +10,7 @@
 //!   MetadataStore          keys, values, revisions: get, scan, transact, follow
 //!        |
 //!   Embedded               one SQLite file, one thread, group commit (later also etcd)
-//!   Followed               read-only: a catalog that another node published in the object store
+//!   CatalogReplica         read-only: a catalog that another node published in the object store
 //! ```
 //!
 //! **Reads never wait.** The catalog follows the store: it receives a snapshot, then every change

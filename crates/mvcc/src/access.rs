@@ -12,7 +12,8 @@ use crate::error::{log_error, snapshot_too_old};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 use crate::partition::{
-    Ahead, PageVersion, Partition, Reader, Refused, Room, Snapshot, Turn, Waits, page_one,
+    CommitError, CommitResource, CommitWaiter, PageVersion, Partition, Readahead, Reader, Snapshot, Turn,
+    page_one,
 };
 use crate::transaction::{Conflict, Transaction};
 
@@ -24,7 +25,7 @@ pub struct PartitionPages {
     partition: Arc<Partition>,
     /// Inside the partition's residence while the fiber runs.
     reader: Reader,
-    ahead: Ahead,
+    readahead: Readahead,
     transaction: RefCell<Transaction>,
 }
 
@@ -32,8 +33,8 @@ impl PartitionPages {
     /// Creates the pages for a connection. Changed pages beyond the memory limit go to `files`.
     pub fn new(partition: Arc<Partition>, files: TemporaryFiles) -> Self {
         PartitionPages {
-            reader: Reader::new(partition.residence.clone()),
-            ahead: Ahead::default(),
+            reader: Reader::new(partition.residency.clone()),
+            readahead: Readahead::default(),
             transaction: RefCell::new(Transaction::new(files)),
             partition,
         }
@@ -82,7 +83,7 @@ impl PartitionPages {
         if self.partition.current().number == old.number {
             return true;
         }
-        if self.partition.is_doomed(&old) {
+        if self.partition.is_discarded(&old) {
             return false;
         }
         let new = match transaction.current {
@@ -134,7 +135,7 @@ impl PartitionPages {
         version: &'a PageVersion,
         snapshot: &Snapshot,
     ) -> Result<&'a Page, Refusal> {
-        let ahead = self.ahead.missed(page);
+        let ahead = self.readahead.record_miss(page);
         link.yield_if_due();
         loop {
             match link.wait(self.partition.load(page, version, ahead, snapshot)) {
@@ -204,7 +205,7 @@ impl Pages for PartitionPages {
             };
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
-            if !transaction.lone || transaction.cached != Some(snapshot.number) {
+            if !transaction.single_statement || transaction.cached != Some(snapshot.number) {
                 // Invalidates the cache. Incremented by two: a commit increments it by one, and
                 // must differ from the next one.
                 transaction.counter = transaction.counter.wrapping_add(2);
@@ -278,11 +279,11 @@ impl Pages for PartitionPages {
                 transaction.counter = transaction.counter.wrapping_add(1);
                 Ok(())
             }
-            Err(Refused::Conflict(conflict)) => {
+            Err(CommitError::Conflict(conflict)) => {
                 transaction.conflict = Some(conflict);
                 Err(Refusal::Conflict)
             }
-            Err(Refused::Failed(error)) => Err(Refusal::Failed(error)),
+            Err(CommitError::Failed(error)) => Err(Refusal::Failed(error)),
         }
     }
 
@@ -365,7 +366,7 @@ impl Pages for PartitionPages {
             if !link.keeps_within(self.partition.node.disk.admit(false)) {
                 return Err(Refusal::Recorded);
             }
-            match link.wait_for_disk(transaction.overlay.relieve()) {
+            match link.wait_for_disk(transaction.overlay.flush_buffer()) {
                 Ok(relieved) => written = relieved,
                 Err(Interrupted) => return Err(Refusal::Interrupted),
             }
@@ -427,7 +428,7 @@ impl Pages for PartitionPages {
     }
 
     fn check_writable(&self) -> fulmar_sqlite::Result<()> {
-        self.partition.refuses_writes().map_or(Ok(()), Err)
+        self.partition.write_error().map_or(Ok(()), Err)
     }
 
     fn new_transaction_id(&self) -> u64 {
@@ -439,7 +440,7 @@ impl Pages for PartitionPages {
     }
 
     fn outcome(&self, link: &Link, id: u64, decides: bool) -> Result<TransactionOutcome, Refusal> {
-        match link.wait(self.partition.ask(id, decides)) {
+        match link.wait(self.partition.resolve_outcome(id, decides)) {
             Ok(asked) => asked.map_err(Refusal::Failed),
             Err(Interrupted) => Err(Refusal::Interrupted),
         }
@@ -458,14 +459,14 @@ impl CommitWaits<'_> {
     }
 }
 
-impl Waits for CommitWaits<'_> {
-    fn for_room(&self, room: Room) -> Result<(), Error> {
+impl CommitWaiter for CommitWaits<'_> {
+    fn wait_for_resource(&self, room: CommitResource) -> Result<(), Error> {
         let waited = self.link.wait(async {
             match room {
-                Room::Log(bytes) => {
+                CommitResource::Log(bytes) => {
                     self.partition.log.wait_for_space(bytes, Urgency::Immediate).await.map_err(log_error)
                 }
-                Room::Memory(bytes, grows) => {
+                CommitResource::Memory(bytes, grows) => {
                     self.partition.node.room_for_changes(bytes, grows).await.map(Reservation::keep)
                 }
             }
@@ -473,7 +474,7 @@ impl Waits for CommitWaits<'_> {
         waited.unwrap_or_else(|Interrupted| Err(self.cancelled()))
     }
 
-    fn for_turn(&self) -> Result<Turn, Error> {
+    fn wait_for_turn(&self) -> Result<Turn, Error> {
         self.link.wait(self.partition.turns.take()).map_err(|Interrupted| self.cancelled())
     }
 }

@@ -7,10 +7,10 @@
 //!
 //! All pages have the same size. On a node with one store all cost the same to read back, so a
 //! touch is worth one. Priorities are then small integers above the clock, and no heap is needed:
-//! pages of one priority form a queue ([`crate::partition::Residence`]), and a touched page moves
-//! to its new queue when its turn comes, not when it is touched. A hit costs one plain store to a
-//! saturating counter. An eviction costs one examination of the page, plus one for every time it
-//! was found touched.
+//! pages of one priority form a queue ([`crate::partition::BufferResidency`]), and a touched page
+//! moves to its new queue when its turn comes, not when it is touched. A hit costs one plain store
+//! to a saturating counter. An eviction costs one examination of the page, plus one for every time
+//! it was found touched.
 //!
 //! A page that was touched once, when it was read, is evicted after one round; a page that is
 //! touched repeatedly stays for up to seven. A scan of a large table therefore replaces its own
@@ -37,7 +37,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::partition::{CLASSES, CLASSES_OF_TIERS};
+use crate::partition::{EVICTION_CLASSES, TIERED_EVICTION_CLASSES};
 
 /// Pages evicted from a partition before its locks are released to others.
 const BATCH_PAGES: usize = 64;
@@ -84,7 +84,7 @@ impl Cache {
     /// `tiers`: whether the cost of reading a page back differs between pages.
     pub fn new(tiers: bool) -> Self {
         Cache {
-            classes: if tiers { CLASSES_OF_TIERS } else { CLASSES },
+            classes: if tiers { TIERED_EVICTION_CLASSES } else { EVICTION_CLASSES },
             clock: AtomicU64::new(0),
             partitions: Mutex::default(),
             hand: Mutex::default(),

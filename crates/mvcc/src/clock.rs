@@ -50,13 +50,13 @@ const EPOCH_MS: u64 = 1_704_067_200_000;
 const ID_COUNTER_BITS: u32 = 21;
 
 /// Maximum lead of hybrid timestamps over the system clock before it is reported.
-pub const MOST_LEAD_MS: u64 = 60_000;
+pub const MAX_CLOCK_LEAD_MS: u64 = 60_000;
 
 /// Hybrid timestamps and transaction ids of a node.
 pub struct Clock {
     source: Arc<dyn TimeSource>,
     hybrid: AtomicU64,
-    /// Whether hybrid timestamps are more than [`MOST_LEAD_MS`] ahead.
+    /// Whether hybrid timestamps are more than [`MAX_CLOCK_LEAD_MS`] ahead.
     is_ahead: AtomicBool,
     id: AtomicU64,
 }
@@ -90,7 +90,7 @@ impl Clock {
     /// up. The times of restore points made in between do not say when their versions were current
     /// (`history` in `fulmar_maintenance`).
     fn report_lead(&self, lead_ms: u64) {
-        let is_ahead = lead_ms > MOST_LEAD_MS;
+        let is_ahead = lead_ms > MAX_CLOCK_LEAD_MS;
         if self.is_ahead.load(Ordering::Relaxed) == is_ahead
             || self.is_ahead.swap(is_ahead, Ordering::Relaxed) == is_ahead
         {
@@ -180,7 +180,8 @@ mod tests {
             clock.is_ahead.load(Ordering::Relaxed)
         };
         let leads =
-            [3 * MOST_LEAD_MS, 2 * MOST_LEAD_MS + 1, 0, MOST_LEAD_MS, 3 * MOST_LEAD_MS].map(is_ahead_at);
+            [3 * MAX_CLOCK_LEAD_MS, 2 * MAX_CLOCK_LEAD_MS + 1, 0, MAX_CLOCK_LEAD_MS, 3 * MAX_CLOCK_LEAD_MS]
+                .map(is_ahead_at);
         assert_eq!(leads, [false, false, true, true, false]);
     }
 }

@@ -78,7 +78,7 @@ impl Disk {
 
     /// Polls the disk and logs changes of its state. Returns true if the file system reported its
     /// space.
-    pub fn look(&self) -> bool {
+    pub fn poll(&self) -> bool {
         let before = self.state.load(Ordering::Relaxed);
         let space = match (self.source)() {
             Ok(space) => space,

@@ -12,20 +12,20 @@ pub fn dropped_error() -> Error {
 }
 
 /// The error for a write in a historical session.
-pub fn past_is_read_only() -> Error {
+pub fn historical_session_is_read_only() -> Error {
     Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a historical session")
         .detail("fulmar.as_of is set.")
         .hint("Run RESET fulmar.as_of to return to the current data.")
 }
 
 /// The error for a write on a read replica.
-pub fn owner_writes() -> Error {
+pub fn replica_is_read_only() -> Error {
     Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write on a read-only node")
         .hint("Connect to the primary node.")
 }
 
 /// The error for data that the primary has deleted since the snapshot.
-pub(crate) fn left_behind() -> Error {
+pub(crate) fn snapshot_deleted() -> Error {
     Error::new(sqlstate::SERIALIZATION_FAILURE, "snapshot too old")
         .detail("Its data was deleted from the store after the retention period of the database.")
         .hint("Retry the transaction.")
@@ -78,7 +78,7 @@ fn belongs_to(id: PartitionId) -> String {
 
 /// Opens a partition. Store errors meanwhile are attributed to it, in the error's detail and in the
 /// log.
-pub async fn opening<T>(id: PartitionId, open: impl Future<Output = Result<T>>) -> Result<T> {
+pub async fn with_partition_context<T>(id: PartitionId, open: impl Future<Output = Result<T>>) -> Result<T> {
     let opened = open.instrument(tracing::error_span!("opening", partition = %id)).await;
     opened.map_err(|error| match error.state() == sqlstate::IO_ERROR && error.get_detail().is_none() {
         true => error.detail(belongs_to(id)),
@@ -137,7 +137,7 @@ pub fn log_error(error: LogError) -> Error {
                 .detail(error.to_string())
                 .hint("Start only one node with this data directory and store.")
         }
-        LogError::ReadOnly => past_is_read_only(),
+        LogError::ReadOnly => historical_session_is_read_only(),
         other => Error::new(sqlstate::IO_ERROR, format!("commit log failed: {other}"))
             .hint("The transaction was rolled back. Check the disk of the data directory."),
     }

@@ -29,12 +29,12 @@
 //! | [`partition`] | one partition: versions, commits, flush and replication state |
 //! | [`access`] | implements [`fulmar_sqlite::Pages`] for a partition |
 //! | [`transaction`] | the read set and the changed pages of a transaction |
-//! | [`spilled_pages`], [`draft`] | changed pages that do not fit into memory |
+//! | [`spilled_pages`], [`segment_draft`] | changed pages that do not fit into memory |
 //! | [`partitions`] | all partitions of the node |
 //! | [`node`] | what the partitions of a node share |
 //! | [`memory`], [`page_memory`], [`huge_pages`] | the budget and the memory of pages |
 //! | [`cache`], [`reserve`], [`watch`] | eviction, reservations, the sweeper |
-//! | [`disk`], [`clock`], [`tenure`] | disk space, time, ownership of the store |
+//! | [`disk`], [`clock`], [`ownership`] | disk space, time, ownership of the store |
 //! | [`error`] | errors that clients get |
 //!
 //! # Interface
@@ -54,18 +54,18 @@ mod access;
 mod cache;
 mod clock;
 mod disk;
-mod draft;
 mod error;
 pub mod huge_pages;
 mod memory;
 mod node;
+mod ownership;
 mod page_memory;
 mod partition;
 mod partitions;
 mod reserve;
+mod segment_draft;
 mod spilled_pages;
 mod store;
-mod tenure;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -73,20 +73,21 @@ mod watch;
 
 pub use access::PartitionPages;
 pub use cache::Cache;
-pub use clock::{Clock, MOST_LEAD_MS, SystemTime, TimeSource};
+pub use clock::{Clock, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
 pub use disk::{Disk, Space, SpaceSource, space_of};
 pub use error::{
-    dropped_error, log_error, log_unreadable, opening, owner_writes, past_is_read_only,
-    serialization_failure, snapshot_too_old, store_error, store_error_of,
+    dropped_error, historical_session_is_read_only, log_error, log_unreadable, replica_is_read_only,
+    serialization_failure, snapshot_too_old, store_error, store_error_of, with_partition_context,
 };
-pub use memory::{Hold, MemoryBudget, Reservation};
-pub use node::{Buffers, Naming, Node, NodeStats};
+pub use memory::{LongTermReservation, MemoryBudget, Reservation};
+pub use node::{Buffers, Node, NodeStats, SegmentPublication};
+pub use ownership::{StoreOwnership, term_of};
 pub use partition::{
-    Attachment, CopiedFrame, Deadlock, Flush, Followed, Following, LargeSegment, Logged, NamedSegment,
-    Partition, PartitionStats, Replay, Run, Snapshot, SnapshotBounds, Turn, Turns, page_one, read_frames,
+    ApplyResult, Attachment, CopiedFrame, Deadlock, Flush, LargeSegment, Logged, NamedSegment, PageRun,
+    Partition, PartitionStats, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn, TurnQueue, page_one,
+    read_frames,
 };
 pub use partitions::{Found, Opener, Partitions, PrimaryEra, Slot, Unopened};
 pub use store::{Frame, Segments};
-pub use tenure::{Tenure, term_of};
 pub use transaction::{Committed, Conflict, Transaction};
 pub use watch::{poll_disk, spawn_disk_poll, spawn_sweeper};

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fulmar_sqlite::{Error, sqlstate};
 use tokio::sync::Notify;
 
-use crate::page_memory::Places;
+use crate::page_memory::SlotUsage;
 
 /// Upper bound of the memory that the sweeper keeps free.
 const MAX_HEADROOM_BYTES: u64 = 64 << 20;
@@ -134,7 +134,7 @@ impl MemoryBudget {
 
     /// Adjusts the limit to the process's memory: `process_bytes` in total, of which `places` are
     /// page slots, used and spare. Returns by how much the process exceeds `--memory`.
-    pub(crate) fn balance(&self, process_bytes: u64, places: Places) -> u64 {
+    pub(crate) fn balance(&self, process_bytes: u64, places: SlotUsage) -> u64 {
         // Used bytes outside of page slots are page versions, whether resident or not.
         let versions_bytes = self.used_bytes().saturating_sub(places.in_use_bytes);
         let others_bytes = process_bytes.saturating_sub(places.bytes + versions_bytes);
@@ -242,7 +242,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// Takes bytes that cannot be refused.
-    pub fn unasked(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
+    pub fn unconditional(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
         memory.take(bytes);
         Reservation::of(memory, bytes)
     }
@@ -259,19 +259,19 @@ impl Reservation {
     }
 
     /// Converts the reservation for long-term use.
-    pub fn hold(mut self) -> Hold {
-        Hold { memory: self.memory.clone(), bytes: std::mem::take(&mut self.bytes) }
+    pub fn into_long_term(mut self) -> LongTermReservation {
+        LongTermReservation { memory: self.memory.clone(), bytes: std::mem::take(&mut self.bytes) }
     }
 }
 
 /// Bytes taken from the budget for an unknown time. Unlike with a [`Reservation`], other tasks do
 /// not wait for their release.
-pub struct Hold {
+pub struct LongTermReservation {
     memory: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Drop for Hold {
+impl Drop for LongTermReservation {
     fn drop(&mut self) {
         self.memory.release(self.bytes);
         self.memory.freed.notify_waiters();
@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn other_memory_reduces_the_page_limit() {
         let memory = MemoryBudget::new(1000);
-        let places = |bytes, in_use_bytes| Places { bytes, in_use_bytes };
+        let places = |bytes, in_use_bytes| SlotUsage { bytes, in_use_bytes };
         assert_eq!(memory.balance(100, places(0, 0)), 0);
         assert_eq!(memory.limit_bytes(), 900);
         assert!(!memory.reserve(901) && memory.reserve(800));

@@ -13,9 +13,9 @@ use tokio::sync::{OnceCell, RwLock, mpsc};
 use crate::cache::Cache;
 use crate::clock::Clock;
 use crate::disk::Disk;
-use crate::error::owner_writes;
+use crate::error::replica_is_read_only;
 use crate::memory::MemoryBudget;
-use crate::tenure::Tenure;
+use crate::ownership::StoreOwnership;
 
 /// Shared by all partitions of a node.
 pub struct Node {
@@ -46,13 +46,13 @@ pub struct Node {
     /// Counters of commit records.
     pub stats: NodeStats,
     /// Tracks stored segments that are not referenced yet.
-    pub naming: Naming,
+    pub publication: SegmentPublication,
     /// Read-locked from reading an old manifest until its segments are referenced again or have
     /// been read; write-locked while old manifests are deleted. Acquired before the flush lock if
     /// both are needed.
-    pub past: RwLock<()>,
+    pub old_manifests: RwLock<()>,
     /// Ownership of the store. None if no other process can own it, or on a replica.
-    pub tenure: Option<Tenure>,
+    pub ownership: Option<StoreOwnership>,
     /// The node only reads the partitions of another process.
     pub is_replica: bool,
     /// Segments in use by exports, which hold the strong references.
@@ -62,10 +62,10 @@ pub struct Node {
 /// Grace-period barrier between storing segments and garbage collection, like RCU. A task enters
 /// before it stores a segment, and leaves once a manifest, a record or the partition's memory
 /// references it. The collector lists the segments, waits until all tasks present at that time have
-/// left ([`Naming::settled`]), and only then collects the references. It blocks no task, and a
-/// segment that is unreferenced then stays unreferenced forever.
+/// left ([`SegmentPublication::wait_for_grace_period`]), and only then collects the references. It
+/// blocks no task, and a segment that is unreferenced then stays unreferenced forever.
 #[derive(Default)]
-pub struct Naming(Mutex<Generation>);
+pub struct SegmentPublication(Mutex<Generation>);
 
 /// A channel that carries no messages: the receiver is notified when the last sender is dropped.
 struct Generation {
@@ -81,18 +81,18 @@ impl Default for Generation {
 }
 
 /// Guard of a task that has a segment which is not referenced yet.
-pub struct Unnamed {
+pub struct PublicationGuard {
     _entered: mpsc::Sender<Infallible>,
 }
 
-impl Naming {
+impl SegmentPublication {
     /// Enters before a segment is stored. The guard leaves when it is dropped.
-    pub fn enter(&self) -> Unnamed {
-        Unnamed { _entered: self.0.lock().entered.clone() }
+    pub fn enter(&self) -> PublicationGuard {
+        PublicationGuard { _entered: self.0.lock().entered.clone() }
     }
 
     /// Waits until all tasks that are inside now have left.
-    pub async fn settled(&self) {
+    pub async fn wait_for_grace_period(&self) {
         let Generation { entered, mut left } = std::mem::take(&mut *self.0.lock());
         drop(entered);
         while left.recv().await.is_some() {}
@@ -125,7 +125,7 @@ impl Node {
 
     /// Lower bound of the numbers of new versions.
     pub(crate) fn first_number(&self) -> u64 {
-        self.tenure.as_ref().map_or(0, Tenure::first_number)
+        self.ownership.as_ref().map_or(0, StoreOwnership::first_number)
     }
 
     /// Counts a commit record.
@@ -137,13 +137,13 @@ impl Node {
 
     /// Fails on a replica: the operation needs the primary.
     pub fn check_owner(&self) -> Result<()> {
-        if self.is_replica { Err(owner_writes()) } else { Ok(()) }
+        if self.is_replica { Err(replica_is_read_only()) } else { Ok(()) }
     }
 
     /// Fails if this process no longer owns the store. Called between listing objects and deleting
     /// them, and between storing objects and referencing them.
     pub async fn check_term(&self) -> Result<()> {
-        match &self.tenure {
+        match &self.ownership {
             Some(tenure) => tenure.check(&self.store, &self.clock).await,
             // This process owns the store alone, or is a replica.
             None => self.check_owner(),
@@ -154,7 +154,7 @@ impl Node {
     /// the last 5 minutes is enough. The process may have been suspended since an earlier check,
     /// for longer than its successor waits before it deletes segments.
     pub async fn check_term_confirmed(&self) -> Result<()> {
-        match self.tenure.as_ref().is_some_and(|tenure| tenure.is_confirmed(&self.clock)) {
+        match self.ownership.as_ref().is_some_and(|tenure| tenure.is_confirmed(&self.clock)) {
             true => Ok(()),
             false => self.check_term().await,
         }
@@ -162,12 +162,12 @@ impl Node {
 
     /// Whether another process is known to own the store.
     pub fn is_taken_over(&self) -> bool {
-        self.tenure.as_ref().is_some_and(Tenure::is_over)
+        self.ownership.as_ref().is_some_and(StoreOwnership::is_fenced)
     }
 
     /// Ends the term. None of this process's requests to the store may be in flight.
     pub async fn end_term(&self) -> Result<()> {
-        match &self.tenure {
+        match &self.ownership {
             Some(tenure) => tenure.end(&self.store, &self.clock).await,
             None => Ok(()),
         }

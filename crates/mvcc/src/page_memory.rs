@@ -218,31 +218,31 @@ fn map_region(is_first: bool) -> NonNull<Page> {
 
 /// Memory used by slots.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct SlotUsage {
     /// Slots in use and spare slots.
     pub bytes: u64,
     /// Slots in use or cached by a thread.
     pub in_use_bytes: u64,
 }
 
-pub(crate) fn places() -> Places {
+pub(crate) fn slot_usage() -> SlotUsage {
     let pool = &*POOL.lock();
-    let bytes = |places: usize| (places * PAGE_SIZE) as u64;
-    Places { bytes: bytes(pool.taken), in_use_bytes: bytes(pool.taken - pool.spare.len()) }
+    let bytes = |slots: usize| (slots * PAGE_SIZE) as u64;
+    SlotUsage { bytes: bytes(pool.taken), in_use_bytes: bytes(pool.taken - pool.spare.len()) }
 }
 
 /// Returns memory of spare slots to the system: `bytes` if that much is spare, and at least what
 /// exceeds an eighth of all slots.
 pub(crate) fn give_back(bytes: u64) {
-    let mut places = {
+    let mut slots = {
         let pool = &mut *POOL.lock();
         let much = pool.spare.len().saturating_sub(MIN_SPARE + pool.taken / 8);
         let count = much.max((bytes / PAGE_SIZE as u64) as usize).min(pool.spare.len());
         // The most recently used slots are kept, since they are in the CPU caches.
         pool.spare.drain(..count).collect::<Vec<_>>()
     };
-    places.sort_unstable();
-    let runs = places.chunk_by(|a, b| a.as_ptr().wrapping_add(1) == b.as_ptr());
+    slots.sort_unstable();
+    let runs = slots.chunk_by(|a, b| a.as_ptr().wrapping_add(1) == b.as_ptr());
     for run in runs {
         let (start, bytes) = (run[0].as_ptr().cast::<libc::c_void>(), run.len() * PAGE_SIZE);
         let huge = start.map_addr(|address| address - address % HUGE_BYTES);
@@ -254,8 +254,8 @@ pub(crate) fn give_back(bytes: u64) {
         }
     }
     let pool = &mut *POOL.lock();
-    pool.taken -= places.len();
-    pool.empty.append(&mut places);
+    pool.taken -= slots.len();
+    pool.empty.append(&mut slots);
 }
 
 #[cfg(test)]

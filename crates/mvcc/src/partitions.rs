@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fulmar_pages::{Era, PartitionId, SegmentId, record};
+use fulmar_pages::{PartitionId, SegmentId, Timeline, record};
 use fulmar_sqlite::Result;
 use fulmar_store::{CommitLog, SingleFlight};
 use futures::FutureExt;
@@ -31,7 +31,7 @@ use crate::partition::{Partition, PartitionStats, Replay};
 pub type Slot = Arc<OnceCell<Arc<Partition>>>;
 
 /// Returns the era of a partition in the primary's catalog; `None` if it does not exist.
-pub type PrimaryEra = Arc<dyn Fn(PartitionId) -> Option<Era> + Send + Sync>;
+pub type PrimaryEra = Arc<dyn Fn(PartitionId) -> Option<Timeline> + Send + Sync>;
 
 /// How a node opens its partitions, and which log they commit to.
 pub trait Opener: Send + Sync {
@@ -74,7 +74,7 @@ pub struct Found {
     /// Log records of partitions, which are applied when these are opened.
     pub replays: HashMap<PartitionId, Arc<Replay>>,
     /// The eras of restored partitions.
-    pub eras: HashMap<PartitionId, Era>,
+    pub timelines: HashMap<PartitionId, Timeline>,
     /// On a replica: the eras in the primary's catalog.
     pub primary: Option<PrimaryEra>,
 }
@@ -91,7 +91,7 @@ pub struct Partitions {
     /// Log records of partitions that have not been opened since the start.
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
     /// The eras of restored partitions.
-    eras: Mutex<HashMap<PartitionId, Era>>,
+    timelines: Mutex<HashMap<PartitionId, Timeline>>,
     primary: Option<PrimaryEra>,
     /// Partitions with a restore of unknown outcome in the catalog. They are not opened, and all
     /// their possible manifests are kept.
@@ -110,7 +110,7 @@ impl Partitions {
             opening: SingleFlight::default(),
             counted: Mutex::default(),
             replays: Mutex::new(found.replays),
-            eras: Mutex::new(found.eras),
+            timelines: Mutex::new(found.timelines),
             primary: found.primary,
             undecided: Mutex::default(),
             dropped: Mutex::default(),
@@ -170,7 +170,7 @@ impl Partitions {
         self.dropped.lock().insert(id);
         self.opener.forget(id);
         self.counted.lock().remove(&id);
-        self.eras.lock().remove(&id);
+        self.timelines.lock().remove(&id);
         self.undecided.lock().remove(&id);
         let slot = self.open.lock().remove(&id);
         self.replays.lock().remove(&id);
@@ -196,22 +196,22 @@ impl Partitions {
     }
 
     /// Returns a partition's era.
-    pub fn era(&self, id: PartitionId) -> Era {
+    pub fn timeline(&self, id: PartitionId) -> Timeline {
         let known = match &self.primary {
             Some(primary) => primary(id),
-            None => self.eras.lock().get(&id).copied(),
+            None => self.timelines.lock().get(&id).copied(),
         };
-        known.unwrap_or(Era::first(id))
+        known.unwrap_or(Timeline::first(id))
     }
 
     /// The eras of all restored partitions.
-    pub fn eras(&self) -> HashMap<PartitionId, Era> {
-        self.eras.lock().clone()
+    pub fn timelines(&self) -> HashMap<PartitionId, Timeline> {
+        self.timelines.lock().clone()
     }
 
     /// Records the new era of a restored partition.
-    pub fn enter(&self, id: PartitionId, era: Era) {
-        self.eras.lock().insert(id, era);
+    pub fn set_timeline(&self, id: PartitionId, era: Timeline) {
+        self.timelines.lock().insert(id, era);
     }
 
     /// Whether a restore of the partition has an unknown outcome.
@@ -287,7 +287,7 @@ impl Partitions {
         then();
         drop(partitions);
         let closed = old.and_then(|slot| slot.get().cloned())?;
-        closed.let_go();
+        closed.release_resources();
         Some(closed)
     }
 
@@ -316,6 +316,6 @@ impl Partitions {
             partitions.remove(&partition.id);
         }
         drop(partitions);
-        partition.let_go();
+        partition.release_resources();
     }
 }

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A bulk load in key order spills each page once: at the commit the pages are already in the
-//! segment ([`crate::draft`]), and the session's thread has copied each of them once. While the
-//! second thread is busy, pages go to a second buffer; when that is full too the session waits (its
-//! thread serves other sessions meanwhile). The same holds for compressed data while the third
+//! segment ([`crate::segment_draft`]), and the session's thread has copied each of them once. While
+//! the second thread is busy, pages go to a second buffer; when that is full too the session waits
+//! (its thread serves other sessions meanwhile). The same holds for compressed data while the third
 //! thread waits for the disk.
 //!
 //! The draft contains at most one frame per page, since a page that changes again goes to the plain
@@ -28,7 +28,7 @@ use fulmar_sqlite::spill::{TemporaryFile, refused};
 use fulmar_sqlite::{TemporaryCharge, TemporaryFiles};
 use tokio::task::JoinHandle;
 
-use crate::draft::{Draft, Piece};
+use crate::segment_draft::{Draft, Piece};
 
 /// New pages that are collected before they are handed over.
 const BUFFER_PAGES: usize = 64;
@@ -42,11 +42,11 @@ const DRAFT_PAGE_BYTES: u64 = PAGE_SIZE as u64 + 64;
 /// being written.
 pub(crate) const BUFFERS_BYTES: u64 = 2 * BUFFER_PAGES as u64 * PAGE_SIZE as u64 + (1 << 20);
 /// Memory used per spilled page.
-pub(crate) const PLACE_BYTES: u64 = size_of::<FrameLocation>() as u64;
+pub(crate) const LOCATION_BYTES: u64 = size_of::<FrameLocation>() as u64;
 
 /// Where a page is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PageLocation {
     /// In the draft or on the way to it, by index.
     Draft(u32),
     /// In the plain file, by index.
@@ -111,24 +111,24 @@ impl SpilledPages {
     }
 
     /// Adds a page.
-    pub(crate) fn push(&mut self, page: &Page) -> io::Result<Place> {
+    pub(crate) fn push(&mut self, page: &Page) -> io::Result<PageLocation> {
         match self.replaced > TOLERATED_REPLACED + self.handed_over / 8 {
             true => self.push_plain(page),
-            false => Ok(Place::Draft(self.push_draft(page)?)),
+            false => Ok(PageLocation::Draft(self.push_draft(page)?)),
         }
     }
 
     /// Replaces a page that has changed again. Returns its new place.
-    pub(crate) fn replace(&mut self, place: Place, page: &Page) -> io::Result<Place> {
-        match place {
-            Place::Plain(index) => {
+    pub(crate) fn replace(&mut self, location: PageLocation, page: &Page) -> io::Result<PageLocation> {
+        match location {
+            PageLocation::Plain(index) => {
                 self.plain()?.write_all_at(page, plain_offset(index))?;
-                Ok(place)
+                Ok(location)
             }
-            Place::Draft(index) => match self.buffered_mut(index) {
+            PageLocation::Draft(index) => match self.buffered_mut(index) {
                 Some(buffer) => {
                     *buffer = *page;
-                    Ok(place)
+                    Ok(location)
                 }
                 None => {
                     self.replaced += 1;
@@ -138,10 +138,10 @@ impl SpilledPages {
         }
     }
 
-    pub(crate) async fn read(&mut self, place: Place, page: &mut Page) -> io::Result<()> {
-        match place {
-            Place::Plain(index) => self.plain()?.file()?.read_exact_at(page, plain_offset(index)),
-            Place::Draft(index) => {
+    pub(crate) async fn read(&mut self, location: PageLocation, page: &mut Page) -> io::Result<()> {
+        match location {
+            PageLocation::Plain(index) => self.plain()?.file()?.read_exact_at(page, plain_offset(index)),
+            PageLocation::Draft(index) => {
                 if let Some(buffer) = self.buffered_mut(index) {
                     *page = *buffer;
                     return Ok(());
@@ -265,11 +265,11 @@ impl SpilledPages {
         Ok(self.handed_over + self.buffer.len() as u32 - 1)
     }
 
-    fn push_plain(&mut self, page: &Page) -> io::Result<Place> {
+    fn push_plain(&mut self, page: &Page) -> io::Result<PageLocation> {
         let index = self.plain_pages;
         self.plain()?.write_all_at(page, plain_offset(index))?;
         self.plain_pages += 1;
-        Ok(Place::Plain(index))
+        Ok(PageLocation::Plain(index))
     }
 
     fn plain(&mut self) -> io::Result<&mut TemporaryFile> {
@@ -345,7 +345,7 @@ mod tests {
             }
         }
         assert_eq!(failed.unwrap().raw_os_error(), Some(libc::ENOSPC));
-        assert!(pages.read(Place::Draft(0), &mut [0; PAGE_SIZE]).await.is_err());
+        assert!(pages.read(PageLocation::Draft(0), &mut [0; PAGE_SIZE]).await.is_err());
         assert!(pages.hand_over().await.is_err());
         assert!(pages.finish(PartitionId(1), Vec::new()).await.is_err());
     }
@@ -376,7 +376,7 @@ mod tests {
             assert_eq!(pages.draft(page).await.unwrap(), no as u32);
             if no % 150 == 149 {
                 for back in [no, no / 2, no / 3, 0] {
-                    pages.read(Place::Draft(back as u32), &mut read).await.unwrap();
+                    pages.read(PageLocation::Draft(back as u32), &mut read).await.unwrap();
                     assert!(read == all[back], "{back} after {no}");
                 }
             }
@@ -400,7 +400,7 @@ mod tests {
             pages.draft(page).await.unwrap();
         }
         // A drafted page that changes again is charged a second time.
-        pages.replace(Place::Draft(0), &all[1]).unwrap();
+        pages.replace(PageLocation::Draft(0), &all[1]).unwrap();
         assert_eq!(used(), 290 * DRAFT_PAGE_BYTES + PAGE_SIZE as u64);
         let refused = loop {
             match pages.draft(&all[299]).await {

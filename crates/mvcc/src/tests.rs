@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_pages::{Era, PartitionId};
+use fulmar_pages::{PartitionId, Timeline};
 use fulmar_sqlite::{
     Connection, DEFAULT_TIME_SLICE, Heap, MAX_STATEMENT_BYTES, NodeSpace, Quota, Settings, SpillArea,
     TemporaryFiles, TenantSpace,
@@ -60,9 +60,9 @@ fn node(directory: &Path) -> Arc<Node> {
         clock: Clock::new(Arc::new(SystemTime::default())),
         buffers: Buffers::default(),
         stats: Default::default(),
-        naming: Default::default(),
-        past: Default::default(),
-        tenure: None,
+        publication: Default::default(),
+        old_manifests: Default::default(),
+        ownership: None,
         is_replica: false,
         exported: Default::default(),
     })
@@ -73,7 +73,7 @@ impl Database {
         let directory = tempfile::tempdir().unwrap();
         let node = node(directory.path());
         let (log, id) = (node.log.clone(), PartitionId(7));
-        let opening = Partition::open(node, log, Arc::default(), id, Era::first(id), None, None);
+        let opening = Partition::open(node, log, Arc::default(), id, Timeline::first(id), None, None);
         let partition = opening.await.unwrap();
         let files = partition.temporary_files();
         let settings = Settings {

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use crate::page_memory::PageBytes;
 use crate::partition::Snapshot;
-use crate::spilled_pages::{BUFFERS_BYTES, PLACE_BYTES, Place, SpilledPages, SpilledSegment};
+use crate::spilled_pages::{BUFFERS_BYTES, LOCATION_BYTES, PageLocation, SpilledPages, SpilledSegment};
 
 /// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has
 /// doubled. It therefore never holds much more than one entry per page of the partition.
@@ -58,7 +58,7 @@ impl PageSet {
     }
 
     /// Adds a page that a commit writes without a change. Its memory is not charged: such pages are
-    /// few (see `partition/large`).
+    /// few (see `partition/large_commit`).
     pub(crate) fn insert_unchanged(&mut self, page: PageNo) {
         if !self.everything {
             self.pages.push(page);
@@ -103,7 +103,7 @@ impl PageSet {
 
 enum Changed {
     Memory(PageBytes),
-    Spilled(Place),
+    Spilled(PageLocation),
 }
 
 /// The pages that a transaction has changed, private to it until it commits. Above the spill area's
@@ -121,7 +121,7 @@ pub(crate) struct Overlay {
 }
 
 /// Memory of a changed page in addition to its bytes: one entry of a hash table that is half full.
-const ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Changed)>() as u64 + PLACE_BYTES;
+const ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Changed)>() as u64 + LOCATION_BYTES;
 
 impl Overlay {
     pub(crate) fn new(files: TemporaryFiles) -> Self {
@@ -137,7 +137,7 @@ impl Overlay {
     }
 
     /// Stores a changed page. If [`Overlay::is_full`] is true afterwards, the caller must call
-    /// [`Overlay::relieve`] before the next write. `charge` charges bytes of memory to the
+    /// [`Overlay::flush_buffer`] before the next write. `charge` charges bytes of memory to the
     /// connection, and returns false if the connection has reached its memory limit.
     pub(crate) fn write(
         &mut self,
@@ -184,7 +184,7 @@ impl Overlay {
         self.spilled.as_ref().is_some_and(SpilledPages::is_full)
     }
 
-    pub(crate) async fn relieve(&mut self) -> io::Result<()> {
+    pub(crate) async fn flush_buffer(&mut self) -> io::Result<()> {
         match &mut self.spilled {
             Some(spilled) => spilled.hand_over().await,
             None => Ok(()),
@@ -269,7 +269,7 @@ impl Overlay {
             Some(spilled) => spilled,
             None => SpilledPages::new(&self.files)?,
         };
-        let in_draft = |(_, changed): &&_| matches!(changed, Changed::Spilled(Place::Draft(_)));
+        let in_draft = |(_, changed): &&_| matches!(changed, Changed::Spilled(PageLocation::Draft(_)));
         let live = pages.iter().filter(in_draft).count();
         // If most of the draft is obsolete, rewrite all live pages into a new one.
         let mut old = None;
@@ -281,7 +281,7 @@ impl Overlay {
         for (no, changed) in pages {
             let index = match (changed, &mut old) {
                 (Changed::Memory(page), _) => new.draft(&page).await?,
-                (Changed::Spilled(Place::Draft(index)), None) => index,
+                (Changed::Spilled(PageLocation::Draft(index)), None) => index,
                 (Changed::Spilled(place), old) => {
                     old.as_mut().unwrap_or(&mut new).read(place, &mut page).await?;
                     new.draft(&page).await?
@@ -344,7 +344,7 @@ pub struct Transaction {
     /// The transaction is a single statement. SQLite may then keep its cache if that has the
     /// snapshot's version. Reads from the cache cannot be recorded, so all pages count as read; the
     /// statement commits only if no other commit came in between.
-    pub lone: bool,
+    pub single_statement: bool,
     /// The version of the pages in SQLite's cache. A single statement at the same version is given
     /// the same counter, so SQLite keeps the cache.
     pub cached: Option<u64>,
@@ -372,7 +372,7 @@ impl Transaction {
             overlay: Overlay::new(files),
             page_count: 0,
             counter: 0,
-            lone: false,
+            single_statement: false,
             cached: None,
             wrote: false,
             turn: 0,
@@ -391,7 +391,7 @@ impl Transaction {
         self.committed = None;
         self.conflict = None;
         self.track_reads = true;
-        self.lone = false;
+        self.single_statement = false;
         self.current = true;
     }
 
@@ -420,7 +420,7 @@ mod tests {
     async fn write(overlay: &mut Overlay, no: u32, fill: u32) {
         overlay.write(no, &[fill as u8; PAGE_SIZE], |_| true).unwrap();
         if overlay.is_full() {
-            overlay.relieve().await.unwrap();
+            overlay.flush_buffer().await.unwrap();
         }
     }
 

@@ -24,7 +24,7 @@ const DISK_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// system.
 fn balance(node: &Node) {
     let over = match node.whole_process.then(memory::of_process).flatten() {
-        Some(process_bytes) => node.memory.balance(process_bytes, page_memory::places()),
+        Some(process_bytes) => node.memory.balance(process_bytes, page_memory::slot_usage()),
         None => 0,
     };
     page_memory::give_back(over);
@@ -62,7 +62,7 @@ pub fn spawn_sweeper(node: &Arc<Node>) {
 /// Polls the node's disk, and adapts the limits of temporary files and the disk cache to its free
 /// space.
 pub fn poll_disk(node: &Node) {
-    if node.disk.look() {
+    if node.disk.poll() {
         let (available_bytes, reserve_bytes) = (node.disk.available_bytes(), node.disk.reserve_bytes());
         node.temporary.follow_disk(available_bytes, reserve_bytes);
         if let Some(cache) = node.store.disk_cache() {

@@ -4,7 +4,7 @@
 //! if another byte follows. Each number has exactly one encoding (no padding with zero groups), so
 //! equal contents are equal bytes.
 //!
-//! Formats that are read as a whole (manifests, fates, terms, lists of hot pages, catalogs) share
+//! Formats that are read as a whole (manifests, holds, terms, lists of hot pages, catalogs) share
 //! an [`Envelope`]: eight magic bytes, the format version, the fields, and a CRC-32 of everything
 //! before it.
 

@@ -111,17 +111,17 @@ pub struct Version {
 
 /// The lineage and epoch of a partition's versions, as recorded in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Era {
+pub struct Timeline {
     /// Changes with every restore.
     pub lineage: u64,
     /// Increases with every restore and every change of owner.
     pub epoch: u32,
 }
 
-impl Era {
+impl Timeline {
     /// The era of a new partition.
     pub fn first(id: PartitionId) -> Self {
-        Era { lineage: id.0, epoch: 1 }
+        Timeline { lineage: id.0, epoch: 1 }
     }
 }
 

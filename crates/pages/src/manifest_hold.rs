@@ -1,10 +1,11 @@
-//! Format of a fate: a hold or a tombstone of a manifest that is not its partition's newest.
+//! Format of a manifest hold: a pin or a tombstone of a manifest that is not its partition's
+//! newest.
 //!
 //! - A process that reads or branches a manifest *pins* it until a given time.
 //! - The garbage collector *condemns* a manifest before it deletes it. A condemned manifest can no
 //!   longer be pinned.
 //!
-//! The fates of a manifest are numbered, and the one with the greatest number is in force. Each is
+//! The holds of a manifest are numbered, and the one with the greatest number is in force. Each is
 //! an object that is created only if absent, so of two processes that try to decide the next number
 //! exactly one succeeds (compare-and-set).
 
@@ -36,7 +37,7 @@ pub enum HoldState {
     },
 }
 
-/// A fate object as stored.
+/// A hold as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredHold {
     /// The manifest's partition.
@@ -54,7 +55,7 @@ pub struct StoredHold {
 }
 
 impl StoredHold {
-    /// Encodes the fate.
+    /// Encodes the hold.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(72);
         out.extend_from_slice(&self.partition.0.to_le_bytes());
@@ -72,7 +73,7 @@ impl StoredHold {
         ENVELOPE.end(out)
     }
 
-    /// Decodes a fate.
+    /// Decodes a hold.
     pub fn decode(bytes: &[u8]) -> Result<StoredHold, FormatError> {
         let mut reader = ENVELOPE.open(bytes)?;
         let (partition, epoch, number) = (PartitionId(reader.u64()?), reader.u32()?, reader.u64()?);

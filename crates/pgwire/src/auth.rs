@@ -62,7 +62,7 @@ fn decoy(user: &str, key: &SaltKey) -> ScramSecret {
 }
 
 /// An authentication exchange with a client.
-pub struct Exchange {
+pub struct ScramExchange {
     user: String,
     state: State,
 }
@@ -75,14 +75,14 @@ enum State {
 
 /// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ScramStep {
     /// The client must respond.
     Challenge,
     /// The client has proved its identity.
     Authenticated,
 }
 
-impl Exchange {
+impl ScramExchange {
     /// Starts the exchange: requests SCRAM-SHA-256 from the client. `verifier` is `None` if the
     /// user does not exist or has no password. The exchange then fails at its end.
     pub fn begin(
@@ -90,7 +90,7 @@ impl Exchange {
         verifier: Option<&ScramVerifier>,
         salt_key: &SaltKey,
         output: &mut Vec<u8>,
-    ) -> Result<Exchange> {
+    ) -> Result<ScramExchange> {
         let secret = match verifier {
             Some(verifier) => ScramSecret::Verifier {
                 salt: verifier.salt.clone(),
@@ -100,8 +100,8 @@ impl Exchange {
             },
             None => decoy(name, salt_key),
         };
-        put(output, &Authentication::SASL(vec![SCRAM_SHA_256_METHOD.to_owned()]))?;
-        Ok(Exchange { user: name.to_owned(), state: State::Begun(secret) })
+        put_message(output, &Authentication::SASL(vec![SCRAM_SHA_256_METHOD.to_owned()]))?;
+        Ok(ScramExchange { user: name.to_owned(), state: State::Begun(secret) })
     }
 
     /// Returns true if the next message contains the client's proof.
@@ -110,7 +110,7 @@ impl Exchange {
     }
 
     /// Continues with the client's response: the body of a message of kind `p`.
-    pub fn step(&mut self, body: &[u8], output: &mut Vec<u8>) -> Result<Step> {
+    pub fn step(&mut self, body: &[u8], output: &mut Vec<u8>) -> Result<ScramStep> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Begun(secret) => {
                 let first = initial_response(body)?;
@@ -118,14 +118,14 @@ impl Exchange {
                     .on_client_first_message_with_secret(first, secret)
                     .map_err(|cause| malformed(&cause.to_string()))?;
                 self.state = State::Challenged(waiting);
-                put(output, &Authentication::SASLContinue(challenge.into()))?;
-                Ok(Step::Challenge)
+                put_message(output, &Authentication::SASLContinue(challenge.into()))?;
+                Ok(ScramStep::Challenge)
             }
             State::Challenged(waiting) => {
                 let signature = waiting.on_client_final_message(body).map_err(|_| self.invalid_password())?;
-                put(output, &Authentication::SASLFinal(signature.into()))?;
-                put(output, &Authentication::Ok)?;
-                Ok(Step::Authenticated)
+                put_message(output, &Authentication::SASLFinal(signature.into()))?;
+                put_message(output, &Authentication::Ok)?;
+                Ok(ScramStep::Authenticated)
             }
             State::Ended => Err(malformed("exchange already completed")),
         }
@@ -138,7 +138,7 @@ impl Exchange {
 }
 
 /// Writes a message of the crate `pgwire`: those of startup and authentication.
-pub fn put(output: &mut Vec<u8>, message: &impl Message) -> Result<()> {
+pub fn put_message(output: &mut Vec<u8>, message: &impl Message) -> Result<()> {
     let mut bytes = bytes::BytesMut::new();
     message.encode(&mut bytes).map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
     output.extend_from_slice(&bytes);
@@ -170,8 +170,9 @@ mod tests {
 
     use super::*;
 
-    fn exchange(verifier: Option<&ScramVerifier>) -> Exchange {
-        let mut exchange = Exchange::begin("anna", None, &SaltKey(vec![7; 32]), &mut Vec::new()).unwrap();
+    fn exchange(verifier: Option<&ScramVerifier>) -> ScramExchange {
+        let mut exchange =
+            ScramExchange::begin("anna", None, &SaltKey(vec![7; 32]), &mut Vec::new()).unwrap();
         if let Some(verifier) = verifier.cloned() {
             exchange.state = State::Begun(ScramSecret::Verifier {
                 salt: verifier.salt,
@@ -192,10 +193,10 @@ mod tests {
         let mut exchange = exchange(verifier);
         let mut client = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
         let mut output = Vec::new();
-        assert_eq!(exchange.step(&initial(client.message()), &mut output)?, Step::Challenge);
+        assert_eq!(exchange.step(&initial(client.message()), &mut output)?, ScramStep::Challenge);
         client.update(&output[9..]).unwrap();
         output.clear();
-        assert_eq!(exchange.step(client.message(), &mut output)?, Step::Authenticated);
+        assert_eq!(exchange.step(client.message(), &mut output)?, ScramStep::Authenticated);
         let length = u32::from_be_bytes([output[1], output[2], output[3], output[4]]) as usize;
         client.finish(&output[9..length + 1]).unwrap();
         assert_eq!(&output[length + 1..], b"R\0\0\0\x08\0\0\0\0");

@@ -28,7 +28,7 @@
 //! # Memory and time
 //!
 //! Clients are not trusted. Every decoder is bounded by the length of its input, which is at most
-//! [`protocol::MESSAGE_BYTES`], and reports malformed input as an error: nothing panics. Memory
+//! [`protocol::MAX_MESSAGE_BYTES`], and reports malformed input as an error: nothing panics. Memory
 //! that depends on the input (names, parameters, rows) is counted by the caller. The decoders are
 //! fuzzed: the targets are the tests named `fuzz_...`.
 //!
@@ -43,9 +43,9 @@
 //! because that crate copies the names, parameters and rows of each message.
 
 pub mod auth;
+mod busy_poll;
 pub mod copy;
 pub mod protocol;
-mod rhythm;
 pub mod types;
 pub mod wire;
 

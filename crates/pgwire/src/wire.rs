@@ -27,14 +27,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-use crate::rhythm::Rhythm;
+use crate::busy_poll::BusyPoller;
 
 /// Initial capacity of a buffer.
 const BUFFER_BYTES: usize = 16 * 1024;
 /// Minimum free space in the buffer before a read.
 pub const READ_ROOM_BYTES: usize = BUFFER_BYTES / 4;
 /// A buffer that has grown beyond this size is freed instead of returned to the pool.
-pub const KEEP_BYTES: usize = 64 * 1024;
+pub const MAX_POOLED_BUFFER_BYTES: usize = 64 * 1024;
 /// Maximum number of pooled buffers per worker.
 const MAX_POOLED_BUFFERS: usize = 16;
 /// Maximum number of bytes read ahead while a statement runs. The rest stays in the kernel's
@@ -58,7 +58,8 @@ pub fn take_buffer() -> Vec<u8> {
 pub fn give_buffer(mut buffer: Vec<u8>) {
     buffer.clear();
     BUFFERS.with_borrow_mut(|buffers| {
-        if (BUFFER_BYTES / 2..=KEEP_BYTES).contains(&buffer.capacity()) && buffers.len() < MAX_POOLED_BUFFERS
+        if (BUFFER_BYTES / 2..=MAX_POOLED_BUFFER_BYTES).contains(&buffer.capacity())
+            && buffers.len() < MAX_POOLED_BUFFERS
         {
             buffers.push(buffer);
         }
@@ -157,18 +158,18 @@ pub struct Wire {
     /// Received and not yet processed.
     pub input: Vec<u8>,
     disconnected: bool,
-    rhythm: Rhythm,
+    busy_poller: BusyPoller,
 }
 
 impl Wire {
     /// A connection of which `input` has already been read.
     pub fn new(stream: Stream, input: Vec<u8>) -> Wire {
-        Wire { stream, input, disconnected: false, rhythm: Rhythm::new() }
+        Wire { stream, input, disconnected: false, busy_poller: BusyPoller::new() }
     }
 
     /// Returns true if the connection can be detached: its only state is the socket, and no input
     /// is buffered.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn can_detach(&self) -> bool {
         matches!(self.stream, Stream::Plain(_)) && self.input.is_empty() && !self.disconnected
     }
 
@@ -190,12 +191,12 @@ impl Wire {
     pub async fn read(&mut self, interrupts: &impl Interrupts) -> Result<usize, Closed> {
         let waiting_since = Instant::now();
         let read = self.next(interrupts).await;
-        self.rhythm.heard(waiting_since.elapsed());
+        self.busy_poller.record_gap(waiting_since.elapsed());
         read
     }
 
     async fn next(&mut self, interrupts: &impl Interrupts) -> Result<usize, Closed> {
-        let poll_budget = self.rhythm.patience();
+        let poll_budget = self.busy_poller.poll_budget();
         let mut polls = poll_budget.is_some();
         while polls {
             if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(self.poll_next(cx, interrupts))).await {
@@ -275,7 +276,7 @@ impl Wire {
     }
 
     /// Returns true if the client has disconnected, even if there is unread data before the end.
-    pub fn look_for_end(&mut self) -> bool {
+    pub fn detect_disconnect(&mut self) -> bool {
         let socket = match &self.stream {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => stream.get_ref().0,

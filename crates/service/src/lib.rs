@@ -75,7 +75,7 @@ mod refusal;
 use std::sync::Arc;
 
 pub use fulmar_engine::{
-    CancelReason, Completion, Known, RowSink, Scope, Statement, TransactionStatus, Value,
+    CancelReason, Completion, RowSink, Scope, Statement, StatementContext, TransactionStatus, Value,
 };
 pub use local::LocalPartition;
 pub use refusal::Refusal;
@@ -95,7 +95,7 @@ pub trait PartitionService {
     fn prepare<'a>(
         &mut self,
         sql: &'a str,
-        known: Known<'_>,
+        known: StatementContext<'_>,
     ) -> impl Future<Output = Result<(Arc<Statement>, &'a str), Self::Error>>;
 
     /// Runs a statement to completion and waits until its answer is durable. `scope` is the

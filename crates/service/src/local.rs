@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fulmar_engine::{
-    CancelReason, Canceller, Completion, Engine, Error, Export, Known, RowSink, Scope, Session, Statement,
-    TransactionStatus, Value,
+    CancelReason, Canceller, Completion, Engine, Error, Export, RowSink, Scope, Session, Statement,
+    StatementContext, TransactionStatus, Value,
 };
 use fulmar_pages::PartitionId;
 
@@ -26,7 +26,7 @@ impl LocalPartition {
 
     /// Creates a session on another partition that shares this session's canceller.
     pub fn beside(&self, partition: PartitionId) -> LocalPartition {
-        LocalPartition { engine: self.engine.clone(), partition, session: self.session.beside(partition) }
+        LocalPartition { engine: self.engine.clone(), partition, session: self.session.session_on(partition) }
     }
 
     /// The engine's session, for what is outside of the service.
@@ -49,7 +49,7 @@ impl PartitionService for LocalPartition {
     fn prepare<'a>(
         &mut self,
         sql: &'a str,
-        known: Known<'_>,
+        known: StatementContext<'_>,
     ) -> impl Future<Output = Result<(Arc<Statement>, &'a str), Error>> {
         self.session.prepare_as(sql, known)
     }

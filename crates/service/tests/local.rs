@@ -6,8 +6,8 @@ use std::time::Duration;
 use fulmar_engine::{Config, Engine, Error, Row, ValueRef, sqlstate};
 use fulmar_pages::{PAGE_SIZE, PartitionId};
 use fulmar_service::{
-    Cancel, CancelReason, ExportStream, Known, LocalPartition, PartitionService, Refusal, RowSink, Scope,
-    TransactionStatus, Value,
+    Cancel, CancelReason, ExportStream, LocalPartition, PartitionService, Refusal, RowSink, Scope,
+    StatementContext, TransactionStatus, Value,
 };
 
 const PARTITION: PartitionId = PartitionId(7);
@@ -37,7 +37,7 @@ impl RowSink for Rows {
 async fn run(partition: &mut impl PartitionService, sql: &str) -> Result<Vec<Vec<Value>>, Error> {
     let refused = |error| Refusal::into_error(error);
     let (statement, _) =
-        partition.prepare(sql, Known::default()).await.map_err(|error| refused(error.into()))?;
+        partition.prepare(sql, StatementContext::default()).await.map_err(|error| refused(error.into()))?;
     let mut rows = Rows::default();
     let executed = partition.execute(&statement, &[], Scope::Auto, &mut rows).await;
     executed.map_err(|error| refused(error.into()))?;
@@ -73,7 +73,7 @@ async fn implicit_transaction_commits_its_statements_together() {
     let partition = &mut LocalPartition::new(engine, PARTITION);
     run(partition, "CREATE TABLE t (n INTEGER)").await.unwrap();
     let sql = "INSERT INTO t VALUES (1)";
-    let (insert, rest) = partition.prepare(sql, Known::default()).await.unwrap();
+    let (insert, rest) = partition.prepare(sql, StatementContext::default()).await.unwrap();
     assert!(rest.is_empty() && insert.columns.is_empty());
     for _ in 0..2 {
         partition.execute(&insert, &[], Scope::Implicit, &mut Rows::default()).await.unwrap();
@@ -95,7 +95,7 @@ async fn canceller_ends_a_statement_from_another_thread() {
     let partition = &mut LocalPartition::new(engine, PARTITION);
     let canceller = partition.canceller();
     let endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c";
-    let (statement, _) = partition.prepare(endless, Known::default()).await.unwrap();
+    let (statement, _) = partition.prepare(endless, StatementContext::default()).await.unwrap();
     let (stop, stopped) = mpsc::channel();
     let thread = std::thread::spawn(move || cancel_until(&stopped, &canceller));
     let error = partition.execute(&statement, &[], Scope::Auto, &mut Rows::default()).await.unwrap_err();

@@ -8,7 +8,7 @@
 pub type Element = Option<String>;
 
 /// Maximum number of elements read; the rest of an array is ignored.
-pub const MOST_ELEMENTS: usize = 1_000_000;
+pub const MAX_ELEMENTS: usize = 1_000_000;
 
 /// Formats an array. If `texts` is true all elements except NULL are quoted.
 pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -> String {
@@ -106,7 +106,7 @@ fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
         Some(((!is_null).then_some(element), quoted))
     });
     let vector = vector.into_iter().flatten().map(|element| (Some(element.to_owned()), false));
-    array.chain(vector).take(MOST_ELEMENTS)
+    array.chain(vector).take(MAX_ELEMENTS)
 }
 
 /// Parses the first element. Returns it, whether it was quoted, and the text after its comma.

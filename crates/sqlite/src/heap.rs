@@ -7,9 +7,9 @@
 //! node before it is allocated:
 //!
 //! ```text
-//!  sqlite3_malloc --> Held, of a connection --(in steps)--> Heap of partition --> Heap of node
-//!                                                               | full: SQLITE_NOMEM
-//!  the statement is rolled back (53200) <-----------------------'
+//!  sqlite3_malloc --> HeapAccount of a connection --(in steps)--> Heap of partition --> Heap of node
+//!                                                                     | full: SQLITE_NOMEM
+//!  the statement is rolled back (53200) <-----------------------------'
 //! ```
 //!
 //! - The node's limit is three eighths of `--memory`, and at least [`MIN_NODE_BYTES`]. A tenant may
@@ -43,7 +43,7 @@ const MAX_SPARE_BYTES: u64 = 1 << 20;
 /// The same between two transactions.
 const MAX_IDLE_SPARE_BYTES: u64 = 256 << 10;
 /// A statement whose compilation has taken more memory continues on the offload pool
-/// ([`Held::begin_compiling`]).
+/// ([`HeapAccount::begin_compiling`]).
 const OFFLOAD_COMPILE_BYTES: u64 = 1 << 20;
 /// A connection that holds more between two transactions is closed.
 const MAX_IDLE_BYTES: u64 = 16 << 20;
@@ -129,7 +129,7 @@ impl Heap {
 /// The memory that a connection holds, and the part that is charged. Used by one thread at a time,
 /// like the connection.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct HeapAccount {
     bytes: Cell<u64>,
     charged_bytes: Cell<u64>,
     refused: Cell<bool>,
@@ -139,15 +139,15 @@ pub struct Held {
     grew: Cell<bool>,
 }
 
-impl Held {
+impl HeapAccount {
     /// Charges more bytes. Returns false if the limit of the tenant or the node is reached.
     pub fn take(&self, bytes: u64, heap: &Heap) -> bool {
-        let held = self.bytes.get() + bytes;
-        let lacking = held.saturating_sub(self.charged_bytes.get());
+        let account = self.bytes.get() + bytes;
+        let lacking = account.saturating_sub(self.charged_bytes.get());
         if lacking > 0 {
-            let compiled = self.compiles_from.get().map_or(0, |from| held.saturating_sub(from));
+            let compiled = self.compiles_from.get().map_or(0, |from| account.saturating_sub(from));
             self.grew.set(self.grew.get() || compiled > OFFLOAD_COMPILE_BYTES);
-            let small = held <= SMALL_BYTES;
+            let small = account <= SMALL_BYTES;
             let step = lacking.next_multiple_of(if small { SMALL_STEP_BYTES } else { STEP_BYTES });
             if !heap.take(step, small) {
                 self.refused.set(true);
@@ -155,15 +155,15 @@ impl Held {
             }
             self.charged_bytes.set(self.charged_bytes.get() + step);
         }
-        self.bytes.set(held);
+        self.bytes.set(account);
         true
     }
 
     /// Called when SQLite begins to compile a statement. Compilation cannot be interrupted
     /// everywhere. A short text may expand to an expression of any size (if each of a chain of
     /// common table expressions uses the previous one twice), which is built of small allocations.
-    /// So [`Held::take`] watches the memory of the compilation when it charges. Ordinary statements
-    /// take a few KiB and are not affected.
+    /// So [`HeapAccount::take`] watches the memory of the compilation when it charges. Ordinary
+    /// statements take a few KiB and are not affected.
     pub(crate) fn begin_compiling(&self) {
         if self.compiles_from.get().is_none() {
             self.compiles_from.set(Some(self.bytes.get()));
@@ -181,7 +181,7 @@ impl Held {
         self.grew.get() && self.grew.take()
     }
 
-    /// Releases bytes that [`Held::take`] has charged.
+    /// Releases bytes that [`HeapAccount::take`] has charged.
     pub fn give(&self, bytes: u64, heap: &Heap) {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
         self.release(MAX_SPARE_BYTES, heap);
@@ -208,7 +208,7 @@ impl Held {
     }
 
     /// Returns true if the connection holds too much to be pooled.
-    pub fn is_much(&self) -> bool {
+    pub fn exceeds_idle_limit(&self) -> bool {
         self.bytes.get() > MAX_IDLE_BYTES
     }
 
@@ -284,7 +284,7 @@ mod tests {
             (node.limit_bytes, one.limit_bytes, one.largest_value_bytes()),
             (96 * MIB, 48 * MIB, 12 * MIB)
         );
-        let (small, large) = (Held::default(), Held::default());
+        let (small, large) = (HeapAccount::default(), HeapAccount::default());
         assert!(
             small.take(1, &one) && used(&one) == 1 && used(&node) == 1,
             "the first byte must charge a step"
@@ -297,8 +297,8 @@ mod tests {
         assert_eq!(used(&one), 18, "some spare memory must stay charged");
         large.settle(&one);
         assert_eq!(used(&one), 10);
-        for held in [&small, &large] {
-            held.give_all(&one);
+        for account in [&small, &large] {
+            account.give_all(&one);
         }
         assert_eq!((used(&one), used(&node)), (0, 0));
     }
@@ -306,15 +306,17 @@ mod tests {
     #[test]
     fn large_statements_leave_memory_to_small_ones() {
         let (node, one, other) = heaps();
-        let large: Vec<_> = (0..50).map(|_| Held::default()).collect();
-        let most =
-            |heap: &Heap, large: &[Held]| large.iter().take_while(|held| held.take(2 * MIB, heap)).count();
+        let large: Vec<_> = (0..50).map(|_| HeapAccount::default()).collect();
+        let most = |heap: &Heap, large: &[HeapAccount]| {
+            large.iter().take_while(|account| account.take(2 * MIB, heap)).count()
+        };
         assert_eq!(most(&one, &large[..25]), 18, "three quarters of the tenant's 48 MiB");
         assert!(large[18].was_refused() && !large[18].was_refused() && one.is_crowded());
         assert_eq!(most(&other, &large[25..]), 18, "three quarters of the node's 96 MiB");
-        let small: Vec<_> = (0..100).map(|_| Held::default()).collect();
-        let most_small =
-            |heap: &Heap, small: &[Held]| small.iter().take_while(|held| held.take(MIB / 2, heap)).count();
+        let small: Vec<_> = (0..100).map(|_| HeapAccount::default()).collect();
+        let most_small = |heap: &Heap, small: &[HeapAccount]| {
+            small.iter().take_while(|account| account.take(MIB / 2, heap)).count()
+        };
         assert_eq!((most_small(&one, &small[..50]), most_small(&other, &small[50..])), (24, 24));
         assert_eq!(node.used_bytes(), node.limit_bytes, "the limit must not be exceeded");
         // The minimum on a small node, and in proportion to the budget on a larger one.

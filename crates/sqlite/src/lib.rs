@@ -76,7 +76,7 @@ pub use connection::{BEGIN, COMMIT, Columns, Connection, Prepared, ROLLBACK, Run
 pub use error::{Error, Result, UNKNOWN_PARTITION, sqlstate};
 pub use fiber::stack::{DEFAULT_STACK_BYTES, FiberStack, set_stack_bytes};
 pub use fiber::{Fiber, Suspender};
-pub use heap::{Charge, Heap, Held, exhausted};
+pub use heap::{Charge, Heap, HeapAccount, exhausted};
 pub use lease::Lease;
 pub use limits::TransactionLimits;
 pub use link::{Interrupted, Link, Settings, checkpoint_here};
@@ -85,8 +85,8 @@ pub use slice::DEFAULT_TIME_SLICE;
 pub use spill::{SpillArea, TemporaryFiles};
 pub use sql::StatementKind;
 pub use statement::{
-    ColumnInfo, CommandTag, Completion, Known, Nowhere, ParameterInfo, Row, RowSink, STALE_PLAN, Scope,
-    Statement, TransactionStatus,
+    ColumnInfo, CommandTag, Completion, DiscardRows, ParameterInfo, Row, RowSink, STALE_PLAN, Scope,
+    Statement, StatementContext, TransactionStatus,
 };
 pub use statement_cache::StatementCache;
 pub use system::{Database, Parts, System, SystemFunction, SystemTable};

@@ -18,7 +18,7 @@ use crate::cancel::CancelFlag;
 use crate::fiber::offload::OFFLOAD_BYTES;
 use crate::fiber::overflow::Running;
 use crate::fiber::{self, Suspender};
-use crate::heap::{Heap, Held};
+use crate::heap::{Heap, HeapAccount};
 use crate::pages::{Pages, Refusal};
 use crate::spill::{self, TemporaryFiles};
 use crate::system::{Slot, System};
@@ -53,7 +53,7 @@ pub struct Link {
     pub(crate) open_main: unsafe fn(*mut ffi::sqlite3_file, &Link),
     pub(crate) settings: Settings,
     /// Accounts SQLite's memory, and other memory of the connection.
-    pub held: Held,
+    pub heap_account: HeapAccount,
     /// Session state that SQL functions read.
     pub variables: RefCell<Variables>,
     /// The flag that cancels the running statement.
@@ -97,7 +97,7 @@ pub struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.held.give_all(&self.settings.heap);
+        self.heap_account.give_all(&self.settings.heap);
     }
 }
 
@@ -116,7 +116,7 @@ impl Link {
             pages,
             open_main,
             settings,
-            held: Held::default(),
+            heap_account: HeapAccount::default(),
             variables: RefCell::default(),
             cancel: RefCell::default(),
             trusted: Cell::new(false),
@@ -149,12 +149,12 @@ impl Link {
     /// reached.
     #[inline]
     pub fn charge(&self, bytes: u64) -> bool {
-        self.held.take(bytes, &self.settings.heap)
+        self.heap_account.take(bytes, &self.settings.heap)
     }
 
     /// Releases memory that [`Link::charge`] has charged.
     pub fn release(&self, bytes: u64) {
-        self.held.give(bytes, &self.settings.heap);
+        self.heap_account.give(bytes, &self.settings.heap);
     }
 
     /// Waits for `future` without blocking the thread. A cancel ends the wait.
@@ -216,7 +216,7 @@ impl Link {
             self.stack_exhausted.set(true);
             return false;
         }
-        match bytes > OFFLOAD_BYTES || self.held.take_growth() {
+        match bytes > OFFLOAD_BYTES || self.heap_account.take_growth() {
             true => self.offload(),
             false => true,
         }

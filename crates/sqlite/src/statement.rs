@@ -46,7 +46,7 @@ pub const STALE_PLAN: &str = "cached plan must not change result type";
 
 /// What the caller knows about a statement in addition to its text.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known<'a> {
+pub struct StatementContext<'a> {
     /// It may reference system tables and functions.
     pub system: bool,
     /// The declared types of some of its parameters. `[]` alone stands for an array of the type
@@ -178,9 +178,9 @@ pub trait RowSink: Send {
 }
 
 /// Discards all rows.
-pub struct Nowhere;
+pub struct DiscardRows;
 
-impl RowSink for Nowhere {
+impl RowSink for DiscardRows {
     fn row(&mut self, _: &dyn Row) -> crate::Result<()> {
         Ok(())
     }

@@ -139,7 +139,7 @@ pub(crate) struct Slot {
     /// Whether the running statement may use system tables. If not, they do not exist for it.
     pub(crate) active: bool,
     /// Rows that the running statement has read.
-    pub(crate) kept: Kept,
+    pub(crate) row_cache: RowCache,
 }
 
 /// Maximum size of the cached rows of a statement.
@@ -147,12 +147,12 @@ const MAX_CACHED_BYTES: u64 = 4 << 20;
 
 /// Cached parts of tables; None after the last part of a table.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct RowCache {
     parts: HashMap<(usize, usize), Option<Rc<Rows>>>,
     bytes: u64,
 }
 
-impl Kept {
+impl RowCache {
     pub(crate) fn get(&self, table: usize, part: usize) -> Option<Option<Rc<Rows>>> {
         self.parts.get(&(table, part)).cloned()
     }

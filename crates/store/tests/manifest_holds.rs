@@ -1,4 +1,4 @@
-//! Fates of manifests: under concurrent pins and deletions, a pinned manifest is never deleted.
+//! Holds of manifests: under concurrent pins and deletions, a pinned manifest is never deleted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ async fn pinned_manifest_is_kept_until_the_pin_expires() {
     assert_eq!(holds(&store).await.len(), 1, "an existing pin must be reused");
     let known = holds(&store).await;
     assert!(!store.condemn(name(1), &known, HOUR_MS + 1000).await.unwrap() && is_there(&store, 1).await);
-    // A caller with an outdated listing reads the fates again.
+    // A caller with an outdated listing reads the holds again.
     assert!(!store.condemn(name(1), &[], HOUR_MS + 1000).await.unwrap());
     let later_ms = 4 * HOUR_MS;
     assert_eq!(store.pin(name(1), later_ms).await.unwrap(), PinOutcome::Pinned);

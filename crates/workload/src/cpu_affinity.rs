@@ -19,7 +19,7 @@ pub(crate) enum CpuHalf {
 
 /// Restricts the calling thread, and the threads and processes that it starts, to one half. On a
 /// single CPU both halves are the same.
-pub(crate) fn keep_to(half: CpuHalf) -> anyhow::Result<()> {
+pub(crate) fn restrict_to(half: CpuHalf) -> anyhow::Result<()> {
     // The affinity of the process is that of its main thread, which is never restricted.
     let all = sched_getaffinity(Some(getpid())).context("could not get CPU affinity")?;
     let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
@@ -40,7 +40,7 @@ mod tests {
 
     fn cpus_of(half: CpuHalf) -> Vec<usize> {
         let own = move || {
-            keep_to(half).unwrap();
+            restrict_to(half).unwrap();
             let set = sched_getaffinity(None).unwrap();
             (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
         };

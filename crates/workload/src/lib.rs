@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  compare     cases against PostgreSQL, in alternating rounds   fulmar bench compare
-//!  figure      the experiments behind figures of papers          fulmar bench figure elastras/4
+//!  paper_figures   the experiments behind figures of papers      fulmar bench figure elastras/4
 //!  ycsb        YCSB as in ElasTraS and E-Store                   fulmar bench run ycsb, demo
 //!  voter       a telephone vote                                  fulmar bench run voter
 //!  tatp        a home location register                          fulmar bench run tatp

@@ -7,8 +7,8 @@ use fulmar_pgwire::types::{self, Type, decode};
 use fulmar_sqlite::Value;
 
 use super::query::query;
-use super::{NOT_CAST, SCHEMAS, begins_query, closing, find, is_any, pieces};
-use crate::token::{Kind, Lexer, Token, quote_name, quote_text};
+use super::{SCHEMAS, TYPES_WITHOUT_CAST, begins_query, closing, find, is_any, pieces};
+use crate::token::{Lexer, Token, TokenKind, quote_name, quote_text};
 
 /// Translates tokens that are not a whole query: expressions and clauses.
 pub(super) fn expression(tokens: &[Token<'_>]) -> String {
@@ -74,18 +74,18 @@ impl<'a> Output<'a> {
     /// Translates the tokens at `at` that belong together. Returns the position after them.
     fn take(&mut self, tokens: &[Token<'a>], at: usize) -> usize {
         let token = &tokens[at];
-        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
+        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_symbol(sign));
         let spaced = at > 0 && token.start > tokens[at - 1].end();
-        if token.kind == Kind::Word || token.kind == Kind::Quoted {
+        if token.kind == TokenKind::Word || token.kind == TokenKind::Quoted {
             return self.take_word(tokens, at, spaced);
         }
-        if token.kind == Kind::String {
+        if token.kind == TokenKind::String {
             let plain = self.user_statement || token.text.starts_with('\'');
             let text = if plain { Cow::Borrowed(token.text) } else { Cow::Owned(string(token)) };
             self.push(text, PieceKind::Literal, spaced);
-        } else if token.kind != Kind::Sign {
+        } else if token.kind != TokenKind::Symbol {
             self.push(token.text, PieceKind::Literal, spaced);
-        } else if token.is_sign('(') {
+        } else if token.is_symbol('(') {
             let end = closing(tokens, at);
             let inner = inside(tokens, at, end);
             if let Some((name, columns, next)) =
@@ -100,18 +100,18 @@ impl<'a> Output<'a> {
                 if !self.user_statement && begins_query(inner) { query(inner) } else { self.inner(inner) };
             self.push(format!("({text})"), PieceKind::Group, spaced);
             return end + 1;
-        } else if token.is_sign(':') && next_is(1, ':') {
+        } else if token.is_symbol(':') && next_is(1, ':') {
             let (kind, end) = type_name(tokens, at + 2);
             let operand = self.take_operand();
             self.push(self.cast(&operand, &kind), PieceKind::Group, true);
             return end;
-        } else if token.is_sign('[') && !self.user_statement {
+        } else if token.is_symbol('[') && !self.user_statement {
             let end = closing(tokens, at);
             let (operand, index) = (self.take_operand(), expression(inside(tokens, at, end)));
             self.push(format!("pg_array_item({operand}, {index})"), PieceKind::Group, true);
             return end + 1;
         } else if !self.user_statement
-            && (token.is_sign('~') || token.is_sign('!') && next_is(1, '~'))
+            && (token.is_symbol('~') || token.is_symbol('!') && next_is(1, '~'))
             && self.ends_in_operand()
         {
             let length = tokens[at..].iter().take_while(|sign| is_match(sign)).count();
@@ -126,7 +126,7 @@ impl<'a> Output<'a> {
 
     fn take_word(&mut self, tokens: &[Token<'a>], at: usize, spaced: bool) -> usize {
         let token = &tokens[at];
-        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
+        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_symbol(sign));
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
         let name = token.name().unwrap_or_default();
         if self.user_statement {
@@ -219,24 +219,24 @@ impl<'a> Output<'a> {
     /// `information_schema.x`: a table, a qualifier of a column, or a function.
     fn take_schema_name(&mut self, tokens: &[Token<'a>], at: usize, schema: &str, spaced: bool) -> usize {
         let Some(name) = tokens.get(at + 2).and_then(Token::name) else { return at + 2 };
-        let is_qualifier = tokens.get(at + 3).is_some_and(|next| next.is_sign('.') || next.is_sign('('));
+        let is_qualifier = tokens.get(at + 3).is_some_and(|next| next.is_symbol('.') || next.is_symbol('('));
         let text = if is_qualifier { name } else { quote_name(&format!("{schema}.{name}")) };
         self.push(text, PieceKind::Name, spaced);
         at + 3
     }
 
-    /// Translates a word of a user's statement. Only `CAST` to a type of [`NOT_CAST`] and
+    /// Translates a word of a user's statement. Only `CAST` to a type of [`TYPES_WITHOUT_CAST`] and
     /// `= ANY (...)` are replaced.
     fn take_user_word(&mut self, tokens: &[Token<'a>], at: usize, spaced: bool, name: &str) -> usize {
         let token = &tokens[at];
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
-        if tokens.get(at + 1).is_some_and(|next| next.is_sign('(')) && !after_dot {
+        if tokens.get(at + 1).is_some_and(|next| next.is_symbol('(')) && !after_dot {
             let end = closing(tokens, at + 1);
             let inner = inside(tokens, at + 1, end);
             if name == "cast" {
                 let split = find(inner, 0, |token| token.is("as"));
                 let (kind, _) = type_name(inner, split + 1);
-                if NOT_CAST.contains(&kind.as_str()) {
+                if TYPES_WITHOUT_CAST.contains(&kind.as_str()) {
                     let operand = self.inner(&inner[..split]);
                     self.push(self.cast(&operand, &kind), PieceKind::Group, spaced);
                     return end + 1;
@@ -397,7 +397,7 @@ fn named_values(tokens: &[Token<'_>], inner: &[Token<'_>], mut at: usize) -> Opt
     inner.first().filter(|token| token.is("values"))?;
     at += usize::from(tokens.get(at)?.is("as"));
     let name = tokens.get(at).filter(|token| super::is_alias(token))?;
-    tokens.get(at + 1).filter(|token| token.is_sign('('))?;
+    tokens.get(at + 1).filter(|token| token.is_symbol('('))?;
     let end = closing(tokens, at + 1);
     let columns: Vec<&str> = inside(tokens, at + 1, end).iter().map(|token| token.text).collect();
     Some((name.text.to_owned(), columns.concat(), end + 1))
@@ -408,16 +408,16 @@ fn named_values(tokens: &[Token<'_>], inner: &[Token<'_>], mut at: usize) -> Opt
 fn listed<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
     match tokens {
         [open, inner @ .., close]
-            if open.is_sign('(') && close.is_sign(')') && closing(tokens, 0) + 1 == tokens.len() =>
+            if open.is_symbol('(') && close.is_symbol(')') && closing(tokens, 0) + 1 == tokens.len() =>
         {
             listed(inner)
         }
-        [array, bracket, rest @ ..] if array.is("array") && bracket.is_sign('[') => {
+        [array, bracket, rest @ ..] if array.is("array") && bracket.is_symbol('[') => {
             let end = closing(tokens, 1);
             let behind = tokens.get(end + 1..).unwrap_or_default();
             let is_cast = match behind {
                 [] => true,
-                [a, b, ..] if a.is_sign(':') && b.is_sign(':') => type_name(behind, 2).1 == behind.len(),
+                [a, b, ..] if a.is_symbol(':') && b.is_symbol(':') => type_name(behind, 2).1 == behind.len(),
                 _ => false,
             };
             (is_cast && !rest.is_empty()).then(|| inside(tokens, 1, end))
@@ -431,11 +431,11 @@ fn string(token: &Token<'_>) -> String {
 }
 
 fn is_match(token: &Token<'_>) -> bool {
-    ['~', '!', '*'].iter().any(|sign| token.is_sign(*sign))
+    ['~', '!', '*'].iter().any(|sign| token.is_symbol(*sign))
 }
 
 fn is_operator(token: &Token<'_>) -> bool {
-    token.kind == Kind::Sign && !token.is_sign('.')
+    token.kind == TokenKind::Symbol && !token.is_symbol('.')
 }
 
 /// SQLite's operator for a PostgreSQL pattern operator. Other operators are unchanged.
@@ -458,7 +458,7 @@ pub(crate) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) 
     while let Some(next) = tokens.get(at).and_then(Token::name) {
         name = next;
         at += 1;
-        if !tokens.get(at).is_some_and(|token| token.is_sign('.')) {
+        if !tokens.get(at).is_some_and(|token| token.is_symbol('.')) {
             break;
         }
         at += 1;
@@ -472,7 +472,7 @@ pub(crate) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) 
     while tokens.get(at).is_some_and(|token| is_any(token, words)) {
         at += 1;
     }
-    if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
+    if tokens.get(at).is_some_and(|token| token.is_symbol('(')) {
         at = (closing(tokens, at) + 1).min(tokens.len());
         // TIMESTAMP(3) WITH TIME ZONE
         while tokens.get(at).is_some_and(|token| is_any(token, words)) {
@@ -488,7 +488,7 @@ pub(crate) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) 
         "double" => "float8".clone_into(&mut name),
         _ => {}
     }
-    while tokens.get(at).is_some_and(|token| token.is_sign('[')) {
+    while tokens.get(at).is_some_and(|token| token.is_symbol('[')) {
         name.push_str("[]");
         at = (closing(tokens, at) + 1).min(tokens.len());
     }
@@ -501,7 +501,7 @@ impl Output<'_> {
     fn cast(&self, operand: &str, kind: &str) -> String {
         let is_parameter =
             operand.strip_prefix('$').is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-        let known = types::named(kind);
+        let known = types::type_by_name(kind);
         if is_parameter && known.is_some() {
             return format!("{operand}/*{kind}*/");
         }
@@ -535,8 +535,9 @@ impl Output<'_> {
 /// A literal as a value of a type, in its stored form. `None` if the operand is not a literal of
 /// that type.
 fn literal(operand: &str, kind: Type) -> Option<String> {
-    let token =
-        Lexer::new(operand).next().filter(|token| token.kind == Kind::String && token.text == operand)?;
+    let token = Lexer::new(operand)
+        .next()
+        .filter(|token| token.kind == TokenKind::String && token.text == operand)?;
     let value = decode::value(token.string()?.as_bytes(), kind, Format::Text).ok()?;
     Some(match value {
         Value::Null => "NULL".to_owned(),

@@ -13,7 +13,7 @@ pub(super) fn from_clause(tokens: &[Token<'_>]) -> String {
         let (relation, end) = relation(tokens, at);
         text.push_str(&relation);
         // Copies `ON ...`, up to and including the word that precedes the next relation.
-        let next = find(tokens, end, |token| token.is_sign(',') || token.is("join"));
+        let next = find(tokens, end, |token| token.is_symbol(',') || token.is("join"));
         let through = (next + 1).min(tokens.len());
         if end < through {
             text.push(' ');
@@ -30,7 +30,7 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     while tokens.get(at).is_some_and(|token| is_any(token, &["lateral", "only"])) {
         at += 1;
     }
-    if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
+    if tokens.get(at).is_some_and(|token| token.is_symbol('(')) {
         let end = closing(tokens, at);
         let inner = &tokens[(at + 1).min(end)..end];
         let (alias, end) = Alias::read(tokens, (end + 1).min(tokens.len()));
@@ -50,7 +50,7 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     while let Some(name) = tokens.get(at).and_then(Token::name) {
         path.push((name, tokens[at].text));
         at += 1;
-        if !tokens.get(at).is_some_and(|token| token.is_sign('.')) {
+        if !tokens.get(at).is_some_and(|token| token.is_symbol('.')) {
             break;
         }
         at += 1;
@@ -59,7 +59,7 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
         let end = (at + 1).min(tokens.len());
         return (expression(&tokens[at.min(end)..end]), end);
     };
-    if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
+    if tokens.get(at).is_some_and(|token| token.is_symbol('(')) {
         let end = closing(tokens, at);
         let call = format!("{written}({})", expression(&tokens[(at + 1).min(end)..end]));
         return rows_of_function(&name, &call, tokens, (end + 1).min(tokens.len()));
@@ -111,7 +111,7 @@ impl Alias {
         let Some(name) = tokens.get(at).filter(|token| is_alias(token)) else { return (alias, at) };
         alias.name = name.name();
         at += 1;
-        if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
+        if tokens.get(at).is_some_and(|token| token.is_symbol('(')) {
             let end = closing(tokens, at);
             // A column's name, followed by its type if the function returns records.
             let columns = pieces(&tokens[(at + 1).min(end)..end]);

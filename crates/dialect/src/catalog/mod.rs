@@ -30,7 +30,7 @@ pub(super) use expression::type_name;
 use fulmar_pgwire::types;
 use fulmar_sqlite::{Error, sqlstate};
 
-use crate::token::{Kind, Lexer, Token};
+use crate::token::{Lexer, Token, TokenKind};
 use crate::{Result, system};
 
 /// Schemas whose tables are named `"schema.table"` in SQLite.
@@ -40,7 +40,7 @@ const ENGINE_FUNCTIONS: [&str; 4] =
     ["pg_array_json", "pg_current_xact_id", "pg_current_xact_id_if_assigned", "pg_xact_status"];
 
 /// Types that SQLite's CAST would turn into numbers.
-const NOT_CAST: [&str; 10] =
+const TYPES_WITHOUT_CAST: [&str; 10] =
     ["date", "time", "timestamp", "timestamptz", "uuid", "json", "jsonb", "interval", "regclass", "regtype"];
 
 /// Maximum nesting of parentheses, and maximum number of set operations. Each level takes stack
@@ -62,14 +62,14 @@ pub struct Translated {
 }
 
 /// Returns true if a statement uses PostgreSQL syntax or names part of the system catalog.
-pub(super) fn concerns<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
+pub(super) fn needs_translation<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
     let any = |token: Option<Token<'_>>, words: &[&str]| token.is_some_and(|token| is_any(&token, words));
-    let sign = |token: Option<Token<'_>>, sign| token.is_some_and(|token| token.is_sign(sign));
+    let sign = |token: Option<Token<'_>>, sign| token.is_some_and(|token| token.is_symbol(sign));
     with_next(tokens).any(|(token, next, third)| {
         names_system_at(&token, next)
-            || token.is_sign(':') && next.is_some_and(|next| next.is_sign(':') && token.end() == next.start)
+            || token.is_symbol(':') && next.is_some_and(|next| next.is_symbol(':') && token.end() == next.start)
             // SQLite would cast dates and similar types to numbers.
-            || token.is("as") && any(next, &NOT_CAST) && sign(third, ')')
+            || token.is("as") && any(next, &TYPES_WITHOUT_CAST) && sign(third, ')')
             || is_comparison(&token) && any(next, &["any", "some", "all"]) && sign(third, '(')
     })
 }
@@ -92,11 +92,11 @@ fn names_system<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
 }
 
 fn names_system_at(token: &Token<'_>, next: Option<Token<'_>>) -> bool {
-    let next_is = |sign| next.is_some_and(|next| next.is_sign(sign));
+    let next_is = |sign| next.is_some_and(|next| next.is_symbol(sign));
     let (called, is_schema) = (next_is('('), next_is('.'));
     // Avoids copying the name of the tokens that cannot match, which are most.
     let prefixed = || token.text.get(..3).is_some_and(|prefix| prefix.eq_ignore_ascii_case("pg_"));
-    if token.kind == Kind::Word && !called && !is_schema && !prefixed() {
+    if token.kind == TokenKind::Word && !called && !is_schema && !prefixed() {
         return false;
     }
     let Some(name) = token.name() else { return false };
@@ -106,27 +106,27 @@ fn names_system_at(token: &Token<'_>, next: Option<Token<'_>>) -> bool {
 }
 
 fn is_comparison(token: &Token<'_>) -> bool {
-    ['=', '<', '>'].iter().any(|sign| token.is_sign(*sign))
+    ['=', '<', '>'].iter().any(|sign| token.is_symbol(*sign))
 }
 
 /// Translates a statement to SQLite's dialect.
 pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
     let (mut depth, mut max_depth, mut set_operations, mut chain, mut max_chain) = (0usize, 0, 0, 0, 0);
     for token in tokens {
-        if token.is_sign('(') || token.is_sign('[') {
+        if token.is_symbol('(') || token.is_symbol('[') {
             depth += 1;
             max_depth = max_depth.max(depth);
-        } else if token.is_sign(')') || token.is_sign(']') {
+        } else if token.is_symbol(')') || token.is_symbol(']') {
             depth = depth.saturating_sub(1);
         }
         set_operations += usize::from(is_any(token, &["union", "intersect", "except", "recursive"]));
         // Each postfix copies the whole operand before it.
-        let postfix = [':', '[', '.'].iter().any(|sign| token.is_sign(*sign));
-        let separates = token.kind == Kind::Sign
+        let postfix = [':', '[', '.'].iter().any(|sign| token.is_symbol(*sign));
+        let separates = token.kind == TokenKind::Symbol
             && !postfix
-            && !token.is_sign(']')
-            && !token.is_sign('(')
-            && !token.is_sign(')');
+            && !token.is_symbol(']')
+            && !token.is_symbol('(')
+            && !token.is_symbol(')');
         chain = if separates { 0 } else { chain + usize::from(postfix) };
         max_chain = max_chain.max(chain);
     }
@@ -147,7 +147,7 @@ pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
 /// The types of parameters in `$1::int8`, `CAST($1 AS int8)` and `= ANY ($1)`.
 fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
     let mut parameters = Vec::new();
-    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == Kind::Parameter) {
+    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == TokenKind::Parameter) {
         let Some(number) = token.text.strip_prefix('$').and_then(|digits| digits.parse().ok()) else {
             continue;
         };
@@ -155,9 +155,9 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
         let before = |back: usize| at.checked_sub(back).and_then(|at| tokens.get(at));
         let is_cast =
             next(1).is_some_and(|token| token.is("as")) && before(2).is_some_and(|token| token.is("cast"));
-        let is_of_array = before(1).is_some_and(|token| token.is_sign('('))
+        let is_of_array = before(1).is_some_and(|token| token.is_symbol('('))
             && before(2).is_some_and(|token| is_any(token, &["any", "some", "all"]));
-        let kind = if next(1).zip(next(2)).is_some_and(|(a, b)| a.is_sign(':') && b.is_sign(':')) {
+        let kind = if next(1).zip(next(2)).is_some_and(|(a, b)| a.is_symbol(':') && b.is_symbol(':')) {
             expression::type_name(tokens, at + 3).0
         } else if is_cast {
             expression::type_name(tokens, at + 2).0
@@ -172,7 +172,7 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
             continue;
         };
         // A reference to a catalog object is sent as its name.
-        let known = kind == "[]" || types::named(&kind).is_some();
+        let known = kind == "[]" || types::type_by_name(&kind).is_some();
         parameters.push((number, if known { kind } else { "text".to_owned() }));
     }
     parameters
@@ -182,9 +182,9 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
 fn closing(tokens: &[Token<'_>], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, token) in tokens.iter().enumerate().skip(open) {
-        if token.is_sign('(') || token.is_sign('[') {
+        if token.is_symbol('(') || token.is_symbol('[') {
             depth += 1;
-        } else if token.is_sign(')') || token.is_sign(']') {
+        } else if token.is_symbol(')') || token.is_symbol(']') {
             depth = depth.saturating_sub(1);
             if depth == 0 {
                 return at;
@@ -202,7 +202,7 @@ fn find(tokens: &[Token<'_>], start: usize, wanted: impl Fn(&Token<'_>) -> bool)
         if wanted(token) {
             return at;
         }
-        at = if token.is_sign('(') || token.is_sign('[') { closing(tokens, at) + 1 } else { at + 1 };
+        at = if token.is_symbol('(') || token.is_symbol('[') { closing(tokens, at) + 1 } else { at + 1 };
     }
     tokens.len()
 }
@@ -212,7 +212,7 @@ fn pieces<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     let mut pieces = Vec::new();
     let mut start = 0;
     while start < tokens.len() {
-        let end = find(tokens, start, |token| token.is_sign(','));
+        let end = find(tokens, start, |token| token.is_symbol(','));
         pieces.push(&tokens[start..end]);
         start = end + 1;
     }
@@ -268,8 +268,8 @@ fn is_alias(token: &Token<'_>) -> bool {
         "null",
     ];
     match token.kind {
-        Kind::Word => !is_any(token, &KEYWORDS),
-        Kind::Quoted => true,
+        TokenKind::Word => !is_any(token, &KEYWORDS),
+        TokenKind::Quoted => true,
         _ => false,
     }
 }

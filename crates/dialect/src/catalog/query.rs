@@ -3,7 +3,7 @@
 use super::expression::expression;
 use super::from::from_clause;
 use super::{begins_query, closing, find, is_alias, is_any, pieces};
-use crate::token::{Kind, Token, quote_name};
+use crate::token::{Token, TokenKind, quote_name};
 
 const CLAUSE_KEYWORDS: [&str; 10] =
     ["from", "where", "group", "having", "window", "order", "limit", "offset", "fetch", "for"];
@@ -27,7 +27,7 @@ pub(super) fn query(tokens: &[Token<'_>]) -> String {
 
 fn select(tokens: &[Token<'_>]) -> String {
     // SQLite does not accept parentheses around an operand of a set operation.
-    if tokens.first().is_some_and(|token| token.is_sign('('))
+    if tokens.first().is_some_and(|token| token.is_symbol('('))
         && closing(tokens, 0) + 1 == tokens.len()
         && begins_query(&tokens[1..])
     {
@@ -121,20 +121,20 @@ impl ElementPart {
 fn set_of<'a, 't>(tokens: &'t [Token<'a>]) -> Option<(&'t [Token<'a>], ElementPart)> {
     let tokens = match tokens {
         [schema, dot, rest @ ..]
-            if (schema.is("pg_catalog") || schema.is("information_schema")) && dot.is_sign('.') =>
+            if (schema.is("pg_catalog") || schema.is("information_schema")) && dot.is_symbol('.') =>
         {
             rest
         }
         _ => tokens,
     };
     if let [open, record @ .., close, dot, field] = tokens
-        && (open.is_sign('(') && close.is_sign(')') && dot.is_sign('.'))
+        && (open.is_symbol('(') && close.is_symbol(')') && dot.is_symbol('.'))
         && let (array, ElementPart::Record) = set_of(record)?
     {
         return Some((array, if field.is("x") { ElementPart::Value } else { ElementPart::Ordinality }));
     }
     let [name, open, inner @ .., _] = tokens else { return None };
-    if !open.is_sign('(') || closing(tokens, 1) + 1 != tokens.len() {
+    if !open.is_symbol('(') || closing(tokens, 1) + 1 != tokens.len() {
         return None;
     }
     let part = match name.name()?.as_str() {
@@ -149,8 +149,8 @@ fn set_of<'a, 't>(tokens: &'t [Token<'a>]) -> Option<(&'t [Token<'a>], ElementPa
 /// Returns true if a token can be the last one of an operand.
 fn ends_operand(token: &Token<'_>) -> bool {
     match token.kind {
-        Kind::Sign => token.is_sign(')') || token.is_sign(']'),
-        Kind::Word => is_alias(token) || is_any(token, &["end", "null"]),
+        TokenKind::Symbol => token.is_symbol(')') || token.is_symbol(']'),
+        TokenKind::Word => is_alias(token) || is_any(token, &["end", "null"]),
         _ => true,
     }
 }
@@ -161,7 +161,11 @@ fn default_name(tokens: &[Token<'_>]) -> Option<String> {
     let path = |tokens: &[Token<'_>]| {
         tokens.len() % 2 == 1
             && tokens.iter().enumerate().all(|(at, token)| {
-                if at % 2 == 1 { token.is_sign('.') } else { token.name().is_some() || token.is_sign('*') }
+                if at % 2 == 1 {
+                    token.is_symbol('.')
+                } else {
+                    token.name().is_some() || token.is_symbol('*')
+                }
             })
     };
     if path(tokens) {
@@ -170,7 +174,7 @@ fn default_name(tokens: &[Token<'_>]) -> Option<String> {
         return last.name();
     }
     // `a.b::text` has the name of `a.b`.
-    let cast = tokens.windows(2).position(|pair| pair[0].is_sign(':') && pair[1].is_sign(':'));
+    let cast = tokens.windows(2).position(|pair| pair[0].is_symbol(':') && pair[1].is_symbol(':'));
     let value = &tokens[..cast.unwrap_or(tokens.len())];
     if path(value) {
         return value.last()?.name();
@@ -179,8 +183,8 @@ fn default_name(tokens: &[Token<'_>]) -> Option<String> {
     if first.is("case") || first.is("array") || first.is("exists") {
         return Some(first.text.to_ascii_lowercase());
     }
-    if first.is_sign('(') && begins_query(&value[1..]) {
-        let end = find(value, 2, |token| is_any(token, &CLAUSE_KEYWORDS) || token.is_sign(','));
+    if first.is_symbol('(') && begins_query(&value[1..]) {
+        let end = find(value, 2, |token| is_any(token, &CLAUSE_KEYWORDS) || token.is_symbol(','));
         let item = &value[2..end.min(value.len())];
         return match item {
             [.., before, alias] if before.is("as") => alias.name(),
@@ -192,7 +196,7 @@ fn default_name(tokens: &[Token<'_>]) -> Option<String> {
         let end = find(value, 2, |token| token.is("as"));
         return default_name(value.get(2..end)?).or_else(|| value.get(2..end)?.last()?.name());
     }
-    let open = value.iter().position(|token| token.is_sign('('));
+    let open = value.iter().position(|token| token.is_symbol('('));
     let called = open.filter(|open| path(&value[..*open]) && closing(value, *open) + 1 == value.len());
     Some(called.and_then(|open| value[open - 1].name()).unwrap_or_else(|| "?column?".to_owned()))
 }

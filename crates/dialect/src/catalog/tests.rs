@@ -85,7 +85,7 @@ fn nesting_is_bounded() {
 
 #[test]
 fn detects_postgres_syntax_and_catalog_names() {
-    let concerns = |sql: &str| super::concerns(first_statement(sql).0.into_iter());
+    let concerns = |sql: &str| super::needs_translation(first_statement(sql).0.into_iter());
     assert!(concerns("SELECT 1 FROM pg_class"));
     assert!(concerns("SELECT 1 FROM fulmar.limits"));
     assert!(concerns("SELECT 't'::regclass"));

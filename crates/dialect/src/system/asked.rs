@@ -24,13 +24,13 @@ const MAX_CACHED_GROUPS: usize = 8;
 
 /// The context of a request for a table's rows or a function call.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct CatalogRequest<'a> {
     pub(crate) viewer: &'a dyn Viewer,
     pub(crate) schema: &'a Mutex<SchemaCache>,
     pub(crate) database: &'a Database<'a>,
 }
 
-impl Asked<'_> {
+impl CatalogRequest<'_> {
     /// The outline of the tenant's schema. It is read once per statement.
     pub(crate) fn outline(&self) -> Result<Arc<Outline>> {
         if let Some(outline) = &self.schema.lock().outline {
@@ -77,12 +77,12 @@ impl Asked<'_> {
 pub type Rows = Vec<Vec<Value>>;
 
 /// A table, and the function that produces its rows.
-pub(crate) type Filled = (SystemTable, fn(Asked<'_>) -> Result<Rows>);
+pub(crate) type Filled = (SystemTable, fn(CatalogRequest<'_>) -> Result<Rows>);
 
 /// A table about the tenant's schema, the columns that determine a row's relation, and the function
 /// that produces the rows of a group of relations.
-pub(crate) type FilledByGroup = (SystemTable, &'static [(&'static str, By)], FillGroup);
-pub(crate) type FillGroup = fn(Asked<'_>, &Schema) -> Result<Rows>;
+pub(crate) type TableByGroup = (SystemTable, &'static [(&'static str, By)], FillGroup);
+pub(crate) type FillGroup = fn(CatalogRequest<'_>, &Schema) -> Result<Rows>;
 
 /// How a column determines the relation that a row belongs to.
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ pub(crate) enum By {
 #[derive(Clone, Copy)]
 pub(crate) enum Fill {
     /// All rows in one part.
-    Whole(fn(Asked<'_>) -> Result<Rows>),
+    Whole(fn(CatalogRequest<'_>) -> Result<Rows>),
     /// One part per group of relations.
     ByGroup(&'static [(&'static str, By)], FillGroup),
     /// The viewer's own table with this index.

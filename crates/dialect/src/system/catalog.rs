@@ -3,7 +3,7 @@
 use fulmar_sqlite::{Database, Parts, System, SystemFunction, SystemTable, Value, ValueRef};
 use parking_lot::Mutex;
 
-use super::asked::{Asked, By, Fill, Rows, SchemaCache};
+use super::asked::{By, CatalogRequest, Fill, Rows, SchemaCache};
 use super::functions;
 use super::viewer::Viewer;
 use crate::Result;
@@ -25,8 +25,8 @@ impl<V: Viewer> Catalog<V> {
         &self.viewer
     }
 
-    fn asked<'a>(&'a self, database: &'a Database<'a>) -> Asked<'a> {
-        Asked { viewer: &self.viewer, schema: &self.schema, database }
+    fn asked<'a>(&'a self, database: &'a Database<'a>) -> CatalogRequest<'a> {
+        CatalogRequest { viewer: &self.viewer, schema: &self.schema, database }
     }
 }
 

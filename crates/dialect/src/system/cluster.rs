@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fulmar_meta::{Tenant, User};
 
-use super::asked::{Asked, Filled, Rows, table};
+use super::asked::{CatalogRequest, Filled, Rows, table};
 use super::relations::OWNER;
 use super::viewer::Viewer;
 use crate::{Result, row};
@@ -70,8 +70,8 @@ pub(crate) const TABLES: &[Filled] = &[
                 ("passwd", "TEXT"),
             ],
         ),
-        |asked| {
-            let users = asked.viewer.users().into_iter();
+        |request| {
+            let users = request.viewer.users().into_iter();
             Ok(users
                 .map(|(oid, user)| {
                     row![user.name.as_str(), oid, user.superuser, user.superuser, false, false, "********"]
@@ -93,8 +93,8 @@ pub(crate) const TABLES: &[Filled] = &[
                 ("source", "TEXT"),
             ],
         ),
-        |asked| {
-            let settings = asked.viewer.settings().into_iter();
+        |request| {
+            let settings = request.viewer.settings().into_iter();
             Ok(settings
                 .map(|[name, value, description]| {
                     row![name, value, (), "Session", description, "user", "string", "session"]
@@ -144,8 +144,8 @@ pub fn user_numbers(viewer: &dyn Viewer) -> HashMap<String, i64> {
     viewer.users().into_iter().map(|(oid, user)| (user.name.clone(), oid)).collect()
 }
 
-fn databases(asked: Asked<'_>) -> Result<Rows> {
-    let numbers = user_numbers(asked.viewer);
+fn databases(request: CatalogRequest<'_>) -> Result<Rows> {
+    let numbers = user_numbers(request.viewer);
     let row = |tenant: &Tenant| {
         row![
             oid(tenant),
@@ -166,10 +166,10 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
             (),
         ]
     };
-    Ok(asked.viewer.tenants().iter().map(|tenant| row(tenant)).collect())
+    Ok(request.viewer.tenants().iter().map(|tenant| row(tenant)).collect())
 }
 
-fn roles(asked: Asked<'_>) -> Result<Rows> {
+fn roles(request: CatalogRequest<'_>) -> Result<Rows> {
     let row = |(oid, user): (i64, Arc<User>)| {
         let (name, superuser) = (user.name.as_str(), user.superuser);
         row![
@@ -188,5 +188,5 @@ fn roles(asked: Asked<'_>) -> Result<Rows> {
             oid,
         ]
     };
-    Ok(asked.viewer.users().into_iter().map(row).collect())
+    Ok(request.viewer.users().into_iter().map(row).collect())
 }

@@ -2,9 +2,9 @@
 
 use fulmar_sqlite::Value;
 
-use super::asked::{Asked, Rows};
+use super::asked::{CatalogRequest, Rows};
 use super::relations::PUBLIC;
-use super::schema::{CONSTRAINT_OIDS, ForeignKey, Relation, Schema, shown};
+use super::schema::{CONSTRAINT_OID_BASE, ForeignKey, Relation, Schema, shown};
 use crate::{Result, row};
 
 fn numbers(numbers: impl Iterator<Item = i64>) -> String {
@@ -56,16 +56,16 @@ impl Constraint {
     }
 }
 
-pub(crate) fn constraints(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
+pub(crate) fn constraints(request: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let mut constraints = Vec::new();
     for index in schema.indexes.iter().filter(|index| index.primary || index.constraint) {
         let kind = if index.primary { "p" } else { "u" };
-        let key = Constraint::new(index.oid + CONSTRAINT_OIDS, index.name.clone(), kind, index.table);
+        let key = Constraint::new(index.oid + CONSTRAINT_OID_BASE, index.name.clone(), kind, index.table);
         let columns = Some(numbers(index.keys.iter().map(|key| key.number)));
         constraints.push(Constraint { index: index.oid, columns, ..key });
     }
     for key in &schema.foreign_keys {
-        constraints.push(foreign_key(asked, key, schema)?);
+        constraints.push(foreign_key(request, key, schema)?);
     }
     for relation in &schema.relations {
         constraints.extend(relation.checks().into_iter().map(|check| Constraint {
@@ -76,8 +76,8 @@ pub(crate) fn constraints(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(constraints.into_iter().map(Constraint::row).collect())
 }
 
-fn foreign_key(asked: Asked<'_>, key: &ForeignKey, schema: &Schema) -> Result<Constraint> {
-    let group = asked.group_of_name(&key.to_table)?;
+fn foreign_key(request: CatalogRequest<'_>, key: &ForeignKey, schema: &Schema) -> Result<Constraint> {
+    let group = request.group_of_name(&key.to_table)?;
     let referenced = group.as_deref().unwrap_or(schema);
     let (from, to) = (schema.relation_of(key.table), referenced.relation(&key.to_table));
     let number =
@@ -103,7 +103,7 @@ pub(crate) fn constraint_definition(schema: &Schema, oid: i64) -> Option<String>
     if let Some(key) = schema.foreign_keys.iter().find(|key| key.oid == oid) {
         return Some(key.definition());
     }
-    if let Some(index) = schema.indexes.iter().find(|index| index.oid + CONSTRAINT_OIDS == oid) {
+    if let Some(index) = schema.indexes.iter().find(|index| index.oid + CONSTRAINT_OID_BASE == oid) {
         let kind = if index.primary { "PRIMARY KEY" } else { "UNIQUE" };
         let columns: Vec<String> = index.keys.iter().map(|key| shown(&key.name)).collect();
         return Some(format!("{kind} ({})", columns.join(", ")));

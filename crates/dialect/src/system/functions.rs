@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-use fulmar_pgwire::types::datetime::moment;
+use fulmar_pgwire::types::datetime::timestamp_text;
 use fulmar_sqlite::{Error, SystemFunction, Value, ValueRef, array, sqlstate};
 use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};
-use super::asked::Asked;
+use super::asked::CatalogRequest;
 use super::schema::{Index, shown};
 use super::viewer::Action;
 use super::{cluster, constraints, relations, types};
@@ -15,7 +15,7 @@ use crate::Result;
 use crate::token::{Lexer, quote_text};
 
 type Arguments<'a, 'v> = &'a [ValueRef<'v>];
-type Function = fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>;
+type Function = fn(Arguments<'_, '_>, CatalogRequest<'_>) -> Result<Value>;
 
 /// A function: its name, its number of arguments and its implementation.
 type Definition = (&'static str, i32, Function);
@@ -37,34 +37,34 @@ const FUNCTIONS: &[Definition] = &[
     // Expressions are stored as SQL text.
     ("pg_get_expr", ANY, |arguments, _| Ok(first(arguments))),
     ("pg_get_indexdef", ANY, index_definition),
-    ("pg_get_constraintdef", ANY, |arguments, asked| {
+    ("pg_get_constraintdef", ANY, |arguments, request| {
         let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
-        let schema = asked.group_of_oid(oid)?;
+        let schema = request.group_of_oid(oid)?;
         Ok(text(schema.and_then(|schema| constraints::constraint_definition(&schema, oid))))
     }),
-    ("pg_get_viewdef", ANY, |arguments, asked| {
+    ("pg_get_viewdef", ANY, |arguments, request| {
         let Some(value) = arguments.first() else { return Ok(Value::Null) };
-        let Some(oid) = regclass_oid(*value, asked)? else { return Ok(Value::Null) };
-        let schema = asked.group_of_oid(oid)?;
+        let Some(oid) = regclass_oid(*value, request)? else { return Ok(Value::Null) };
+        let schema = request.group_of_oid(oid)?;
         let view = schema.as_ref().and_then(|schema| schema.relation_of(oid));
         Ok(text(view.filter(|relation| relation.is_view).map(|view| view.sql.clone())))
     }),
-    ("pg_get_triggerdef", ANY, |arguments, asked| {
+    ("pg_get_triggerdef", ANY, |arguments, request| {
         let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
-        let schema = asked.group_of_oid(oid)?;
+        let schema = request.group_of_oid(oid)?;
         let trigger =
             schema.as_ref().and_then(|schema| schema.triggers.iter().find(|trigger| trigger.oid == oid));
         Ok(text(trigger.map(|trigger| trigger.sql.clone())))
     }),
-    ("pg_get_userbyid", 1, |arguments, asked| {
-        let name = integer(arguments.first()).map(|oid| user_name(oid, asked));
+    ("pg_get_userbyid", 1, |arguments, request| {
+        let name = integer(arguments.first()).map(|oid| user_name(oid, request));
         // PostgreSQL's text for an unknown OID.
         Ok(text(name.map(|(oid, name)| name.unwrap_or_else(|| format!("unknown (OID={oid})")))))
     }),
     ("pg_encoding_to_char", 1, |_, _| Ok(Value::Text("UTF8".into()))),
     ("pg_char_to_encoding", 1, |_, _| Ok(Value::Integer(6))),
-    ("pg_regclass", 1, |arguments, asked| regclass(arguments, asked, true)),
-    ("to_regclass", 1, |arguments, asked| regclass(arguments, asked, false)),
+    ("pg_regclass", 1, |arguments, request| regclass(arguments, request, true)),
+    ("to_regclass", 1, |arguments, request| regclass(arguments, request, false)),
     ("pg_regtype", 1, |arguments, _| {
         match (arguments.first(), arguments.first().map(|value| types::regtype(*value))) {
             (Some(ValueRef::Text(name)), Some(Value::Null)) => {
@@ -87,25 +87,25 @@ const FUNCTIONS: &[Definition] = &[
         let name = arguments.first().and_then(|value| text_of(*value));
         Ok(text(name.map(|name| name.trim_start_matches("pg_catalog.").to_owned())))
     }),
-    ("pg_regrole", 1, |arguments, asked| {
+    ("pg_regrole", 1, |arguments, request| {
         let role = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
         Ok(match role.parse() {
-            Ok(oid) => text(user_name(oid, asked).1),
-            Err(_) => {
-                cluster::user_numbers(asked.viewer).get(&role).map_or(Value::Null, |oid| Value::Integer(*oid))
-            }
+            Ok(oid) => text(user_name(oid, request).1),
+            Err(_) => cluster::user_numbers(request.viewer)
+                .get(&role)
+                .map_or(Value::Null, |oid| Value::Integer(*oid)),
         })
     }),
-    ("pg_regclass_name", 1, |arguments, asked| {
-        shown_name(arguments, asked, |arguments, asked| regclass(arguments, asked, true))
+    ("pg_regclass_name", 1, |arguments, request| {
+        shown_name(arguments, request, |arguments, request| regclass(arguments, request, true))
     }),
-    ("pg_regtype_name", 1, |arguments, asked| {
+    ("pg_regtype_name", 1, |arguments, request| {
         let resolve = |value: &ValueRef<'_>| types::regtype(*value);
-        shown_name(arguments, asked, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
+        shown_name(arguments, request, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
     }),
-    ("pg_regnamespace_name", 1, |arguments, asked| {
+    ("pg_regnamespace_name", 1, |arguments, request| {
         let resolve = |value: &ValueRef<'_>| namespace(*value);
-        shown_name(arguments, asked, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
+        shown_name(arguments, request, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
     }),
     ("pg_regproc_name", 1, |arguments, _| Ok(first(arguments))),
     ("pg_regrole_name", 1, |arguments, _| Ok(first(arguments))),
@@ -114,20 +114,20 @@ const FUNCTIONS: &[Definition] = &[
         Ok(Value::Text(if all { "{pg_catalog,public}" } else { "{public}" }.into()))
     }),
     ("set_config", 3, set_config),
-    ("pg_cancel_backend", 1, |arguments, asked| {
+    ("pg_cancel_backend", 1, |arguments, request| {
         let pid = integer(arguments.first()).unwrap_or(0);
-        asked.viewer.act(Action::Cancel(pid))
+        request.viewer.act(Action::Cancel(pid))
     }),
-    ("pg_terminate_backend", ANY, |arguments, asked| {
+    ("pg_terminate_backend", ANY, |arguments, request| {
         let pid = integer(arguments.first()).unwrap_or(0);
-        asked.viewer.act(Action::Terminate(pid))
+        request.viewer.act(Action::Terminate(pid))
     }),
     ("pg_postmaster_start_time", 0, started),
     ("pg_conf_load_time", 0, started),
-    ("current_setting", ANY, |arguments, asked| {
+    ("current_setting", ANY, |arguments, request| {
         let name = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
         let missing_ok = integer(arguments.get(1)) == Some(1);
-        match asked.viewer.setting(&name) {
+        match request.viewer.setting(&name) {
             Ok(value) => Ok(Value::Text(value.to_owned())),
             Err(_) if missing_ok => Ok(Value::Null),
             Err(error) => Err(error),
@@ -142,20 +142,20 @@ const FUNCTIONS: &[Definition] = &[
     }),
     ("regexp", 2, matches),
     ("pg_size_pretty", 1, |arguments, _| Ok(text(integer(arguments.first()).map(size)))),
-    ("pg_database_size", 1, |arguments, asked| {
+    ("pg_database_size", 1, |arguments, request| {
         // The sizes of other databases are not available in this session.
-        let tenant = asked.viewer.tenant();
+        let tenant = request.viewer.tenant();
         let own = arguments.first().is_some_and(|database| match database {
             ValueRef::Integer(oid) => *oid == cluster::oid(tenant),
             other => text_of(*other).as_deref() == Some(tenant.name.as_str()),
         });
-        if own { database_size(asked) } else { Ok(Value::Null) }
+        if own { database_size(request) } else { Ok(Value::Null) }
     }),
     ("pg_table_size", 1, |_, _| Ok(Value::Null)),
     ("pg_relation_size", ANY, |_, _| Ok(Value::Null)),
     ("pg_total_relation_size", 1, |_, _| Ok(Value::Null)),
     ("pg_indexes_size", 1, |_, _| Ok(Value::Null)),
-    ("pg_is_in_recovery", 0, |_, asked| Ok(Value::Integer(asked.viewer.is_replica().into()))),
+    ("pg_is_in_recovery", 0, |_, request| Ok(Value::Integer(request.viewer.is_replica().into()))),
     ("pg_my_temp_schema", 0, no),
     ("pg_is_other_temp_schema", 1, no),
     ("pg_relation_is_publishable", 1, yes),
@@ -175,10 +175,12 @@ const FUNCTIONS: &[Definition] = &[
     ("pg_partition_ancestors", 1, null),
     ("pg_partition_root", 1, null),
     ("pg_tablespace_location", 1, null),
-    ("pg_advisory_lock", ANY, |arguments, asked| asked.viewer.act(Action::Lock(advisory(arguments)))),
-    ("pg_try_advisory_lock", ANY, |arguments, asked| asked.viewer.act(Action::TryLock(advisory(arguments)))),
-    ("pg_advisory_unlock", ANY, |arguments, asked| asked.viewer.act(Action::Unlock(advisory(arguments)))),
-    ("pg_advisory_unlock_all", 0, |_, asked| asked.viewer.act(Action::UnlockAll)),
+    ("pg_advisory_lock", ANY, |arguments, request| request.viewer.act(Action::Lock(advisory(arguments)))),
+    ("pg_try_advisory_lock", ANY, |arguments, request| {
+        request.viewer.act(Action::TryLock(advisory(arguments)))
+    }),
+    ("pg_advisory_unlock", ANY, |arguments, request| request.viewer.act(Action::Unlock(advisory(arguments)))),
+    ("pg_advisory_unlock_all", 0, |_, request| request.viewer.act(Action::UnlockAll)),
     ("pg_get_keywords", 0, |_, _| Ok(Value::Text("{}".into()))),
     ("pg_stat_get_numscans", 1, no),
     ("pg_format", ANY, |arguments, _| Ok(text(format(arguments)))),
@@ -259,7 +261,11 @@ pub(crate) fn is_function(name: &str) -> bool {
 }
 
 /// Calls the function with this index in [`all`].
-pub(crate) fn call(function: usize, arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+pub(crate) fn call(
+    function: usize,
+    arguments: Arguments<'_, '_>,
+    request: CatalogRequest<'_>,
+) -> Result<Value> {
     let bytes = |value: &ValueRef<'_>| match value {
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
         _ => 0,
@@ -269,21 +275,21 @@ pub(crate) fn call(function: usize, arguments: Arguments<'_, '_>, asked: Asked<'
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
     match FUNCTIONS.get(function) {
-        Some((_, _, run)) => run(arguments, asked),
+        Some((_, _, run)) => run(arguments, request),
         None if function < FUNCTIONS.len() + ALWAYS_TRUE.len() => Ok(Value::Integer(1)),
         None => Ok(arrays::of_arguments(arguments)),
     }
 }
 
-fn yes(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+fn yes(_: Arguments<'_, '_>, _: CatalogRequest<'_>) -> Result<Value> {
     Ok(Value::Integer(1))
 }
 
-fn no(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+fn no(_: Arguments<'_, '_>, _: CatalogRequest<'_>) -> Result<Value> {
     Ok(Value::Integer(0))
 }
 
-fn null(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+fn null(_: Arguments<'_, '_>, _: CatalogRequest<'_>) -> Result<Value> {
     Ok(Value::Null)
 }
 
@@ -303,8 +309,8 @@ fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
 }
 
 /// The time at which the node started to accept connections.
-fn started(_: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
-    Ok(moment(asked.viewer.started_ms()))
+fn started(_: Arguments<'_, '_>, request: CatalogRequest<'_>) -> Result<Value> {
+    Ok(timestamp_text(request.viewer.started_ms()))
 }
 
 /// The key of an advisory lock. Two 32-bit keys are combined into one.
@@ -314,53 +320,53 @@ fn advisory(arguments: Arguments<'_, '_>) -> i64 {
 }
 
 /// The name of the user with this OID, if the viewer may see it.
-fn user_name(oid: i64, asked: Asked<'_>) -> (i64, Option<String>) {
+fn user_name(oid: i64, request: CatalogRequest<'_>) -> (i64, Option<String>) {
     if oid == relations::OWNER {
-        return (oid, Some(asked.viewer.tenant().owner.clone()));
+        return (oid, Some(request.viewer.tenant().owner.clone()));
     }
-    let users = asked.viewer.users();
+    let users = request.viewer.users();
     (oid, users.into_iter().find(|(known, _)| *known == oid).map(|(_, user)| user.name.clone()))
 }
 
 /// The name of the object that a value identifies by OID or by name.
 fn shown_name(
     arguments: Arguments<'_, '_>,
-    asked: Asked<'_>,
-    resolve: impl Fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>,
+    request: CatalogRequest<'_>,
+    resolve: impl Fn(Arguments<'_, '_>, CatalogRequest<'_>) -> Result<Value>,
 ) -> Result<Value> {
-    match resolve(arguments, asked)? {
-        Value::Integer(number) => resolve(&[ValueRef::Integer(number)], asked),
+    match resolve(arguments, request)? {
+        Value::Integer(number) => resolve(&[ValueRef::Integer(number)], request),
         name => Ok(name),
     }
 }
 
 /// The OID of a relation or index, from its name or its OID as text.
-fn regclass_oid(value: ValueRef<'_>, asked: Asked<'_>) -> Result<Option<i64>> {
+fn regclass_oid(value: ValueRef<'_>, request: CatalogRequest<'_>) -> Result<Option<i64>> {
     let Some(text) = text_of(value) else { return Ok(None) };
     if let Ok(oid) = text.parse() {
         return Ok(Some(oid));
     }
-    let last = Lexer::new(&text).filter(|token| !token.is_sign('.')).last();
+    let last = Lexer::new(&text).filter(|token| !token.is_symbol('.')).last();
     let Some(name) = last.and_then(|token| token.name()) else { return Ok(None) };
-    if let Some(oid) = asked.outline()?.oid_of(&name) {
+    if let Some(oid) = request.outline()?.oid_of(&name) {
         return Ok(Some(oid));
     }
     // A primary key without an index.
-    let schema = asked.group_of_name(&name)?;
+    let schema = request.group_of_name(&name)?;
     let named = |index: &&Index| index.name.eq_ignore_ascii_case(&name);
     Ok(schema.as_ref().and_then(|schema| schema.indexes.iter().find(named)).map(|index| index.oid))
 }
 
 /// `x::regclass`: converts an OID to a name, or a name to an OID.
-fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) -> Result<Value> {
+fn regclass(arguments: Arguments<'_, '_>, request: CatalogRequest<'_>, must_exist: bool) -> Result<Value> {
     let Some(value) = arguments.first().filter(|value| **value != ValueRef::Null) else {
         return Ok(Value::Null);
     };
     if let ValueRef::Integer(oid) = value {
-        let name = match asked.outline()?.name_of(*oid) {
+        let name = match request.outline()?.name_of(*oid) {
             Some(name) => Some(shown(name)),
             None => {
-                let schema = asked.group_of_oid(*oid)?;
+                let schema = request.group_of_oid(*oid)?;
                 let index =
                     schema.as_ref().and_then(|schema| schema.indexes.iter().find(|index| index.oid == *oid));
                 index.map(|index| shown(&index.name))
@@ -368,7 +374,7 @@ fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) ->
         };
         return Ok(Value::Text(name.unwrap_or_else(|| oid.to_string())));
     }
-    match regclass_oid(*value, asked)? {
+    match regclass_oid(*value, request)? {
         Some(oid) => Ok(Value::Integer(oid)),
         None if must_exist => {
             let message = format!("relation \"{}\" does not exist", text_of(*value).unwrap_or_default());
@@ -397,18 +403,18 @@ fn namespace(value: ValueRef<'_>) -> Value {
 }
 
 /// `set_config(name, value, is_local)`.
-fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+fn set_config(arguments: Arguments<'_, '_>, request: CatalogRequest<'_>) -> Result<Value> {
     let mut texts = arguments.iter().map(|value| text_of(*value));
     let (name, value) =
         (texts.next().flatten().unwrap_or_default(), texts.next().flatten().unwrap_or_default());
     let local = integer(arguments.get(2)) == Some(1);
-    asked.viewer.act(Action::SetConfig { name: &name, value: &value, local })
+    request.viewer.act(Action::SetConfig { name: &name, value: &value, local })
 }
 
 /// `pg_get_indexdef(index [, column])`.
-fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+fn index_definition(arguments: Arguments<'_, '_>, request: CatalogRequest<'_>) -> Result<Value> {
     let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
-    let schema = asked.group_of_oid(oid)?;
+    let schema = request.group_of_oid(oid)?;
     let found = schema.as_ref().and_then(|schema| schema.indexes.iter().find(|index| index.oid == oid));
     let Some(index) = found else { return Ok(Value::Null) };
     let column = integer(arguments.get(1)).unwrap_or(0);
@@ -442,8 +448,8 @@ fn format(arguments: Arguments<'_, '_>) -> Option<String> {
     Some(text)
 }
 
-fn database_size(asked: Asked<'_>) -> Result<Value> {
-    let rows = asked.database.query("SELECT page_count * 4096 FROM pragma_page_count", &[])?;
+fn database_size(request: CatalogRequest<'_>) -> Result<Value> {
+    let rows = request.database.query("SELECT page_count * 4096 FROM pragma_page_count", &[])?;
     Ok(rows.into_iter().flatten().next().unwrap_or(Value::Null))
 }
 
@@ -459,7 +465,7 @@ fn size(bytes: i64) -> String {
 }
 
 /// `text REGEXP pattern`. SQLite passes the pattern first.
-fn matches(arguments: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+fn matches(arguments: Arguments<'_, '_>, _: CatalogRequest<'_>) -> Result<Value> {
     const MAX_PATTERN_BYTES: usize = 4 << 10;
     const MAX_TEXT_BYTES: usize = 64 << 10;
     const MAX_COMPILED_BYTES: usize = 1 << 20;
@@ -506,11 +512,11 @@ mod tests {
 
     #[test]
     fn dialect_recognizes_every_system_function() {
-        use crate::{Context, Front, front};
+        use crate::{Context, Dispatch, translate};
         let context = Context { database: "shop", user: "anna", pid: 1 };
         for function in all().iter().filter(|function| is_function(function.name)) {
             let sql = format!("SELECT {}(1)", function.name);
-            assert!(matches!(front(&sql, &context), Ok(Front::Translated(..))), "{sql}");
+            assert!(matches!(translate(&sql, &context), Ok(Dispatch::Translated(..))), "{sql}");
         }
     }
 

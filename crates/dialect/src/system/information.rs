@@ -2,7 +2,7 @@
 
 use fulmar_pgwire::types::Type;
 
-use super::asked::{Asked, By, Filled, FilledByGroup, Rows, table};
+use super::asked::{By, CatalogRequest, Filled, Rows, TableByGroup, table};
 use super::schema::{ForeignKey, Index, Relation, Schema};
 use super::types;
 use crate::{Result, row};
@@ -15,8 +15,8 @@ pub(crate) const TABLES: &[Filled] = &[
             "information_schema.schemata",
             &[("catalog_name", "NAME"), ("schema_name", "NAME"), ("schema_owner", "NAME")],
         ),
-        |asked| {
-            let tenant = asked.viewer.tenant();
+        |request| {
+            let tenant = request.viewer.tenant();
             let schemas = [SCHEMA, "pg_catalog", "information_schema"].into_iter();
             Ok(schemas.map(|schema| row![tenant.name.as_str(), schema, tenant.owner.as_str()]).collect())
         },
@@ -55,7 +55,7 @@ pub(crate) const TABLES: &[Filled] = &[
 /// relation.
 const TABLE_NAME: &[(&str, By)] = &[("table_name", By::Name)];
 
-pub(crate) const BY_GROUP: &[FilledByGroup] = &[
+pub(crate) const BY_GROUP: &[TableByGroup] = &[
     (
         table(
             "information_schema.tables",
@@ -72,11 +72,11 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             ],
         ),
         TABLE_NAME,
-        |asked, schema| {
+        |request, schema| {
             let row = |relation: &Relation| {
                 let (kind, insertable) =
                     if relation.is_view { ("VIEW", "NO") } else { ("BASE TABLE", "YES") };
-                row![database(asked), SCHEMA, relation.name.as_str(), kind, (), (), insertable, "NO", ()]
+                row![database(request), SCHEMA, relation.name.as_str(), kind, (), (), insertable, "NO", ()]
             };
             Ok(schema.relations.iter().map(row).collect())
         },
@@ -95,10 +95,10 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             ],
         ),
         TABLE_NAME,
-        |asked, schema| {
+        |request, schema| {
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             let row = |view: &Relation| {
-                row![database(asked), SCHEMA, view.name.as_str(), view.sql.as_str(), "NONE", "NO", "NO"]
+                row![database(request), SCHEMA, view.name.as_str(), view.sql.as_str(), "NONE", "NO", "NO"]
             };
             Ok(views.map(row).collect())
         },
@@ -154,9 +154,9 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             ],
         ),
         TABLE_NAME,
-        |asked, schema| {
+        |request, schema| {
             let row = |name: String, table: &str, kind: &str| {
-                let catalog = database(asked);
+                let catalog = database(request);
                 row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, kind, "NO", "NO", "YES"]
             };
             let mut rows: Rows =
@@ -222,11 +222,11 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             ],
         ),
         &[],
-        |asked, schema| {
-            let catalog = database(asked);
+        |request, schema| {
+            let catalog = database(request);
             let mut rows = Rows::new();
             for key in &schema.foreign_keys {
-                let to = referred(asked, key)?.map(|index| index.name);
+                let to = referred(request, key)?.map(|index| index.name);
                 let (name, update, delete) = (key.name(), key.on_update.as_str(), key.on_delete.as_str());
                 let catalog = catalog.as_str();
                 rows.push(row![catalog, SCHEMA, name, catalog, SCHEMA, to, "NONE", update, delete]);
@@ -236,12 +236,12 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
     ),
 ];
 
-fn database(asked: Asked<'_>) -> String {
-    asked.viewer.tenant().name.clone()
+fn database(request: CatalogRequest<'_>) -> String {
+    request.viewer.tenant().name.clone()
 }
 
-fn columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
-    let catalog = database(asked);
+fn columns(request: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
+    let catalog = database(request);
     let mut rows = Vec::new();
     for relation in &schema.relations {
         for (position, column) in (1i64..).zip(&relation.columns) {
@@ -304,8 +304,8 @@ fn keys(schema: &Schema) -> impl Iterator<Item = (&Index, &'static str)> {
 }
 
 /// The unique index that a foreign key references.
-fn referred(asked: Asked<'_>, key: &ForeignKey) -> Result<Option<Index>> {
-    let Some(schema) = asked.group_of_name(&key.to_table)? else { return Ok(None) };
+fn referred(request: CatalogRequest<'_>, key: &ForeignKey) -> Result<Option<Index>> {
+    let Some(schema) = request.group_of_name(&key.to_table)? else { return Ok(None) };
     let Some(to) = schema.relation(&key.to_table) else { return Ok(None) };
     let same = |index: &Index| match key.to_columns.is_empty() {
         true => index.primary,
@@ -317,8 +317,8 @@ fn referred(asked: Asked<'_>, key: &ForeignKey) -> Result<Option<Index>> {
     Ok(schema.indexes.iter().find(|index| index.table == to.oid && index.unique && same(index)).cloned())
 }
 
-fn key_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
-    let catalog = database(asked);
+fn key_columns(request: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
+    let catalog = database(request);
     let row = |name: &str, table: &str, column: &str, position: i64, other: Option<i64>| {
         row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, column, position, other]
     };
@@ -338,8 +338,8 @@ fn key_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(rows)
 }
 
-fn constraint_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
-    let catalog = database(asked);
+fn constraint_columns(request: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
+    let catalog = database(request);
     let row = |table: &str, column: &str, name: &str| {
         row![catalog.as_str(), SCHEMA, table, column, catalog.as_str(), SCHEMA, name]
     };
@@ -349,7 +349,7 @@ fn constraint_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     }
     for key in &schema.foreign_keys {
         let name = key.name();
-        if let Some(index) = referred(asked, key)? {
+        if let Some(index) = referred(request, key)? {
             rows.extend(index.keys.iter().map(|column| row(&index.table_name, &column.name, &name)));
         }
     }

@@ -10,7 +10,7 @@
 //! | `cluster` | server-wide tables: `pg_database`, `pg_roles`, `pg_settings`, ... |
 //! | `types` | `pg_type`, and names of types |
 //! | `information` | `information_schema` |
-//! | `nothing` | always empty: tables of unsupported features (policies, inheritance, ...) |
+//! | `empty_tables` | always empty: tables of unsupported features (policies, inheritance, ...) |
 //! | `functions`, `arrays` | functions that clients call in catalog queries |
 //!
 //! The viewer adds its own tables, for example about sessions and statistics ([`Tables::with`]).
@@ -24,9 +24,9 @@ mod catalog;
 mod cells;
 mod cluster;
 mod constraints;
+mod empty_tables;
 mod functions;
 mod information;
-mod nothing;
 mod relations;
 mod schema;
 mod tables;

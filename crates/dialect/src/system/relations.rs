@@ -3,7 +3,7 @@
 use fulmar_pgwire::types::Type;
 use fulmar_sqlite::Value;
 
-use super::asked::{Asked, By, Filled, FilledByGroup, Rows, table};
+use super::asked::{By, CatalogRequest, Filled, Rows, TableByGroup, table};
 use super::constraints::constraints;
 use super::schema::{Index, Key, Relation, Schema};
 use super::types;
@@ -25,7 +25,7 @@ pub(crate) const TABLES: &[Filled] = &[(
     },
 )];
 
-pub(crate) const BY_GROUP: &[FilledByGroup] = &[
+pub(crate) const BY_GROUP: &[TableByGroup] = &[
     (
         table(
             "pg_class",
@@ -201,8 +201,8 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             ],
         ),
         &[("tablename", By::Name)],
-        |asked, schema| {
-            let owner = asked.viewer.tenant().owner.as_str();
+        |request, schema| {
+            let owner = request.viewer.tenant().owner.as_str();
             let tables = schema.relations.iter().filter(|relation| !relation.is_view);
             let row = |table: &Relation| {
                 let indexed = schema.indexes.iter().any(|index| index.table == table.oid);
@@ -218,8 +218,8 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
             &[("schemaname", "NAME"), ("viewname", "NAME"), ("viewowner", "NAME"), ("definition", "TEXT")],
         ),
         &[("viewname", By::Name)],
-        |asked, schema| {
-            let owner = asked.viewer.tenant().owner.as_str();
+        |request, schema| {
+            let owner = request.viewer.tenant().owner.as_str();
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             Ok(views.map(|view| row!["public", view.name.as_str(), owner, view.sql.as_str()]).collect())
         },
@@ -273,7 +273,7 @@ pub(crate) const BY_GROUP: &[FilledByGroup] = &[
     ),
 ];
 
-fn classes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
+fn classes(_: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let class =
         |oid: i64, name: &str, kind: &str, columns: usize, checks: usize, indexed: bool, triggered: bool| {
             let method = match kind {
@@ -346,7 +346,7 @@ fn classes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(rows)
 }
 
-fn attributes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
+fn attributes(_: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let mut rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -425,7 +425,7 @@ fn attributes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(rows)
 }
 
-fn defaults(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
+fn defaults(_: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let mut rows: Rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -438,7 +438,7 @@ fn defaults(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(rows)
 }
 
-fn indexes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
+fn indexes(_: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let row = |index: &Index| {
         let each = |field: fn(&Key) -> i64| {
             index.keys.iter().map(|key| field(key).to_string()).collect::<Vec<_>>().join(" ")
@@ -472,7 +472,7 @@ fn indexes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     Ok(schema.indexes.iter().map(row).collect())
 }
 
-fn triggers(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
+fn triggers(_: CatalogRequest<'_>, schema: &Schema) -> Result<Rows> {
     let rows = schema.triggers.iter().map(|trigger| {
         let table: Value =
             schema.relation(&trigger.table).map_or(Value::Null, |table| Value::Integer(table.oid));

@@ -3,14 +3,15 @@
 use fulmar_sqlite::SystemTable;
 
 use super::asked::{Fill, Tables};
-use super::{cluster, information, nothing, relations, types};
+use super::{cluster, empty_tables, information, relations, types};
 
 impl Tables {
     /// The tables of this crate, and the tables whose rows [`Viewer::rows`](super::Viewer::rows)
     /// produces.
     pub fn with(own: impl IntoIterator<Item = SystemTable>) -> Tables {
-        let whole = [relations::TABLES, cluster::TABLES, types::TABLES, information::TABLES, nothing::TABLES]
-            .concat();
+        let whole =
+            [relations::TABLES, cluster::TABLES, types::TABLES, information::TABLES, empty_tables::TABLES]
+                .concat();
         let by_group = [relations::BY_GROUP, information::BY_GROUP].concat();
         let whole = whole.into_iter().map(|(table, fill)| (table, Fill::Whole(fill)));
         let by_group =

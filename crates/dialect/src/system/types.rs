@@ -3,7 +3,7 @@
 use fulmar_pgwire::types::Type;
 use fulmar_sqlite::{Value, ValueRef};
 
-use super::asked::{Asked, Filled, Rows, table};
+use super::asked::{CatalogRequest, Filled, Rows, table};
 use crate::{Result, row};
 
 pub(crate) const TABLES: &[Filled] = &[
@@ -90,7 +90,7 @@ const TYPES: [(Type, &str, &str); 21] = [
 /// The OID of the default collation.
 pub(crate) const DEFAULT_COLLATION: i64 = 100;
 
-fn types(_: Asked<'_>) -> Result<Rows> {
+fn types(_: CatalogRequest<'_>) -> Result<Rows> {
     let mut rows = Vec::new();
     for (kind, name, category) in TYPES {
         let array = kind.array().map_or(0, |array| i64::from(array.oid()));

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use fulmar_maintenance::RetentionSource;
 use fulmar_mvcc::{SnapshotBounds, SpaceSource, SystemTime, TimeSource};
-use fulmar_pages::{Era, PartitionId};
+use fulmar_pages::{PartitionId, Timeline};
 use fulmar_sqlite::{DEFAULT_STACK_BYTES, DEFAULT_TIME_SLICE};
 use fulmar_store::{LogFiles, LogOptions, SharedLogOptions, Store};
 use hashbrown::HashMap;
 
-use crate::beside::Owner;
+use crate::replica::Primary;
 
 /// Default maximum length of one statement's SQL text in bytes.
 pub const DEFAULT_STATEMENT_BYTES: usize = 1 << 20;
@@ -38,8 +38,8 @@ pub struct Config {
     /// The partitions of which logs and store may contain data. The start fails if they contain
     /// data of others. None: any partition.
     pub known: Option<CatalogPartitions>,
-    /// Current eras of the restored partitions.
-    pub eras: HashMap<PartitionId, Era>,
+    /// Current timelines of the restored partitions.
+    pub timelines: HashMap<PartitionId, Timeline>,
     /// Retention period of the history.
     pub retention: RetentionSource,
     /// Options of the local log.
@@ -73,14 +73,14 @@ pub struct Config {
     pub store: Option<Arc<dyn Store>>,
     /// Whether no other process can own the store, now or recently, because it is protected by the
     /// lock of `data`. (Always true if `store` is None.)
-    pub alone: bool,
+    pub is_exclusive: bool,
     /// Identifies the node's log in the store.
     pub node_id: u128,
     /// Partitions with `shared` durability in the catalog.
     pub shared: HashSet<PartitionId>,
     /// Makes the node a read replica of this primary: it has no log, and `data` contains only
     /// temporary files.
-    pub beside: Option<Owner>,
+    pub replica_of: Option<Primary>,
 }
 
 /// The partitions in the catalog, existing or dropped. Data of any other partition proves that the
@@ -132,8 +132,8 @@ impl Config {
             max_statement_bytes: DEFAULT_STATEMENT_BYTES,
             live: None,
             known: None,
-            eras: HashMap::new(),
-            retention: fulmar_maintenance::a_day(),
+            timelines: HashMap::new(),
+            retention: fulmar_maintenance::default_retention(),
             log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },
             shared_log: SharedLogOptions {
                 backlog_bytes: backlog_bytes(memory_bytes),
@@ -150,10 +150,10 @@ impl Config {
             time_slice: DEFAULT_TIME_SLICE,
             files: None,
             store: None,
-            alone: false,
+            is_exclusive: false,
             node_id: 0,
             shared: HashSet::new(),
-            beside: None,
+            replica_of: None,
         }
     }
 }

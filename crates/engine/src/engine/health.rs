@@ -10,7 +10,7 @@ impl Engine {
         Health {
             disk_level: node.disk.level(),
             log: LogHealth::of(&node.log),
-            shared_log: node.shared_log.get().map_or(LogHealth::WELL, |log| LogHealth::of(log)),
+            shared_log: node.shared_log.get().map_or(LogHealth::HEALTHY, |log| LogHealth::of(log)),
         }
     }
 
@@ -23,7 +23,7 @@ impl Engine {
     /// The shared log does not count: without it the node still serves all databases that do not
     /// commit to it.
     pub fn accepts_commits(&self) -> bool {
-        let can_read = self.beside().is_none_or(|beside| beside.is_well());
+        let can_read = self.replica().is_none_or(|beside| beside.is_healthy());
         let owns_store = !self.node().is_taken_over();
         can_read && owns_store && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }

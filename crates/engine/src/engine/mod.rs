@@ -20,12 +20,12 @@ use futures::future::BoxFuture;
 pub use config::{CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 pub use statistics::{EngineStatistics, PartitionStatistics};
 
-use crate::beside::Beside;
 use crate::connection::ConnectionSettings;
 use crate::health::Recovery;
+use crate::log_routing::LogRouter;
 use crate::opener::NodeOpener;
-use crate::places::Places;
-use crate::procedure::Machines;
+use crate::procedure::LuaPool;
+use crate::replica::Replica;
 
 /// All partitions of a node, with their logs and memory.
 pub struct Engine {
@@ -33,7 +33,7 @@ pub struct Engine {
     partitions: Arc<Partitions>,
     opener: Arc<NodeOpener>,
     /// Lua machines for procedures.
-    machines: Machines,
+    lua_pool: LuaPool,
     connections: ConnectionSettings,
     recovery: Recovery,
     tickets: AtomicU64,
@@ -45,7 +45,7 @@ impl Engine {
     pub fn shutdown(&self) -> BoxFuture<'_, Result<()>> {
         async move {
             self.maintenance.stop().await;
-            if self.reads_beside() {
+            if self.is_replica() {
                 return Ok(());
             }
             let flushed = self.maintenance.flush_all().await;
@@ -108,17 +108,17 @@ impl Engine {
         &self.maintenance
     }
 
-    pub(crate) fn machines(&self) -> &Machines {
-        &self.machines
+    pub(crate) fn lua_pool(&self) -> &LuaPool {
+        &self.lua_pool
     }
 
-    pub(crate) fn places(&self) -> &Places {
-        &self.opener.places
+    pub(crate) fn log_router(&self) -> &LogRouter {
+        &self.opener.log_router
     }
 
     /// Set on a replica: the state of following the primary.
-    pub(crate) fn beside(&self) -> Option<&Arc<Beside>> {
-        self.opener.beside.as_ref()
+    pub(crate) fn replica(&self) -> Option<&Arc<Replica>> {
+        self.opener.replica.as_ref()
     }
 
     /// Returns a new unique number.
@@ -135,7 +135,9 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // Pooled connections and their partition reference each other.
-        for partition in self.partitions.open_partitions().into_iter().chain(self.maintenance.past().open()) {
+        for partition in
+            self.partitions.open_partitions().into_iter().chain(self.maintenance.historical_versions().open())
+        {
             partition.close_idle();
         }
     }

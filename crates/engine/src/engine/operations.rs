@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fulmar_maintenance::{Export, Import, RestorePoint};
-use fulmar_pages::{Era, PartitionId};
+use fulmar_pages::{PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use futures::future::BoxFuture;
 
@@ -46,7 +46,7 @@ impl Engine {
         &self,
         id: PartitionId,
         at_unix_ms: u64,
-        decide: impl AsyncFnOnce(Era) -> Result<()>,
+        decide: impl AsyncFnOnce(Timeline) -> Result<()>,
     ) -> Result<()> {
         self.maintenance.restore_partition(id, at_unix_ms, decide).await
     }
@@ -54,7 +54,7 @@ impl Engine {
     /// Begins to read a partition as it is now, with exactly the commits acknowledged so far, or as
     /// it was at a time (milliseconds since 1970).
     pub async fn export(&self, id: PartitionId, at_unix_ms: Option<u64>) -> Result<Export> {
-        if at_unix_ms.is_none() && self.reads_beside() {
+        if at_unix_ms.is_none() && self.is_replica() {
             // The newest manifest may be a minute old, and miss commits that the session has seen.
             let message = "cannot export the current version of a database on a replica";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
@@ -70,7 +70,7 @@ impl Engine {
 
     /// Flushes all changed partitions. For tests and tools; the engine does so by itself.
     pub async fn flush(&self) -> Result<()> {
-        self.check_owner()?;
+        self.check_primary()?;
         self.maintenance.flush_all().await
     }
 

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use fulmar_maintenance::{HotLists, Maintenance, Parts, Settings};
 use fulmar_mvcc::{
-    Buffers, Cache, Clock, Disk, Found, MemoryBudget, Naming, Node, NodeStats, Partitions, PrimaryEra,
-    Replay, Tenure, log_error, poll_disk, space_of, spawn_disk_poll, spawn_sweeper, store_error,
+    Buffers, Cache, Clock, Disk, Found, MemoryBudget, Node, NodeStats, Partitions, PrimaryEra, Replay,
+    SegmentPublication, StoreOwnership, log_error, poll_disk, space_of, spawn_disk_poll, spawn_sweeper,
+    store_error,
 };
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
@@ -25,12 +26,12 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
 use super::{CatalogPartitions, Config, Engine, MIN_STATEMENT_BYTES};
-use crate::beside::{self, Beside};
 use crate::connection::ConnectionSettings;
 use crate::health::Recovery;
+use crate::log_routing::{LogRouter, refuse_unknown};
 use crate::opener::NodeOpener;
-use crate::places::{Places, refuse_unknown};
-use crate::procedure::Machines;
+use crate::procedure::LuaPool;
+use crate::replica::{self, Replica};
 
 /// Maximum size of a transaction's journal, and of its changed pages, in memory. Beyond it they
 /// move to a file.
@@ -42,8 +43,8 @@ struct Storage {
     /// The log of `shared` partitions, if there are any.
     shared_log: Option<Arc<CommitLog>>,
     store: PageStore,
-    tenure: Option<Tenure>,
-    places: Places,
+    tenure: Option<StoreOwnership>,
+    places: LogRouter,
     replays: HashMap<PartitionId, Arc<Replay>>,
     clock: Clock,
     recovery: Recovery,
@@ -69,8 +70,8 @@ impl Engine {
             poll_disk(engine.node());
             spawn_disk_poll(engine.node());
             spawn_sweeper(engine.node());
-            if engine.reads_beside() {
-                engine.maintenance.flush_task().spawn(&engine, beside::round);
+            if engine.is_replica() {
+                engine.maintenance.flush_task().spawn(&engine, replica::round);
             } else {
                 engine.maintenance.spawn();
             }
@@ -82,14 +83,14 @@ impl Engine {
 
 impl Storage {
     async fn open(config: &mut Config) -> Result<Storage> {
-        let is_replica = config.beside.is_some();
-        let is_alone = config.alone || config.store.is_none();
+        let is_replica = config.replica_of.is_some();
+        let is_alone = config.is_exclusive || config.store.is_none();
         let store = open_store(config.store.take(), &config.data)?;
         let clock = Clock::new(config.time.clone());
         let begun = Instant::now();
         let (live, shared) = (config.live.take(), std::mem::take(&mut config.shared));
         let known = config.known.take();
-        let places = Places::new(config.node_id, &shared, config.shared_log.clone(), known.clone());
+        let log_router = LogRouter::new(config.node_id, &shared, config.shared_log.clone(), known.clone());
         let is_local = move |id: &PartitionId| {
             live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
         };
@@ -104,33 +105,43 @@ impl Storage {
         // The process that has locked the log owns the directory.
         let cache = config.data.join("cache");
         let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
-        let tenure = match is_alone || is_replica {
+        let ownership = match is_alone || is_replica {
             true => None,
-            false => Some(Tenure::begin(&store, &clock).await?),
+            false => Some(StoreOwnership::begin(&store, &clock).await?),
         };
-        let store = match &tenure {
-            Some(tenure) => store.in_term(tenure.term()),
+        let store = match &ownership {
+            Some(ownership) => store.in_term(ownership.term()),
             None => store,
         };
         let mut shared_log = None;
-        if !places.all_local() {
-            match places.open_log(&store, &clock).await {
+        if !log_router.all_local() {
+            match log_router.open_log(&store, &clock).await {
                 Ok((log, found)) => {
                     replays.extend(found);
                     shared_log = Some(log);
                 }
-                Err(damage @ LogError::Corrupt { .. }) => places.refuse(&damage),
+                Err(damage @ LogError::Corrupt { .. }) => log_router.mark_damaged(&damage),
                 Err(error) => return Err(log_error(error)),
             }
         }
         let recovery = Recovery::of(&replays, begun.elapsed());
-        Ok(Storage { log, shared_log, store, tenure, places, replays, clock, recovery })
+        Ok(Storage {
+            log,
+            shared_log,
+            store,
+            tenure: ownership,
+            places: log_router,
+            replays,
+            clock,
+            recovery,
+        })
     }
 }
 
 /// Makes an engine of its parts. No task runs yet.
 fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
-    let Storage { log, shared_log, store, tenure, places, replays, clock, recovery } = storage;
+    let Storage { log, shared_log, store, tenure: ownership, places: log_router, replays, clock, recovery } =
+        storage;
     let node = Arc::new(Node {
         log,
         shared_log: OnceCell::new_with(shared_log),
@@ -145,27 +156,27 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
         clock,
         buffers: Buffers::default(),
         stats: NodeStats::default(),
-        naming: Naming::default(),
-        past: RwLock::default(),
-        tenure,
-        is_replica: config.beside.is_some(),
+        publication: SegmentPublication::default(),
+        old_manifests: RwLock::default(),
+        ownership,
+        is_replica: config.replica_of.is_some(),
         exported: Mutex::default(),
     });
     let seed = node.clock.unix_ms() ^ std::process::id() as u64;
-    let beside = config.beside.map(|owner| Beside::new(owner, &node));
+    let replica = config.replica_of.map(|owner| Replica::new(owner, &node));
     let parts = Parts {
         scheduler: Arc::default(),
         hot: Arc::new(HotLists::new(node.store.clone())),
-        pins: beside.as_ref().map(|beside| beside.pins.clone()),
+        pins: replica.as_ref().map(|replica| replica.pins.clone()),
     };
     let found = Found {
         replays,
-        eras: config.eras,
-        primary: beside.clone().map(|beside| -> PrimaryEra {
-            Arc::new(move |id| beside.standing(id).map(|standing| standing.era))
+        timelines: config.timelines,
+        primary: replica.clone().map(|replica| -> PrimaryEra {
+            Arc::new(move |id| replica.catalog_state(id).map(|standing| standing.timeline))
         }),
     };
-    let opener = Arc::new(NodeOpener { places, beside, parts: parts.clone() });
+    let opener = Arc::new(NodeOpener { log_router, replica, parts: parts.clone() });
     let partitions = Arc::new(Partitions::new(node.clone(), opener.clone(), found));
     let settings = Settings {
         manifest_interval: config.manifest_interval,
@@ -177,7 +188,7 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
         maintenance: Arc::new(Maintenance::new(partitions.clone(), parts, settings)),
         partitions,
         opener,
-        machines: Machines::new(&node.heap),
+        lua_pool: LuaPool::new(&node.heap),
         connections: ConnectionSettings {
             time_slice: config.time_slice,
             max_statement_bytes: config.max_statement_bytes.clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),

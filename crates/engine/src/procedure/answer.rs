@@ -8,7 +8,7 @@ use fulmar_sqlite::{Error, Row, RowSink, Value, ValueRef, checkpoint_here, sqlst
 use mlua::{Lua, ffi};
 
 use super::functions::Trusted;
-use super::values::{Room, ended, from_stack};
+use super::values::{ValueBudget, ended, from_stack};
 
 /// Sends the rows, and returns their number.
 pub(super) fn send_rows(
@@ -105,7 +105,7 @@ unsafe fn send_row(
     if checkpoint_here() {
         return Err(ended());
     }
-    let mut room = Room::new(memory_bytes);
+    let mut budget = ValueBudget::new(memory_bytes);
     let mut values = Vec::with_capacity(returns.len());
     for (index, (name, _)) in returns.iter().enumerate() {
         // SAFETY: guaranteed by the caller; each pushed value is popped.
@@ -116,7 +116,7 @@ unsafe fn send_row(
                 ffi::lua_pop(state, 1);
                 ffi::lua_rawgeti(state, row, (index + 1) as _);
             }
-            let value = from_stack(state, -1, &mut room, || format!("column \"{name}\""));
+            let value = from_stack(state, -1, &mut budget, || format!("column \"{name}\""));
             ffi::lua_pop(state, 1);
             value
         };

@@ -25,7 +25,7 @@ use mlua::{Function, Lua, Table, ffi};
 
 use super::host::Host;
 use super::limits::Limits;
-use super::values::{Room, ended, from_stack, text_at};
+use super::values::{ValueBudget, ended, from_stack, text_at};
 
 /// Indexes of the upvalues: the lent host, and the closure that raises errors.
 const LENT: c_int = 1;
@@ -100,10 +100,10 @@ unsafe fn answer(
     let answered = unsafe {
         let lent = &*ffi::lua_tolightuserdata(state, ffi::lua_upvalueindex(LENT)).cast::<Lent>();
         let asked = catch_unwind(AssertUnwindSafe(|| {
-            let mut room = Room::new(lent.limits.memory_bytes());
-            let (sql, parameters) = arguments(state, &mut room).map_err(mlua::Error::external)?;
+            let mut budget = ValueBudget::new(lent.limits.memory_bytes());
+            let (sql, parameters) = arguments(state, &mut budget).map_err(mlua::Error::external)?;
             lent.with(|host, lua| {
-                let _held = Lease::new(room.taken()).map_err(mlua::Error::external)?;
+                let _held = Lease::new(budget.taken()).map_err(mlua::Error::external)?;
                 ask(host, lua, sql, &parameters)
             })
         }));
@@ -130,7 +130,10 @@ unsafe fn answer(
 ///
 /// # Safety
 /// The stack must contain the arguments, which must not change while the text is used.
-unsafe fn arguments<'s>(state: *mut ffi::lua_State, room: &mut Room) -> Result<(&'s str, Vec<Value>)> {
+unsafe fn arguments<'s>(
+    state: *mut ffi::lua_State,
+    budget: &mut ValueBudget,
+) -> Result<(&'s str, Vec<Value>)> {
     // SAFETY: guaranteed by the caller; indexes up to the top are arguments.
     unsafe {
         let sql = match ffi::lua_type(state, 1) {
@@ -139,7 +142,7 @@ unsafe fn arguments<'s>(state: *mut ffi::lua_State, room: &mut Room) -> Result<(
                 .hint("For example: db.query(\"SELECT ... WHERE id = $1\", id)")),
         }?;
         let parameters = (2..=ffi::lua_gettop(state))
-            .map(|index| from_stack(state, index, room, || format!("argument ${}", index - 1)));
+            .map(|index| from_stack(state, index, budget, || format!("argument ${}", index - 1)));
         Ok((sql, parameters.collect::<Result<_>>()?))
     }
 }

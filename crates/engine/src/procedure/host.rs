@@ -5,7 +5,9 @@
 //! ([`Host::end`]), and cannot be undone by catching the error.
 
 use fulmar_sqlite::sql::{classify, tokens};
-use fulmar_sqlite::{Error, Nowhere, Result, RowSink, Run, StatementKind, Step, Suspender, Value, sqlstate};
+use fulmar_sqlite::{
+    DiscardRows, Error, Result, RowSink, Run, StatementKind, Step, Suspender, Value, sqlstate,
+};
 use mlua::Lua;
 
 use super::rows::Rows;
@@ -58,7 +60,7 @@ impl<'c> Host<'c> {
     /// Runs a statement, and returns the number of changed rows.
     pub(super) fn exec(&mut self, sql: &str, parameters: &[Value]) -> mlua::Result<i64> {
         let (_, before) = self.connection.changes();
-        self.run(sql, parameters, &mut Nowhere)?;
+        self.run(sql, parameters, &mut DiscardRows)?;
         let (changed, after) = self.connection.changes();
         // A statement without changes leaves SQLite's counter of the previous one unchanged.
         Ok(if after == before { 0 } else { changed })
@@ -86,11 +88,11 @@ impl<'c> Host<'c> {
             let cancelled = self.connection.link.cancel.borrow().error();
             return Err(self.finish(if conflict { Step::Conflict } else { Step::Failed(cancelled) }));
         }
-        let id = match self.connection.known_text(sql) {
+        let id = match self.connection.cached_text_id(sql) {
             Some(id) => id,
             None => {
                 check(sql).map_err(mlua::Error::external)?;
-                self.connection.know_text(sql)
+                self.connection.cache_text(sql)
             }
         };
         let run = Run { id, sql, columns: None, parameters };

@@ -47,13 +47,13 @@ mod vm;
 pub(crate) use definition::describe_here;
 pub use definition::{CREATE_TABLE, Definition, TABLE};
 pub(crate) use loaded::Known;
-pub(crate) use vm::{Machines, check};
+pub(crate) use vm::{LuaPool, check};
 
 use std::sync::Arc;
 
 use host::Host;
 use loaded::Loaded;
-use values::Room;
+use values::ValueBudget;
 
 use fulmar_sqlite::sql::Call;
 use fulmar_sqlite::{
@@ -66,20 +66,20 @@ use crate::connection::Connection;
 /// committed or rolled back as a whole.
 pub(crate) fn call_here(
     connection: &mut Connection,
-    machines: &Machines,
+    pool: &LuaPool,
     call: &Call,
     parameters: &[Value],
     columns: usize,
     sink: &mut dyn RowSink,
 ) -> Step {
     if !connection.is_autocommit() {
-        return run(connection, machines, call, parameters, columns, sink);
+        return run(connection, pool, call, parameters, columns, sink);
     }
     match connection.control_here(BEGIN.0, BEGIN.1) {
         Step::Done(_) => {}
         other => return other,
     }
-    let mut end = run(connection, machines, call, parameters, columns, sink);
+    let mut end = run(connection, pool, call, parameters, columns, sink);
     if let Step::Done(rows) = end {
         end = match connection.control_here(COMMIT.0, COMMIT.1) {
             Step::Done(_) => Step::Done(rows),
@@ -94,13 +94,13 @@ pub(crate) fn call_here(
 
 fn run(
     connection: &mut Connection,
-    machines: &Machines,
+    pool: &LuaPool,
     call: &Call,
     parameters: &[Value],
     columns: usize,
     sink: &mut dyn RowSink,
 ) -> Step {
-    match prepare(connection, machines.memory_bytes(), call, parameters) {
+    match prepare(connection, pool.memory_bytes(), call, parameters) {
         Ok(Ok((loaded, arguments))) => {
             if loaded.returns().len() != columns {
                 return Step::Failed(
@@ -108,7 +108,7 @@ fn run(
                         .hint("The procedure was replaced after the CALL was prepared. Prepare it again."),
                 );
             }
-            execute(connection, machines, call, &loaded, arguments, sink)
+            execute(connection, pool, call, &loaded, arguments, sink)
         }
         Ok(Err(step)) => step,
         Err(error) => Step::Failed(error),
@@ -144,7 +144,7 @@ fn prepare(
 
 fn execute(
     connection: &mut Connection,
-    machines: &Machines,
+    pool: &LuaPool,
     call: &Call,
     loaded: &Loaded,
     arguments: Vec<Value>,
@@ -154,11 +154,11 @@ fn execute(
         Ok(lease) => lease,
         Err(error) => return Step::Failed(error),
     };
-    let outcome = machines.take().map(|mut machine| {
-        let mut host = Host::new(connection, machines.memory_bytes());
+    let outcome = pool.take().map(|mut machine| {
+        let mut host = Host::new(connection, pool.memory_bytes());
         let outcome = machine.run(&call.name, loaded, &arguments, &mut host, sink);
         let outcome = host.settle(outcome);
-        machines.give(machine);
+        pool.give(machine);
         outcome
     });
     outcome.unwrap_or_else(Step::Failed)
@@ -184,10 +184,10 @@ impl RowSink for OneRow {
         if self.row.is_some() {
             return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of CALL must be a single row"));
         }
-        let mut room = Room::new(self.memory_bytes);
+        let mut budget = ValueBudget::new(self.memory_bytes);
         let values = (0..row.len()).map(|column| {
             let value = row.get(column);
-            room.take(match value {
+            budget.take(match value {
                 ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
                 _ => 0,
             })?;

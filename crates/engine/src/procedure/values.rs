@@ -19,15 +19,15 @@ const MAX_EXACT_INTEGER: i64 = 1 << 53;
 
 /// Remaining memory for values in bytes. They are Rust values, outside of the memory that Lua
 /// counts.
-pub(super) struct Room {
+pub(super) struct ValueBudget {
     left: usize,
     /// Memory limit of the call.
     memory_bytes: usize,
 }
 
-impl Room {
+impl ValueBudget {
     pub(super) fn new(memory_bytes: usize) -> Self {
-        Room { left: memory_bytes, memory_bytes }
+        ValueBudget { left: memory_bytes, memory_bytes }
     }
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
@@ -81,7 +81,7 @@ fn no_memory(cause: mlua::Error) -> Error {
 pub(super) unsafe fn from_stack(
     state: *mut ffi::lua_State,
     index: c_int,
-    room: &mut Room,
+    budget: &mut ValueBudget,
     what: impl Fn() -> String,
 ) -> Result<Value> {
     // SAFETY: guaranteed by the caller; each value is read as its actual type. The contents of a
@@ -96,13 +96,13 @@ pub(super) unsafe fn from_stack(
             },
             ffi::LUA_TSTRING => {
                 let text = text_at(state, index, what)?;
-                room.take(text.len())?;
+                budget.take(text.len())?;
                 return Ok(Value::Text(text.to_owned()));
             }
             ffi::LUA_TBUFFER => {
                 let mut length = 0;
                 let bytes = ffi::lua_tobuffer(state, index, &raw mut length).cast::<u8>();
-                room.take(length)?;
+                budget.take(length)?;
                 return Ok(Value::Blob(std::slice::from_raw_parts(bytes, length).to_vec()));
             }
             other => {
@@ -112,7 +112,7 @@ pub(super) unsafe fn from_stack(
                     .hint("Supported types are nil, boolean, number, string and buffer."));
             }
         };
-        room.take(0)?;
+        budget.take(0)?;
         Ok(value)
     }
 }

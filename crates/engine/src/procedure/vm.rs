@@ -69,7 +69,7 @@ const GLOBALS: [&str; 26] = [
 const PRELUDE: &str = include_str!("prelude.lua");
 
 /// The machines of a node.
-pub(crate) struct Machines {
+pub(crate) struct LuaPool {
     kept: Mutex<Vec<Machine>>,
     /// Maximum memory of a call.
     memory_bytes: usize,
@@ -80,11 +80,11 @@ pub(crate) struct Machines {
 /// Idle machines may use 1/16 of the node's statement memory.
 const IDLE_DIVISOR: u64 = 16;
 
-impl Machines {
+impl LuaPool {
     /// Creates the machines of a node whose statement memory is limited by `heap`.
-    pub(crate) fn new(heap: &Heap) -> Machines {
+    pub(crate) fn new(heap: &Heap) -> LuaPool {
         let call_bytes = heap.partition_limit_bytes() / 4;
-        Machines {
+        LuaPool {
             kept: Mutex::default(),
             memory_bytes: call_bytes.min(MAX_MEMORY_BYTES as u64) as usize,
             kept_bytes: (heap.limit_bytes() / IDLE_DIVISOR) as usize,

@@ -34,19 +34,19 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if statement.is_for_writers() && self.begins_read_only() {
-            return Err(self.read_only_error(self.past.is_some()));
+            return Err(self.read_only_error(self.historical_view.is_some()));
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
         // A procedure runs several statements, so its reads are tracked page by page.
-        connection.pages.transaction().borrow_mut().lone = statement.plan.call.is_none();
+        connection.pages.transaction().borrow_mut().single_statement = statement.plan.call.is_none();
         let end = if statement.read_only {
             {
                 let mut transaction = connection.pages.transaction().borrow_mut();
                 transaction.track_reads = false;
                 transaction.current = false;
             }
-            let machines = self.engine.machines();
+            let machines = self.engine.lua_pool();
             match connection.run(|c| run_statement(c, machines, statement, parameters, sink)) {
                 Ok(running) => Ok(running.await),
                 Err(error) => Err(error),
@@ -73,7 +73,7 @@ impl Session {
         }
         if let Some(version) = committed.map(|c| c.snapshot).or(seen) {
             self.wait_durable(version.lsn).await?;
-            if partition.is_doomed(&version) {
+            if partition.is_discarded(&version) {
                 return Err(discarded(&partition.log));
             }
         }
@@ -106,7 +106,7 @@ impl Session {
         if let Some(turn) = &turn
             && (statement.plan.vacuum || self.turn_first)
         {
-            turn.exclude_others();
+            turn.make_exclusive();
         }
         self.turn_first = false;
         let begun = connection.link.variables.borrow().clone();
@@ -120,12 +120,12 @@ impl Session {
                 transaction.conflict = None;
                 transaction.turn = turn.as_ref().map_or(0, Turn::ticket);
             }
-            let machines = self.engine.machines();
+            let machines = self.engine.lua_pool();
             let end = connection.run(|c| run_statement(c, machines, statement, parameters, sink))?.await;
             let conflicted = matches!(end, End::Conflict);
             match turn {
-                None => partition.turns.note(conflicted),
-                Some(_) => partition.turns.fade(),
+                None => partition.turns.record_commit(conflicted),
+                Some(_) => partition.turns.decay_contention(),
             }
             if !conflicted {
                 return Ok(end);
@@ -135,7 +135,7 @@ impl Session {
             sink.reset();
             match &turn {
                 None => turn = Some(self.cancellable(partition.turns.take()).await?),
-                Some(turn) => turn.exclude_others(),
+                Some(turn) => turn.make_exclusive(),
             }
         }
         Ok(End::Conflict)

@@ -91,7 +91,7 @@ impl Session {
             if open.connection.as_ref().is_some_and(|connection| connection.pages.is_stale()) {
                 // A commit that is certain to conflict is replayed immediately.
                 partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
-                partition.turns.note(true);
+                partition.turns.record_commit(true);
                 self.take_turn(open, &partition, false).await?;
                 self.replay_in(open).await?;
             }
@@ -110,9 +110,9 @@ impl Session {
             let wrote = connection.is_writing();
             let step = connection.run(|c| c.control_here(COMMIT.0, COMMIT.1))?.await;
             if wrote && attempt == 0 && !in_turn {
-                partition.turns.note(matches!(step, Step::Conflict));
+                partition.turns.record_commit(matches!(step, Step::Conflict));
             } else if wrote {
-                partition.turns.fade();
+                partition.turns.decay_contention();
             }
             match step {
                 Step::Done(_) => return Ok(Outcome::Committed),
@@ -181,7 +181,7 @@ impl Session {
         }
         if let Some(version) = version.or(seen) {
             self.wait_durable(version.lsn).await?;
-            if partition.is_doomed(&version) {
+            if partition.is_discarded(&version) {
                 return Err(discarded(&partition.log));
             }
         }

@@ -96,7 +96,7 @@ impl HeldTurn {
     /// Prevents all other commits while the turn is held.
     pub(super) fn exclude_others(&self) {
         if let Some(turn) = &self.inner.lock().turn {
-            turn.exclude_others();
+            turn.make_exclusive();
         }
     }
 

@@ -17,7 +17,7 @@ use fulmar_sqlite::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::connection::Connection;
-use crate::procedure::{Machines, call_here};
+use crate::procedure::{LuaPool, call_here};
 
 /// Maximum size of a transaction's journal. Beyond it, or if its connection reaches its memory
 /// limit, the transaction acquires the turn and keeps it.
@@ -190,7 +190,7 @@ impl RowSink for HashingSink<'_> {
 /// Runs one statement on the fiber, and determines its tag.
 pub(super) fn run_statement(
     connection: &mut Connection,
-    machines: &Machines,
+    machines: &LuaPool,
     statement: &Statement,
     parameters: &[Value],
     sink: &mut dyn RowSink,
@@ -264,11 +264,7 @@ pub(super) enum Replayed {
 }
 
 /// Rolls back, and runs the journal again on a fresh snapshot. Runs on the fiber.
-pub(super) fn replay(
-    connection: &mut Connection,
-    machines: &Machines,
-    entries: &[Entry],
-) -> Result<Replayed> {
+pub(super) fn replay(connection: &mut Connection, machines: &LuaPool, entries: &[Entry]) -> Result<Replayed> {
     if !connection.is_autocommit() {
         connection.control_here(ROLLBACK.0, ROLLBACK.1);
     }

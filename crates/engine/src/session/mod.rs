@@ -8,8 +8,8 @@
 //! | [`open`] | statements in a transaction block or a pipeline |
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
 //! | [`journal`] | the journal of an open transaction, and its replay |
-//! | [`let_go`] | expiry of old snapshots |
-//! | [`look_back`] | transactions on historical versions, and on replicas |
+//! | [`snapshot_expiry`] | expiry of old snapshots |
+//! | [`time_travel`] | transactions on historical versions, and on replicas |
 //! | [`verify`] | verification of stored data |
 //! | [`state`], [`errors`] | the state of an open transaction; errors of transactions |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
@@ -28,18 +28,18 @@ mod control;
 mod errors;
 mod held_turn;
 mod journal;
-mod let_go;
-mod look_back;
 mod open;
 mod prepare;
+mod snapshot_expiry;
 mod state;
+mod time_travel;
 mod verify;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, past_is_read_only};
+use fulmar_mvcc::{Partition, historical_session_is_read_only};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
     CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
@@ -82,7 +82,7 @@ pub struct Session {
     running: Arc<AtomicBool>,
     default_read_only: bool,
     /// The historical version that transactions read, if `fulmar.as_of` is set.
-    past: Option<HistoricalView>,
+    historical_view: Option<HistoricalView>,
     /// On a replica, the maximum age of a transaction's snapshot; None for any age.
     staleness: Option<Duration>,
     /// On a replica, the last transaction's snapshot contains every commit acknowledged before this
@@ -118,7 +118,7 @@ impl Session {
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
-            past: None,
+            historical_view: None,
             staleness: None,
             seen_unix_ms: None,
             may_write: true,
@@ -213,7 +213,7 @@ impl Session {
     }
 
     /// Creates a session on another partition that shares this session's canceller.
-    pub fn beside(&self, partition: PartitionId) -> Session {
+    pub fn session_on(&self, partition: PartitionId) -> Session {
         let mut other = Session::new(self.engine.clone(), partition);
         (other.flag, other.running) = (self.flag.clone(), self.running.clone());
         other
@@ -239,16 +239,19 @@ impl Session {
     }
 
     fn begins_read_only(&self) -> bool {
-        self.default_read_only || !self.may_write || self.past.is_some() || self.engine.reads_beside()
+        self.default_read_only
+            || !self.may_write
+            || self.historical_view.is_some()
+            || self.engine.is_replica()
     }
 
     /// The error of a write in a read-only transaction. `of_past`: the transaction reads a
     /// historical version.
     fn read_only_error(&self, of_past: bool) -> Error {
         if of_past {
-            return past_is_read_only();
+            return historical_session_is_read_only();
         }
-        if let Err(error) = self.engine.check_owner() {
+        if let Err(error) = self.engine.check_primary() {
             return error;
         }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
@@ -274,7 +277,7 @@ impl Session {
 
     /// Yields the thread to other sessions. Called between statements of one message, each of which
     /// may be too short to yield. A cancel during the call fails it.
-    pub async fn give_way(&mut self) -> Result<()> {
+    pub async fn yield_now(&mut self) -> Result<()> {
         let _running = self.start();
         tokio::task::yield_now().await;
         self.check_cancelled()
@@ -290,7 +293,7 @@ impl Session {
         let _ = self.rollback().await;
         self.own = None;
         self.partition = None;
-        self.past = None;
+        self.historical_view = None;
     }
 
     /// If the last statement's future was dropped, it may have committed without waiting for
@@ -314,7 +317,7 @@ impl Session {
     pub(crate) async fn run(&mut self, mut sql: &str) {
         while !sql.is_empty() {
             let (statement, rest) = self.prepare(sql).await.unwrap();
-            self.execute(&statement, &[], Scope::Auto, &mut fulmar_sqlite::Nowhere).await.unwrap();
+            self.execute(&statement, &[], Scope::Auto, &mut fulmar_sqlite::DiscardRows).await.unwrap();
             sql = rest;
         }
     }
@@ -346,9 +349,9 @@ impl Session {
         if let Some(at_unix_ms) = self.as_of() {
             return self.partition_at(at_unix_ms).await;
         }
-        if let Some(beside) = self.engine.beside() {
-            let beside = beside.clone();
-            return self.partition_beside(beside).await;
+        if let Some(replica) = self.engine.replica() {
+            let replica = replica.clone();
+            return self.replica_partition(replica).await;
         }
         if let Some(partition) = self.partition.as_ref().filter(|partition| !partition.is_closed()) {
             return Ok(partition.clone());
@@ -364,7 +367,7 @@ impl Session {
         let partition = self.partition().await?;
         // Not a connection from before a restore. Temporary tables are available with the newest
         // version only.
-        let own = if partition.is_past() { None } else { self.own.take() };
+        let own = if partition.is_historical() { None } else { self.own.take() };
         let own = own.filter(|own| !own.partition().is_closed());
         let mut connection = match own.or_else(|| partition.attachment::<Idle>().take()) {
             Some(connection) => connection,
@@ -403,7 +406,7 @@ impl Session {
         {
             let mut transaction = connection.pages.transaction().borrow_mut();
             transaction.track_reads = false;
-            transaction.lone = true;
+            transaction.single_statement = true;
         }
         let answer = connection.run(body)?.await;
         self.give_back(connection);
@@ -423,7 +426,7 @@ impl Session {
         }
         connection.trim();
         let partition = connection.partition().clone();
-        if connection.tainted && !partition.is_past() {
+        if connection.tainted && !partition.is_historical() {
             self.own = Some(connection);
         } else {
             partition.attachment::<Idle>().give(connection);

@@ -55,8 +55,8 @@ impl Session {
         if open.failed && statement.kind != StatementKind::RollbackTo {
             return Err(failed_transaction());
         }
-        let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_past());
-        if (open.read_only || is_past || self.engine.reads_beside()) && statement.is_for_writers() {
+        let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_historical());
+        if (open.read_only || is_past || self.engine.is_replica()) && statement.is_for_writers() {
             return Err(self.read_only_error(is_past));
         }
         if statement.plan.vacuum {
@@ -108,7 +108,7 @@ impl Session {
         for _ in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
             connection.pages.transaction().borrow_mut().conflict = None;
-            let machines = self.engine.machines();
+            let machines = self.engine.lua_pool();
             let mut hashing = HashingSink::new(Some(sink));
             let end =
                 connection.run(|c| run_statement(c, machines, statement, parameters, &mut hashing))?.await;
@@ -315,7 +315,7 @@ impl Session {
                 before.changes,
                 before.total_changes,
             );
-            let (machines, entries) = (self.engine.machines(), open.journal.entries());
+            let (machines, entries) = (self.engine.lua_pool(), open.journal.entries());
             let replayed = connection.run(|c| replay(c, machines, entries))?.await?;
             let expired = connection.pages.has_expired();
             match replayed {
@@ -352,7 +352,7 @@ impl Session {
         };
         let Some(snapshot) = snapshot else { return Ok(()) };
         self.wait_durable(snapshot.lsn).await?;
-        if partition.is_doomed(&snapshot) {
+        if partition.is_discarded(&snapshot) {
             return Err(discarded(&partition.log));
         }
         Ok(())

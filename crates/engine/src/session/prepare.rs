@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use fulmar_sqlite::sql::{First, Plan, Shape, Token, classify, first_statement, shape, tokens};
+use fulmar_sqlite::sql::{FirstStatement, Plan, Shape, Token, classify, first_statement, shape, tokens};
 use fulmar_sqlite::{
-    ColumnInfo, Columns, Error, Known, ParameterInfo, Prepared, Result, Statement, StatementKind,
+    ColumnInfo, Columns, Error, ParameterInfo, Prepared, Result, Statement, StatementContext, StatementKind,
     statement_too_long,
 };
 use hashbrown::HashMap;
@@ -18,7 +18,7 @@ impl Session {
     /// (25P02).
     pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         let _running = self.start();
-        let prepared = prepare(self, sql, Known::default()).await;
+        let prepared = prepare(self, sql, StatementContext::default()).await;
         if prepared.is_err() {
             self.fail();
         }
@@ -30,10 +30,10 @@ impl Session {
     pub async fn prepare_as<'a>(
         &mut self,
         sql: &'a str,
-        known: Known<'_>,
+        context: StatementContext<'_>,
     ) -> Result<(Arc<Statement>, &'a str)> {
         let _running = self.start();
-        let prepared = prepare(self, sql, known).await;
+        let prepared = prepare(self, sql, context).await;
         if prepared.is_err() {
             self.fail();
         }
@@ -44,7 +44,7 @@ impl Session {
 async fn prepare<'a>(
     session: &mut Session,
     sql: &'a str,
-    known: Known<'_>,
+    context: StatementContext<'_>,
 ) -> Result<(Arc<Statement>, &'a str)> {
     if let Some(failed) = failed_unless_control(session, sql) {
         return Err(failed);
@@ -56,16 +56,16 @@ async fn prepare<'a>(
     let partition = session.partition().await?;
     let schema = partition.schema_cookie();
     if !writing
-        && !known.once
+        && !context.once
         && let Some(kept) = partition.attachment::<Idle>().statements.get(sql, schema)
     {
         return Ok((kept, ""));
     }
-    let (statement, rest) = describe(session, sql, known).await?;
+    let (statement, rest) = describe(session, sql, context).await?;
     let statement = Arc::new(statement);
     // A description that depends on the transaction's own schema changes is valid for it only.
     // CALLs are not cached: a procedure can be replaced without a change of the schema.
-    let lasts = !known.once && !statement.plan.temporary && statement.plan.call.is_none();
+    let lasts = !context.once && !statement.plan.temporary && statement.plan.call.is_none();
     if !writing && rest.is_empty() && lasts && session.own.is_none() {
         partition.attachment::<Idle>().statements.put(sql, schema, &statement, partition.heap());
     }
@@ -94,9 +94,13 @@ fn first_kind(sql: &str) -> StatementKind {
     classify(&first).0
 }
 
-async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> Result<(Statement, &'a str)> {
+async fn describe<'a>(
+    session: &mut Session,
+    sql: &'a str,
+    context: StatementContext<'_>,
+) -> Result<(Statement, &'a str)> {
     let limit_bytes = session.engine.max_statement_bytes();
-    let First { tokens: first, trigger, mut rest } =
+    let FirstStatement { tokens: first, trigger, mut rest } =
         first_statement(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
     let (kind, begin) = classify(&first);
     let mut shape = shape(kind, &first);
@@ -110,9 +114,9 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         vacuum: kind == StatementKind::Utility("VACUUM"),
         checks_integrity: checks_integrity(&first),
         temporary: is_temporary(&first),
-        system: known.system,
+        system: context.system,
         explains: first.first().is_some_and(|token| token.is("EXPLAIN")),
-        declares: known.declares,
+        declares: context.declares,
         call: None,
     };
     let id = session.engine.ticket();
@@ -142,7 +146,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
             statement.sql = text[..prepared.length].trim_end().trim_end_matches(';').into();
         }
         complete(&mut statement, prepared, &shape, &tables);
-        apply_parameter_types(&mut statement, known.parameters);
+        apply_parameter_types(&mut statement, context.parameters);
     }
     if kind == StatementKind::Call {
         call::describe(session, &mut statement, &words, sql).await?;
@@ -212,9 +216,9 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
     let by_name = (shape.parameters.len() > MAX_LINEAR_SEARCH).then(|| declared_by_name(tables));
     for place in &shape.parameters {
         if let Some(parameter) = statement.parameters.get_mut(place.number as usize - 1) {
-            let known = parameter.declared_type.take();
+            let context = parameter.declared_type.take();
             let by_name = by_name.as_ref().filter(|_| !place.column.starts_with('#'));
-            parameter.declared_type = known.or_else(|| match by_name {
+            parameter.declared_type = context.or_else(|| match by_name {
                 Some(by_name) => by_name.get(&place.column.to_ascii_lowercase()).cloned().flatten(),
                 None => declared(tables, &place.column),
             });
@@ -232,7 +236,7 @@ fn apply_parameter_types(statement: &mut Statement, parameters: &[(u16, String)]
         let place = usize::from(*number).checked_sub(1);
         let Some(parameter) = place.and_then(|place| statement.parameters.get_mut(place)) else { continue };
         parameter.declared_type = match (kind.as_str(), parameter.declared_type.take()) {
-            ("[]", known) => Some(format!("{}[]", known.as_deref().unwrap_or("TEXT"))),
+            ("[]", context) => Some(format!("{}[]", context.as_deref().unwrap_or("TEXT"))),
             (kind, _) => Some(kind.to_owned()),
         };
     }

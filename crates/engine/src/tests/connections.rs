@@ -2,7 +2,7 @@
 
 use fulmar_mvcc::Attachment;
 use fulmar_pages::PartitionId;
-use fulmar_sqlite::{Held, Nowhere};
+use fulmar_sqlite::{DiscardRows, HeapAccount};
 
 use crate::idle::Idle;
 use crate::{CREATE_PROCEDURES, Config, Definition, Engine, Scope, Value, sqlstate};
@@ -41,10 +41,10 @@ async fn procedure_call_respects_the_tenants_memory_limit() {
     };
     let sql = "INSERT INTO fulmar_procedures VALUES ($1, $2, $3, $4)";
     let (insert, _) = session.prepare(sql).await.unwrap();
-    session.execute(&insert, &definition.values(), Scope::Auto, &mut Nowhere).await.unwrap();
+    session.execute(&insert, &definition.values(), Scope::Auto, &mut DiscardRows).await.unwrap();
     let (call, _) = session.prepare("CALL fills($1)").await.unwrap();
     let mut state_of = async |rows: i64| {
-        let called = session.execute(&call, &[Value::Integer(rows)], Scope::Auto, &mut Nowhere).await;
+        let called = session.execute(&call, &[Value::Integer(rows)], Scope::Auto, &mut DiscardRows).await;
         called.map_or_else(|error| error.state(), |_| sqlstate::SUCCESSFUL_COMPLETION)
     };
     // About 1 MiB.
@@ -53,7 +53,7 @@ async fn procedure_call_respects_the_tenants_memory_limit() {
     let heap = partition.heap();
     let mut others = Vec::new();
     while heap.used_bytes() + 4 * STEP <= heap.limit_bytes() {
-        let held = Held::default();
+        let held = HeapAccount::default();
         assert!(held.take(STEP, heap));
         others.push(held);
     }

@@ -35,7 +35,7 @@ async fn export_fails_if_its_index_does_not_fit_into_memory() {
     drop(export);
     assert_eq!(memory.used_bytes(), used_bytes);
 
-    let all = Reservation::unasked(memory.clone(), memory.limit_bytes()).hold();
+    let all = Reservation::unconditional(memory.clone(), memory.limit_bytes()).into_long_term();
     let refused = engine.export(ID, None).await.map(drop).unwrap_err();
     assert_eq!(refused.state(), sqlstate::OUT_OF_MEMORY);
     drop(all);

@@ -18,18 +18,22 @@ async fn version_is_opened_once_and_stays_open_while_sessions_use_it() {
         session.set_as_of(Some(now_ms));
         session.run("SELECT * FROM t").await;
     }
-    let close_unused = || engine.maintenance().past().close_unused(|_| true);
+    let close_unused = || engine.maintenance().historical_versions().close_unused(|_| true);
     close_unused();
-    assert_eq!(engine.maintenance().past().open().len(), 1);
+    assert_eq!(engine.maintenance().historical_versions().open().len(), 1);
     let [mut first, mut second] = readers;
     first.close().await;
     close_unused();
-    assert_eq!(engine.maintenance().past().open().len(), 1);
+    assert_eq!(engine.maintenance().historical_versions().open().len(), 1);
     second.set_as_of(None);
-    engine.maintenance().past().close_unused(|_| false);
-    assert_eq!(engine.maintenance().past().open().len(), 1, "a recently used version must stay open");
+    engine.maintenance().historical_versions().close_unused(|_| false);
+    assert_eq!(
+        engine.maintenance().historical_versions().open().len(),
+        1,
+        "a recently used version must stay open"
+    );
     close_unused();
-    assert!(engine.maintenance().past().open().is_empty());
+    assert!(engine.maintenance().historical_versions().open().is_empty());
     second.run("SELECT * FROM t").await;
     for mut session in [second, writer] {
         session.close().await;

@@ -53,7 +53,7 @@ async fn start(
         let mut config = Config::new(directory.path(), memory_bytes);
         config.store = Some(Arc::new(store.clone()));
         // No other process uses the store.
-        config.alone = true;
+        config.is_exclusive = true;
         adjust(&mut config);
         config
     };

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 pub mod crashing;
-pub mod minutes;
+pub mod history;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ pub const MEMORY: u64 = 1 << 30;
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Polls until `holds` returns true. Panics after [`WAIT_TIMEOUT`].
-pub async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(description, poll).await;
+    with_timeout(description, poll).await;
 }
 
 /// Returns the result of `future`. Panics after [`WAIT_TIMEOUT`].
-pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
+pub async fn with_timeout<T>(description: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(WAIT_TIMEOUT, future).await {
         Ok(value) => value,
         Err(_) => panic!("timed out: {description}"),
@@ -103,7 +103,7 @@ pub async fn start_when_free(config: impl Fn() -> Config) -> Arc<Engine> {
             }
         }
     };
-    within("the directory is released", start).await
+    with_timeout("the directory is released", start).await
 }
 
 pub struct Client {

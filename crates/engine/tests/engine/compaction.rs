@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::crashing::CrashingNode;
-use crate::common::until;
+use crate::common::wait_until;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
 use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation};
@@ -163,7 +163,7 @@ async fn merged_segments_of_an_open_partition_are_deleted() {
         let now = node.objects("segments").await;
         before.iter().all(|segment| !now.contains(segment))
     };
-    until("the replaced segments are deleted", are_deleted).await;
+    wait_until("the replaced segments are deleted", are_deleted).await;
     node.check().await;
     session.close().await;
 }

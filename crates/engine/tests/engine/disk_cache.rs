@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free, until};
+use crate::common::{Client, start_when_free, wait_until};
 use fulmar_engine::{Config, Engine, Space, Value};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, DiskCacheStatistics, Store, StoreOperation};
@@ -71,7 +71,7 @@ async fn evicted_pages_are_read_from_the_disk_cache_also_after_a_restart() {
     let before = digest(&mut a).await;
     let mut requests = gets(&engine);
     // A full queue to the cache drops pages. The next scan reads them from the store again.
-    until("a scan reads nothing from the store", async || {
+    wait_until("a scan reads nothing from the store", async || {
         assert_eq!(digest(&mut a).await, before);
         let now = gets(&engine);
         std::mem::replace(&mut requests, now) == now
@@ -95,7 +95,7 @@ async fn evicted_pages_are_read_from_the_disk_cache_also_after_a_restart() {
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = start(&directory, &store, 16 << 20).await;
-    until("the cache files are loaded", async || statistics(&engine).entries >= counts.entries).await;
+    wait_until("the cache files are loaded", async || statistics(&engine).entries >= counts.entries).await;
     let mut a = client(&engine);
     assert_eq!(checked_digest(&mut a).await, before);
     let counts = statistics(&engine);
@@ -186,8 +186,8 @@ async fn cache_frees_space_before_commits_are_rejected() {
     assert!(statistics(&engine).bytes > 20 << 20, "{:?}", statistics(&engine));
     // Other files take so much space that 90 MiB would be free without the cache; 100 MiB must be.
     others.store((1 << 30) - (90 << 20), std::sync::atomic::Ordering::Relaxed);
-    until("the cache is empty", async || statistics(&engine).bytes == 0).await;
-    until("writes are accepted", async || engine.statistics().disk_level == 0).await;
+    wait_until("the cache is empty", async || statistics(&engine).bytes == 0).await;
+    wait_until("writes are accepted", async || engine.statistics().disk_level == 0).await;
     a.run("UPDATE t SET n = 1 WHERE id = 1").await.unwrap();
     a.close().await;
     engine.shutdown().await.unwrap();

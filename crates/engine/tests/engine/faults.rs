@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free, until, within};
+use crate::common::{Client, start_when_free, wait_until, with_timeout};
 use fulmar_engine::{Config, Engine, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, Fault, FaultyFiles, LogOptions, Operation};
@@ -98,7 +98,7 @@ async fn progress(writers: &[Writer], commits: usize) {
     let count = |answers: &Arc<Mutex<Answers>>| answers.lock().unwrap().acknowledged.len();
     let acknowledged = || writers.iter().map(|(_, _, answers)| count(answers)).sum::<usize>();
     let before = acknowledged();
-    until("the writers commit", async || acknowledged() >= before + commits).await;
+    wait_until("the writers commit", async || acknowledged() >= before + commits).await;
 }
 
 fn spawn_writers(engine: &Arc<Engine>, stop: &Arc<AtomicBool>, next: &Arc<AtomicI64>) -> Vec<Writer> {
@@ -197,12 +197,12 @@ async fn failed_log_write_rejects_its_commits() {
             let failures = || engine.statistics().log_failures;
             let before = failures();
             files.fail_nth(operation, nth % 3 + 1, Fault::Io);
-            until("the log fails", async || failures() > before).await;
+            wait_until("the log fails", async || failures() > before).await;
         }
         progress(&writers, 5).await;
         stop.store(true, Ordering::Release);
         for (tenant, writer, answers) in writers {
-            within("every client gets an answer", writer).await.unwrap();
+            with_timeout("every client gets an answer", writer).await.unwrap();
             let answers = std::mem::take(&mut *answers.lock().unwrap());
             all.push((tenant, answers));
         }
@@ -259,7 +259,7 @@ async fn full_disk_rejects_commits_and_serves_reads() {
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted);
     files.fail_while(Operation::Create, None);
     let commits = async || a.run("INSERT INTO ledger VALUES (-1, 0)").await.is_ok();
-    until("commits are accepted after space was freed", commits).await;
+    wait_until("commits are accepted after space was freed", commits).await;
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted + 1);
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::crashing::CrashingNode as Node;
-use crate::common::until;
+use crate::common::wait_until;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
 use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, UploadCounts};
@@ -172,7 +172,7 @@ async fn flush_continues_after_finding_its_own_manifest() {
     // The manifest that it finds contains the locations of the pages, so no page is kept in memory.
     // (Replaced pages are freed by the flusher's next round.)
     let is_written = async || node.engine.statistics().memory_unwritten_bytes == 0;
-    until("every page is written", is_written).await;
+    wait_until("every page is written", is_written).await;
     let node = node.holds(2).await;
     node.insert().await;
     node.engine.flush().await.unwrap();

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::minutes::{DAY, HOUR, MINUTE, Node, SHOP, five_minutes};
-use crate::common::until;
+use crate::common::history::{DAY, HOUR, MINUTE, Node, SHOP, five_minutes};
+use crate::common::wait_until;
 use fulmar_engine::{Error, TimeSource, sqlstate};
 use fulmar_pages::PartitionId;
 
@@ -154,14 +154,14 @@ async fn each_minute_of_a_day_is_kept_and_thinned_when_the_disk_is_nearly_full()
     // The branches have pinned the manifests that they were made from.
     node.advance(5 * HOUR);
     node.available_bytes.store(0, Ordering::Relaxed);
-    until("the disk counts as full", async || node.engine.statistics().disk_level > 0).await;
+    wait_until("the disk counts as full", async || node.engine.statistics().disk_level > 0).await;
     node.engine.collect().await.unwrap();
     let left = points_of(&node).await;
     let tenth = |time_ms: &u64| (time_ms - 1) / (10 * MINUTE);
     let old: Vec<u64> = left.iter().filter(|time| *time + HOUR < node.clock.unix_ms()).map(tenth).collect();
     assert!(old.len() >= 5 && old.is_sorted_by(|a, b| a < b), "one in ten minutes: {left:?}");
     node.available_bytes.store(u64::MAX, Ordering::Relaxed);
-    until("the disk has space again", async || node.engine.statistics().disk_level == 0).await;
+    wait_until("the disk has space again", async || node.engine.statistics().disk_level == 0).await;
     node.restore(left[0]).await.unwrap();
     assert!(node.rows(SHOP).await <= 2);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, MEMORY, until};
+use crate::common::{Client, MEMORY, wait_until};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
 
@@ -17,7 +17,7 @@ async fn flusher_round(engine: &Arc<Engine>) {
     visitor.run("CREATE TABLE IF NOT EXISTS t(v); INSERT INTO t VALUES (1)").await.unwrap();
     visitor.close().await;
     let is_closed = async || engine.partition_statistics(PartitionId(2)).unwrap().memory_bytes.is_none();
-    until("the unused partition is closed", is_closed).await;
+    wait_until("the unused partition is closed", is_closed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

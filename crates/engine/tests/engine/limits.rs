@@ -1,7 +1,7 @@
 //! Resource limits of transactions: a statement that exceeds a limit is rejected and rolled back,
 //! and the session continues.
 
-use crate::common::{Client, Node, until};
+use crate::common::{Client, Node, wait_until};
 use fulmar_engine::{Config, Engine, MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
@@ -134,7 +134,7 @@ async fn replay_above_transaction_memory_reports_the_limit() {
     a.run(TABLE).await.unwrap();
     a.run(&format!("INSERT INTO t {}", rows(1000))).await.unwrap();
     a.run("BEGIN; UPDATE t SET v = randomblob(3000)").await.unwrap();
-    a.session.let_snapshot_go().await.unwrap();
+    a.session.release_snapshot().await.unwrap();
     a.session.set_limits(holding(1));
     assert_eq!(a.state("COMMIT").await, sqlstate::CONFIGURATION_LIMIT);
     a.run("INSERT INTO t VALUES (-1, 'kept')").await.unwrap();
@@ -310,7 +310,8 @@ async fn statement_memory_is_released() {
         assert!(statistics.statement_bytes < 8 << 20, "{} in round {round}", statistics.statement_bytes);
     }
     a.close().await;
-    until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
+    wait_until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0)
+        .await;
 }
 
 /// A procedure that catches an error of a limit is still subject to the limit.

@@ -2,29 +2,29 @@
 //!
 //! One test program, because each program would compile the engine's sessions again. Only tests
 //! that measure the memory of the whole process (`large`) have their own. Tests with random
-//! schedules (`model`, `owners_at_random`, `serializable`, `stress`) take their seeds from the
+//! schedules (`model`, `fencing_random`, `serializable`, `stress`) take their seeds from the
 //! environment ([`seeds`]).
 
 #[path = "../common/mod.rs"]
 mod common;
 
-mod beside;
 mod beyond_memory;
 mod compaction;
 mod connections;
-mod disk;
 mod disk_cache;
+mod disk_space;
 mod faults;
+mod fencing;
+mod fencing_random;
 mod flushes;
 mod history;
-mod hot_pages;
 mod idle;
 mod limits;
 mod model;
 mod offload;
-mod owners_at_random;
-mod past;
+mod prewarm;
 mod replay;
+mod replica;
 mod s3;
 mod seeds;
 mod serializable;
@@ -35,5 +35,5 @@ mod snapshots;
 mod sql;
 mod stress;
 mod temporary_files;
-mod two_owners;
-mod unopenable;
+mod time_travel;
+mod unopenable_partition;

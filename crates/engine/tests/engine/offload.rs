@@ -7,7 +7,7 @@
 
 use std::sync::mpsc;
 
-use crate::common::{Client, Node, Rows, until, within};
+use crate::common::{Client, Node, Rows, wait_until, with_timeout};
 use fulmar_engine::{CancelReason, Canceller, Result, Row, RowSink, Scope, Value, sqlstate};
 use tokio::task::JoinHandle;
 
@@ -56,13 +56,13 @@ impl Blocker {
             execute(&mut client, "SELECT length($1)", &mut sink).await.unwrap();
             client
         });
-        within("the statement occupies a thread", is_running).await.unwrap();
+        with_timeout("the statement occupies a thread", is_running).await.unwrap();
         Blocker { release, statement }
     }
 
     async fn end(self) {
         self.release.send(()).unwrap();
-        within("the statement ends", self.statement).await.unwrap().close().await;
+        with_timeout("the statement ends", self.statement).await.unwrap().close().await;
     }
 }
 
@@ -86,13 +86,13 @@ impl Queued {
             let result = execute(&mut client, sql, &mut rows).await;
             (client, result, rows)
         });
-        until("the statement leaves its worker", async || canceller.is_offloaded()).await;
+        wait_until("the statement leaves its worker", async || canceller.is_offloaded()).await;
         Queued { canceller, statement }
     }
 
     /// Asserts that the statement was cancelled without running, and that its session is usable.
     async fn assert_cancelled_without_running(self) {
-        let (mut client, result, rows) = within("the statement ends", self.statement).await.unwrap();
+        let (mut client, result, rows) = with_timeout("the statement ends", self.statement).await.unwrap();
         let error = result.expect_err("a cancelled statement must not succeed");
         assert_eq!(error.state(), sqlstate::QUERY_CANCELED, "{error}");
         assert!(error.message().contains("statement timeout"), "the error must name the reason: {error}");
@@ -132,9 +132,12 @@ async fn statement_cancelled_in_the_queue_does_not_run() {
     let mut neighbour = node.client(tenant + 1);
     let parameters = [large()];
     let length = neighbour.with(SELECT, &parameters);
-    assert_eq!(within("a neighbour", length).await.unwrap().0[0][0], Value::Integer(LARGE_BYTES as i64));
+    assert_eq!(
+        with_timeout("a neighbour", length).await.unwrap().0[0][0],
+        Value::Integer(LARGE_BYTES as i64)
+    );
     let mut small = node.client(tenant);
-    assert_eq!(within("a small statement", small.int("SELECT count(*) FROM t")).await, 0);
+    assert_eq!(with_timeout("a small statement", small.int("SELECT count(*) FROM t")).await, 0);
     blocker.end().await;
     for queued in queued {
         queued.assert_cancelled_without_running().await;
@@ -152,7 +155,7 @@ async fn statement_dropped_in_the_queue_does_not_run() {
     let blocker = Blocker::start(&node, tenant).await;
     let queued = Queued::start(&node, tenant, INSERT).await;
     queued.statement.abort();
-    assert!(within("the queued statement is dropped", queued.statement).await.is_err());
+    assert!(with_timeout("the queued statement is dropped", queued.statement).await.is_err());
     blocker.end().await;
     let mut client = node.client(tenant);
     client.run("INSERT INTO t VALUES ('next')").await.unwrap();

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free, until, within};
-use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
+use crate::common::{Client, start_when_free, wait_until, with_timeout};
+use fulmar_engine::{Config, DurabilityChangeError, Engine, Error, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{
     Backend, FailureKind, FaultyStore, RecoveryProgress, SharedLogOptions, Span, Store, StoreFault,
@@ -201,8 +201,8 @@ async fn damaged_shared_log_loses_no_segment_and_no_commit() {
     const ROWS: i64 = 3000;
     let rig = rig();
     let start = async || {
-        // With `alone`, the collector does not wait for other processes.
-        start_when_free(|| Config { alone: true, ..rig.config(&rig.directory, &[SHARED]) }).await
+        // With `is_exclusive`, the collector does not wait for other processes.
+        start_when_free(|| Config { is_exclusive: true, ..rig.config(&rig.directory, &[SHARED]) }).await
     };
     let engine = start().await;
     let mut shop = client(&engine, SHARED);
@@ -357,8 +357,10 @@ async fn shared_log_does_not_grow_over_kills() {
         if life > 1 {
             assert_eq!(early.int("SELECT count(*) FROM t").await, i64::from((life - 1) * ROWS));
         }
-        until("recovered records are flushed", async || engine.statistics().shared_log_backlog_objects <= 2)
-            .await;
+        wait_until("recovered records are flushed", async || {
+            engine.statistics().shared_log_backlog_objects <= 2
+        })
+        .await;
         early.close().await;
         for partition in [SHARED, OTHER] {
             assert_eq!(insert(&engine, partition, ROWS).await, i64::from(life * ROWS));
@@ -384,7 +386,7 @@ async fn number_of_log_objects_is_bounded() {
     assert!(engine.statistics().shared_log_puts >= 500);
     // Covered objects are deleted when a later object states that they are covered.
     let left = async || rig.log_objects().await.len() as u64;
-    until("the backlog is at most half of the bound", async || left().await <= BOUND / 2 + 2).await;
+    wait_until("the backlog is at most half of the bound", async || left().await <= BOUND / 2 + 2).await;
     drop(engine);
     let (engine, read) = rig.start_bounded(BOUND as usize).await;
     assert!(read <= BOUND + in_flight, "{read} objects");
@@ -419,7 +421,7 @@ async fn unopenable_partition_does_not_block_the_flush_of_recovered_records() {
     let (newest, bytes) = rig.lose_newest_manifest().await;
     let (engine, _) = rig.start_bounded(4000).await;
     // The other partition is flushed, and its log objects are deleted.
-    until("the other partition is flushed", async || rig.log_objects().await.len() <= 8).await;
+    wait_until("the other partition is flushed", async || rig.log_objects().await.len() <= 8).await;
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::DATA_CORRUPTED);
     drop(engine);
     rig.objects.put(&newest, bytes.into()).await.unwrap();
@@ -462,7 +464,7 @@ async fn durability_change_requires_no_sessions_and_a_known_outcome() {
     user.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     user.close().await;
     // The catalog's answer is uncertain, so it is unknown which log the next commit belongs to.
-    let silent = async { Err(NotChanged::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
+    let silent = async { Err(DurabilityChangeError::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
     engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     // The caller abandons the change.
@@ -473,7 +475,7 @@ async fn durability_change_requires_no_sessions_and_a_known_outcome() {
     });
     tokio::select! {
         _ = never => panic!("the change completed without an answer of the catalog"),
-        asked = within("the catalog is asked", is_asked) => asked.unwrap(),
+        asked = with_timeout("the catalog is asked", is_asked) => asked.unwrap(),
     }
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     set(&engine, Durability::Shared).await.unwrap();
@@ -487,8 +489,9 @@ async fn rejected_change_of_durability_changes_nothing() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
-    let refused =
-        async { Err(NotChanged::Refused(Error::new(sqlstate::INVALID_CATALOG_NAME, "it is gone"))) };
+    let refused = async {
+        Err(DurabilityChangeError::Refused(Error::new(sqlstate::INVALID_CATALOG_NAME, "it is gone")))
+    };
     engine.set_durability(PartitionId(SHARED), Durability::Shared, refused).await.unwrap_err();
     assert_eq!(write(&engine).await, [2; 2]);
     assert_eq!(rig.log_objects().await.len(), 1, "the claim");
@@ -580,7 +583,7 @@ async fn unresponsive_store_blocks_only_shared_commits() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let mut doubtful = client(&engine, SHARED);
     let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
-    until("the log is reported as failing", async || !engine.health().shared_log.works).await;
+    wait_until("the log is reported as failing", async || !engine.health().shared_log.works).await;
     assert!(engine.accepts_commits(), "commits to the local log must be accepted");
     assert_eq!(engine.statistics().shared_log_available, 0);
     assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
@@ -603,8 +606,8 @@ async fn node_stops_while_its_store_does_not_answer() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
     let mut user = client(&engine, SHARED);
     let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
-    until("the log is reported as failing", async || !engine.health().shared_log.works).await;
-    let stopped = within("the node stops", engine.shutdown()).await;
+    wait_until("the log is reported as failing", async || !engine.health().shared_log.works).await;
+    let stopped = with_timeout("the node stops", engine.shutdown()).await;
     assert_eq!(stopped.unwrap_err().state(), sqlstate::IO_ERROR);
     assert!(commit.await.unwrap().is_err());
 }

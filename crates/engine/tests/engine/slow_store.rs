@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::{Client, WAIT_TIMEOUT, start_when_free, until, within};
+use crate::common::{Client, WAIT_TIMEOUT, start_when_free, wait_until, with_timeout};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
@@ -77,7 +77,7 @@ async fn wait_for_pages() {
             })
         })
         .collect();
-    until("all statements wait", async || waiting.load(Ordering::Relaxed) == STATEMENTS).await;
+    wait_until("all statements wait", async || waiting.load(Ordering::Relaxed) == STATEMENTS).await;
     for _ in 0..100 {
         warm.run("SELECT * FROM t").await.unwrap();
         assert!(statements.iter().all(|statement| !statement.is_finished()));
@@ -115,7 +115,7 @@ async fn cancelled_statement_stops_waiting_for_its_page() {
         assert!(futures::poll!(running.as_mut()).is_pending());
         canceller.cancel(fulmar_engine::CancelReason::User);
         // The store still holds the read of the page.
-        let state = within("the statement is cancelled", running).await;
+        let state = with_timeout("the statement is cancelled", running).await;
         assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
     }
     rig.release();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, MEMORY, WAIT_TIMEOUT, until};
+use crate::common::{Client, MEMORY, WAIT_TIMEOUT, wait_until};
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
 
@@ -39,7 +39,7 @@ impl Case {
         let expired = self.holder.session.snapshot_expired();
         tokio::time::timeout(WAIT_TIMEOUT, expired).await.expect("the snapshot must expire");
         assert!(self.holder.session.holds_snapshot());
-        self.holder.session.let_snapshot_go().await.unwrap();
+        self.holder.session.release_snapshot().await.unwrap();
         assert!(!self.holder.session.holds_snapshot());
     }
 
@@ -61,7 +61,7 @@ async fn released_snapshot_frees_memory_and_the_transaction_continues() {
     case.expire().await;
     // The next round of the flusher frees the pages.
     let is_freed = async || case.engine.statistics().memory_bytes <= before + 2 * 4096;
-    until("the replaced pages are freed", is_freed).await;
+    wait_until("the replaced pages are freed", is_freed).await;
     case.holder.run("UPDATE t SET n = n + 1 WHERE k = 1").await.unwrap();
     case.holder.run("COMMIT").await.unwrap();
     assert_eq!(case.numbers().await, integers(&[11, 109]));
@@ -190,7 +190,7 @@ async fn session_waiting_for_a_row_releases_its_snapshot() {
     let before = case.engine.statistics().memory_bytes;
     case.expire().await;
     let is_freed = async || case.engine.statistics().memory_bytes <= before + 4 * 4096;
-    until("the replaced pages are freed", is_freed).await;
+    wait_until("the replaced pages are freed", is_freed).await;
     assert!(!waiting.is_finished());
     case.holder.run("COMMIT").await.unwrap();
     assert_eq!(waiting.await.unwrap(), integers(&[50]));

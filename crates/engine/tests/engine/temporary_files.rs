@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::common::{Client, Node, until};
+use crate::common::{Client, Node, wait_until};
 use fulmar_engine::{Config, Engine, Space, TransactionLimits, Value, sqlstate};
 
 const MIB: u64 = 1 << 20;
@@ -80,7 +80,8 @@ async fn temp_file_limit_is_enforced_per_tenant() {
     let error = other.run(LARGE[1]).await.unwrap_err();
     assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (30720kB)");
     a.run("ROLLBACK").await.unwrap();
-    until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
+    wait_until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0)
+        .await;
     other.run(LARGE[1]).await.unwrap();
     a.close().await;
     other.close().await;
@@ -95,7 +96,7 @@ async fn temporary_files_leave_disk_space_for_commits_of_others() {
     }
     // The limit is half of the free space, once the files of earlier statements are closed and the
     // disk was polled.
-    until("the limit is half of the free space", async || {
+    wait_until("the limit is half of the free space", async || {
         node.engine.statistics().temporary_limit_bytes == 32 * MIB
     })
     .await;
@@ -106,7 +107,8 @@ async fn temporary_files_leave_disk_space_for_commits_of_others() {
     let share = "temporary file size exceeds the database's share of the disk (";
     assert!(error.message().starts_with(share), "{error}");
     // The files of the statement that failed are closed by another thread.
-    until("its temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
+    wait_until("its temporary files are closed", async || node.engine.statistics().temporary_bytes == 0)
+        .await;
     // Two tenants use nearly their whole shares. The third one has none left, but can commit.
     let copy = "CREATE TEMPORARY TABLE copy AS SELECT * FROM t";
     for client in &mut clients[..2] {

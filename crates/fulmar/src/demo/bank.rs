@@ -38,10 +38,10 @@ impl Bank {
 
     /// Runs pgbench until it loses its connections to the server.
     pub async fn run_until_disconnected(&mut self) -> anyhow::Result<()> {
-        let PgbenchRun { report, status, stderr: said } = self.run(UNTIL_CRASH).await?;
+        let PgbenchRun { report, status, stderr } = self.run(UNTIL_CRASH).await?;
         ensure!(
             status.code() == Some(2),
-            "expected pgbench to lose its connections, but it ended with {status}:\n{said}"
+            "expected pgbench to lose its connections, but it ended with {status}:\n{stderr}"
         );
         self.in_doubt += CONNECTIONS;
         self.count(&report);
@@ -50,8 +50,8 @@ impl Bank {
 
     /// Runs pgbench for `duration`.
     pub async fn run_for(&mut self, duration: Duration) -> anyhow::Result<()> {
-        let PgbenchRun { report, status, stderr: said } = self.run(duration).await?;
-        ensure!(status.success(), "pgbench in {} ended with {status}:\n{said}", self.target.database);
+        let PgbenchRun { report, status, stderr } = self.run(duration).await?;
+        ensure!(status.success(), "pgbench in {} ended with {status}:\n{stderr}", self.target.database);
         self.count(&report);
         Ok(())
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use fulmar_engine::{Config, Engine, Era, RetentionSource};
-use fulmar_gateway::events::{Before, Event, Journal, Kind};
+use fulmar_engine::{Config, Engine, RetentionSource, Timeline};
+use fulmar_gateway::events::{Event, EventLog, Kind, PreviousRun};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
@@ -40,7 +40,7 @@ pub struct Node {
     role: Role,
     gateway: Gateway,
     http: HttpServer,
-    journal: Arc<Journal>,
+    event_log: Arc<EventLog>,
     /// The task that reloads certificates.
     tls: Option<JoinHandle<()>>,
 }
@@ -66,7 +66,7 @@ pub(super) enum Role {
 pub(super) struct NodeParts {
     pub engine: Arc<Engine>,
     pub catalog: Arc<Catalog>,
-    pub journal: Arc<Journal>,
+    pub event_log: Arc<EventLog>,
     pub role: Role,
     /// The directory for large results.
     pub temporary_directory: PathBuf,
@@ -85,8 +85,8 @@ impl Node {
         let http = listen(arguments, progress(&config)).await?;
         // Read the event log while the catalog is opened.
         let events = data.path().join(EVENTS_DIRECTORY);
-        let journal = tokio::task::spawn_blocking(move || {
-            Journal::open(&events)
+        let event_log = tokio::task::spawn_blocking(move || {
+            EventLog::open(&events)
                 .with_context(|| format!("cannot open the event log in {}", events.display()))
         });
         let metadata_path = data.path().join(METADATA_FILE);
@@ -97,20 +97,20 @@ impl Node {
         let metadata: Arc<dyn MetadataStore> = embedded.clone();
         let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
         let census = CatalogCheck::new(catalog.clone(), census_accepts);
-        let journal = Arc::new(journal.await.context("the task that reads the event log panicked")??);
+        let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         config.whole_process = true;
         config.max_statement_bytes = arguments.max_statement_size.0 as usize;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
         config.known = Some(census.partition_callbacks());
-        config.eras = catalog
+        config.timelines = catalog
             .partitions()
             .iter()
-            .map(|partition| (partition.id, Era { lineage: partition.lineage, epoch: partition.epoch }))
+            .map(|partition| (partition.id, Timeline { lineage: partition.lineage, epoch: partition.epoch }))
             .collect();
         config.retention = retention(catalog.clone());
         config.store = Some(store.store());
-        config.alone = store.is_default();
+        config.is_exclusive = store.is_default();
         config.node_id = store.id();
         let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
         config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
@@ -129,22 +129,22 @@ impl Node {
         let publisher = Publisher::start(metadata, engine.store(), store.id());
         let role = Role::Primary { store, publisher };
         let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
-        let rooms = NodeParts { engine, catalog, journal, role, temporary_directory, http };
-        Self::serve(arguments, rooms, memory, tls).await
+        let parts = NodeParts { engine, catalog, event_log, role, temporary_directory, http };
+        Self::serve(arguments, parts, memory, tls).await
     }
 
     /// Starts to accept connections.
     pub(super) async fn serve(
         arguments: &StartArgs,
-        rooms: NodeParts,
+        parts: NodeParts,
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
-        let NodeParts { engine, catalog, journal, role, temporary_directory, http } = rooms;
+        let NodeParts { engine, catalog, event_log, role, temporary_directory, http } = parts;
         let mut config = GatewayConfig::new(arguments.sql);
         config.tls = tls.as_ref().map(Tls::server);
         config.public_metrics = arguments.public_metrics;
-        config.journal = journal.clone();
+        config.event_log = event_log.clone();
         config.insecure = arguments.insecure;
         config.slow_statement = non_zero_duration(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
@@ -152,10 +152,10 @@ impl Node {
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
         http.ready(&gateway);
-        let tls = tls.map(|tls| spawn_tls_reload(tls, journal.clone())).transpose()?;
+        let tls = tls.map(|tls| spawn_tls_reload(tls, event_log.clone())).transpose()?;
         tracing::info!(%memory, insecure = arguments.insecure, "node is ready to accept connections");
-        journal.record(started_event(&journal, &engine, arguments));
-        Ok(Self { engine, role, gateway, http, journal, tls })
+        event_log.record(started_event(&event_log, &engine, arguments));
+        Ok(Self { engine, role, gateway, http, event_log, tls })
     }
 
     /// The listen address for SQL. If port 0 was requested, it has the actual port.
@@ -170,7 +170,7 @@ impl Node {
 
     /// Records in the event log that a signal shuts the node down.
     pub fn record_shutdown(&self, signal: &'static str) {
-        self.journal.record(Event::new(Kind::NodeStopping).detail("signal", signal));
+        self.event_log.record(Event::new(Kind::NodeStopping).detail("signal", signal));
     }
 
     /// Stops accepting connections, lets running statements finish within the gateway's grace
@@ -191,16 +191,16 @@ impl Node {
                 stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
                 store.record_clean_shutdown().await
             }
-            Role::Replica { catalog_task: following, scratch } => {
-                following.abort();
+            Role::Replica { catalog_task, scratch } => {
+                catalog_task.abort();
                 self.engine.shutdown().await.context("engine shutdown failed; no data is lost")?;
                 drop(scratch);
                 Ok(())
             }
         };
-        self.journal.record(Event::new(Kind::NodeStopped));
-        let journal = self.journal;
-        let closed = tokio::task::spawn_blocking(move || journal.close()).await;
+        self.event_log.record(Event::new(Kind::NodeStopped));
+        let event_log = self.event_log;
+        let closed = tokio::task::spawn_blocking(move || event_log.close()).await;
         closed.context("cannot close the event log")?;
         recorded.context(
             "cannot record the clean shutdown in the store; no data is lost, but the store cannot \
@@ -226,17 +226,17 @@ fn progress(config: &Config) -> StartProgress {
 
 /// Starts to reload certificates on SIGHUP. The signal then no longer ends the process, so this is
 /// called only if there are certificates.
-fn spawn_tls_reload(tls: Arc<Tls>, journal: Arc<Journal>) -> anyhow::Result<JoinHandle<()>> {
+fn spawn_tls_reload(tls: Arc<Tls>, event_log: Arc<EventLog>) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    Ok(tokio::spawn(tls.reload_on_change(hangups, journal)))
+    Ok(tokio::spawn(tls.reload_on_change(hangups, event_log)))
 }
 
 /// Returns the event for the start of the node.
-fn started_event(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
-    let after = match journal.before() {
-        Before::Nothing => "nothing",
-        Before::Stop => "a stop",
-        Before::Crash => "a crash",
+fn started_event(event_log: &EventLog, engine: &Engine, arguments: &StartArgs) -> Event {
+    let after = match event_log.previous_run() {
+        PreviousRun::None => "nothing",
+        PreviousRun::Stop => "a stop",
+        PreviousRun::Crash => "a crash",
     };
     let recovery = engine.recovery();
     Event::new(Kind::NodeStarted)

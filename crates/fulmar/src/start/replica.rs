@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use fulmar_engine::{Config, Engine, Era, Owner, Standing};
-use fulmar_gateway::events::Journal;
+use fulmar_engine::{CatalogState, Config, Engine, Primary, Timeline};
+use fulmar_gateway::events::EventLog;
 use fulmar_meta::{Catalog, CatalogReplica};
 use fulmar_pages::PartitionId;
 use fulmar_store::{HoldName, PageStore, ReadOnlyStore, Store, StoreUrl};
@@ -34,8 +34,8 @@ pub(super) async fn start(
     let Some(url) = &arguments.store else { bail!("--read-only requires --store") };
     let http = listen(arguments, Arc::new(|| "reading the catalog in the store".to_owned())).await?;
     let store = open_read_only(url)?;
-    let followed = CatalogReplica::open(PageStore::open(store.clone())).await?;
-    let catalog = Catalog::read_only(followed.clone()).await?;
+    let catalog_replica = CatalogReplica::open(PageStore::open(store.clone())).await?;
+    let catalog = Catalog::read_only(catalog_replica.clone()).await?;
     let scratch = tempfile::Builder::new().prefix("fulmar-").tempdir();
     let scratch = scratch.context("cannot create a temporary directory; set TMPDIR")?;
     let mut config = Config::new(scratch.path(), memory.0);
@@ -46,15 +46,17 @@ pub(super) async fn start(
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
     config.statement_stack_bytes = arguments.statement_stack.0 as usize;
     let known = catalog.clone();
-    config.beside =
-        Some(Owner { node_id: followed.node(), standing: Arc::new(move |id| owner_state(&known, id)) });
+    config.replica_of = Some(Primary {
+        node_id: catalog_replica.node(),
+        catalog_state: Arc::new(move |id| catalog_state(&known, id)),
+    });
     let engine = Engine::start(config).await.context("cannot start the engine")?;
-    let following = tokio::spawn(followed.run());
+    let catalog_task = tokio::spawn(catalog_replica.run());
     let temporary_directory = scratch.path().to_owned();
-    let role = Role::Replica { catalog_task: following, scratch };
-    let journal = Arc::new(Journal::in_memory());
-    let rooms = NodeParts { engine, catalog, journal, role, temporary_directory, http };
-    Node::serve(arguments, rooms, memory, tls).await
+    let role = Role::Replica { catalog_task, scratch };
+    let event_log = Arc::new(EventLog::in_memory());
+    let parts = NodeParts { engine, catalog, event_log, role, temporary_directory, http };
+    Node::serve(arguments, parts, memory, tls).await
 }
 
 /// Opens the store of another node for reading.
@@ -76,8 +78,8 @@ pub fn open_read_only(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
 }
 
 /// Returns the primary's state of a partition, if clients can connect to its tenant.
-fn owner_state(catalog: &Catalog, id: PartitionId) -> Option<Standing> {
+fn catalog_state(catalog: &Catalog, id: PartitionId) -> Option<CatalogState> {
     let (partition, tenant) = (catalog.partition(id)?, catalog.tenant_of(id)?);
-    let era = Era { lineage: partition.lineage, epoch: partition.epoch };
-    Some(Standing { era, durability: tenant.durability })
+    let timeline = Timeline { lineage: partition.lineage, epoch: partition.epoch };
+    Some(CatalogState { timeline, durability: tenant.durability })
 }

@@ -141,11 +141,11 @@ pub struct StoreToRead {
 pub fn open_for_reading(data: &Path) -> anyhow::Result<StoreToRead> {
     let binding = Binding::read(data)?;
     let known = binding.as_ref().and_then(|binding| binding.location.clone());
-    let marks = binding.filter(|_| known.is_some()).map(|Binding { id, shutdown_id: stopped, .. }| {
+    let expected = binding.filter(|_| known.is_some()).map(|Binding { id, shutdown_id: stopped, .. }| {
         ExpectedBinding { owner: Some(id), shutdown_id: stopped }
     });
     let url = known.unwrap_or(StoreLocation::Default).url(data);
-    let place = match &url {
+    let location = match &url {
         StoreUrl::Directory(directory) => {
             ensure!(directory.is_dir(), "store directory {} does not exist", directory.display());
             directory.display().to_string()
@@ -153,7 +153,7 @@ pub fn open_for_reading(data: &Path) -> anyhow::Result<StoreToRead> {
         url => url.to_string(),
     };
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok(StoreToRead { store: Arc::new(backend), location: place, binding: marks })
+    Ok(StoreToRead { store: Arc::new(backend), location, binding: expected })
 }
 
 /// The expected contents of the store's binding objects, as far as known.

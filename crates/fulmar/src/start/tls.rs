@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use fulmar_gateway::events::{Event, Journal, Kind};
+use fulmar_gateway::events::{Event, EventLog, Kind};
 use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -62,7 +62,7 @@ impl Tls {
     }
 
     /// Reloads the files on every SIGHUP, and whenever they have changed. Never returns.
-    pub async fn reload_on_change(self: Arc<Self>, mut hangups: Signal, journal: Arc<Journal>) {
+    pub async fn reload_on_change(self: Arc<Self>, mut hangups: Signal, journal: Arc<EventLog>) {
         let mut seen = self.loaded;
         loop {
             let signalled = tokio::select! {
@@ -77,7 +77,7 @@ impl Tls {
         }
     }
 
-    fn reload(&self, journal: &Journal) {
+    fn reload(&self, journal: &EventLog) {
         match read(&self.certificate, &self.key) {
             Ok(current) => {
                 *self.current.write() = Arc::new(current);

@@ -142,7 +142,7 @@ impl Interval {
 impl Tenant {
     fn between(before: &Counters, now: &Counters, seconds: f64) -> Self {
         let rate = |before: i64, now: i64| now.saturating_sub(before).max(0) as f64 / seconds;
-        let figures = TenantStats {
+        let stats = TenantStats {
             sessions: now.sessions,
             statements_per_second: rate(before.statements, now.statements),
             busy_percent: (now.busy_ms - before.busy_ms).max(0.0) / (seconds * 10.0),
@@ -152,23 +152,23 @@ impl Tenant {
             size_bytes: now.size_bytes,
             memory_bytes: now.memory_bytes,
         };
-        Self { name: now.name.clone(), stats: figures, p99_ms: now.p99_ms }
+        Self { name: now.name.clone(), stats, p99_ms: now.p99_ms }
     }
 
     /// Returns the value of a sort column.
     fn sort_value(&self, by: Sort) -> f64 {
-        let figures = &self.stats;
+        let stats = &self.stats;
         match by {
             Sort::Tenant => 0.0,
-            Sort::Sessions => figures.sessions as f64,
-            Sort::Statements => figures.statements_per_second,
-            Sort::Busy => figures.busy_percent,
-            Sort::Commits => figures.commits_per_second,
-            Sort::Conflicts => figures.conflicts_per_second,
-            Sort::Errors => figures.errors_per_second,
+            Sort::Sessions => stats.sessions as f64,
+            Sort::Statements => stats.statements_per_second,
+            Sort::Busy => stats.busy_percent,
+            Sort::Commits => stats.commits_per_second,
+            Sort::Conflicts => stats.conflicts_per_second,
+            Sort::Errors => stats.errors_per_second,
             Sort::P99 => self.p99_ms,
-            Sort::Size => figures.size_bytes.unwrap_or(-1) as f64,
-            Sort::Memory => figures.memory_bytes.unwrap_or(-1) as f64,
+            Sort::Size => stats.size_bytes.unwrap_or(-1) as f64,
+            Sort::Memory => stats.memory_bytes.unwrap_or(-1) as f64,
         }
     }
 }

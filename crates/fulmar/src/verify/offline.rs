@@ -38,9 +38,9 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
-    let StoreToRead { store, location: store_place, binding: marks } = open_store_for_reading(data.path())?;
+    let StoreToRead { store, location: store_location, binding } = open_store_for_reading(data.path())?;
     let place = |file: &str| match file.strip_prefix("store/") {
-        Some(object) => format!("{store_place}/{object}"),
+        Some(object) => format!("{store_location}/{object}"),
         None => data.path().join(file).display().to_string(),
     };
     let live = known.as_ref().map(|known| &known.epochs);
@@ -50,8 +50,8 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     bar.finish_and_clear();
     report.checked.insert("catalog", 1);
     report.add(found, known.as_ref(), place);
-    if let Some(marks) = marks {
-        report.add_marks(&marks, store, place).await?;
+    if let Some(binding) = binding {
+        report.add_marks(&binding, store, place).await?;
     }
     Ok(report)
 }
@@ -103,11 +103,11 @@ impl Report {
     /// Adds the problems of the objects that bind the store to its data directory.
     async fn add_marks(
         &mut self,
-        marks: &ExpectedBinding,
+        binding: &ExpectedBinding,
         store: Arc<dyn Store>,
         place: impl Fn(&str) -> String,
     ) -> anyhow::Result<()> {
-        let problems = marks.verify(store).await?;
+        let problems = binding.verify(store).await?;
         self.damage.extend(problems.into_iter().map(|(object, problem)| Damage {
             place: place(&format!("store/{object}")),
             byte: None,

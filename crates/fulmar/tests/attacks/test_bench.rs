@@ -194,18 +194,18 @@ impl TestBench {
         stage.neighbour.make_requests(REQUESTS_AFTER_ATTACK, MAX_NEIGHBOUR_LATENCY).await;
 
         let measures = format!("{answer} after {took:.1?}; {stage}");
-        let mut complaints = self.violations().await;
+        let mut violations = self.violations().await;
         if !expected.contains(&answer.state()) {
-            complaints.push(format!("expected {}", expected.join(", ")));
+            violations.push(format!("expected {}", expected.join(", ")));
         }
-        let verdict = if complaints.is_empty() {
+        let verdict = if violations.is_empty() {
             "passed".to_owned()
         } else {
-            format!("FAILED: {}", complaints.join("; "))
+            format!("FAILED: {}", violations.join("; "))
         };
         let line = format!("{} {name}: {measures}: {verdict}", self.family);
         println!("{line}");
-        if !complaints.is_empty() {
+        if !violations.is_empty() {
             self.failures += 1;
             self.report += &format!("\n  {line}");
             // Do not measure the remains of this attack with the next one.
@@ -217,28 +217,28 @@ impl TestBench {
     /// has delayed or failed the neighbour's requests.
     pub async fn violations(&mut self) -> Vec<String> {
         let Some(stage) = &mut self.stage else { return Vec::new() };
-        let mut complaints = Vec::new();
+        let mut violations = Vec::new();
         let failures = stage.neighbour.failures();
         match (stage.monitor.excess(), stage.exit_status(!failures.is_empty()).await) {
-            (Some(excess), _) => complaints.push(excess),
-            (None, Some(status)) => complaints.push(format!("the node exited: {status}")),
-            (None, None) => complaints.extend(failures),
+            (Some(excess), _) => violations.push(excess),
+            (None, Some(status)) => violations.push(format!("the node exited: {status}")),
+            (None, None) => violations.extend(failures),
         }
         let (latency, request) = stage.neighbour.longest();
         if latency > MAX_NEIGHBOUR_LATENCY {
-            complaints.push(format!(
+            violations.push(format!(
                 "the neighbour waited {latency:.1?} for {request}, longer than \
                  {MAX_NEIGHBOUR_LATENCY:?}"
             ));
         }
         let resident_bytes = self.memory.1;
         if stage.monitor.peak_resident_bytes() > Some(resident_bytes) {
-            complaints.push(format!("memory above {} MiB: {stage}", resident_bytes >> 20));
+            violations.push(format!("memory above {} MiB: {stage}", resident_bytes >> 20));
         }
         if stage.monitor.peak_temporary_bytes() > MAX_TEMPORARY_BYTES {
-            complaints.push(format!("temporary files above {} MiB: {stage}", MAX_TEMPORARY_BYTES >> 20));
+            violations.push(format!("temporary files above {} MiB: {stage}", MAX_TEMPORARY_BYTES >> 20));
         }
-        complaints
+        violations
     }
 
     /// Runs a statement in a new session as an attack.

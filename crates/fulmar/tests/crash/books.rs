@@ -131,9 +131,9 @@ impl Books {
     }
 
     /// Applies the transactions of a round.
-    pub fn apply_round(&mut self, heard: RoundRecord) {
-        self.queried_outcomes = heard.queried_outcomes;
-        for attempt in heard.attempts {
+    pub fn apply_round(&mut self, record: RoundRecord) {
+        self.queried_outcomes = record.queried_outcomes;
+        for attempt in record.attempts {
             match (attempt.outcome, attempt.xact) {
                 (ClientOutcome::Acknowledged, _) => self.apply(&attempt),
                 (ClientOutcome::NotCommitted, xact) => self.aborted.extend(xact),

@@ -65,12 +65,12 @@ async fn create_copies(
         let mut acknowledged = ledgers[source].clone();
         acknowledged.extend(tenant.acknowledged());
         let created = client.query(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{}\"", tenant.name)).await;
-        let told = match created {
+        let outcome = match created {
             Ok(_) => ClientOutcome::Acknowledged,
             Err(error) => outcome_of_error(&error)?,
         };
-        copies.push(Copy { name, source, outcome: told, acknowledged });
-        if told == ClientOutcome::Unknown {
+        copies.push(Copy { name, source, outcome, acknowledged });
+        if outcome == ClientOutcome::Unknown {
             break;
         }
     }

@@ -236,23 +236,23 @@ impl Worker {
             self.attempts.push(Attempt { xact: Some(xact), changes, outcome: ClientOutcome::NotCommitted });
             return self.roll_back(client, ClientOutcome::NotCommitted).await;
         }
-        let told = match client.query("COMMIT").await {
+        let outcome = match client.query("COMMIT").await {
             Ok(_) => ClientOutcome::Acknowledged,
             Err(error) => outcome_of_error(&error)?,
         };
-        if told == ClientOutcome::Acknowledged {
+        if outcome == ClientOutcome::Acknowledged {
             self.tenant.note_acknowledged(xact);
         }
-        self.record(Attempt { xact: Some(xact), changes, outcome: told });
-        Ok(told != ClientOutcome::Unknown)
+        self.record(Attempt { xact: Some(xact), changes, outcome });
+        Ok(outcome != ClientOutcome::Unknown)
     }
 
     /// Rolls back after an error, or as planned. Returns false if the connection is lost.
-    async fn roll_back(&mut self, client: &Client, told: ClientOutcome) -> anyhow::Result<bool> {
-        match (told, client.query("ROLLBACK").await) {
+    async fn roll_back(&mut self, client: &Client, outcome: ClientOutcome) -> anyhow::Result<bool> {
+        match (outcome, client.query("ROLLBACK").await) {
             (ClientOutcome::Unknown, _) => Ok(false),
             (_, Ok(_)) => Ok(true),
-            (_, Err(error)) => outcome_of_error(&error).map(|told| told != ClientOutcome::Unknown),
+            (_, Err(error)) => outcome_of_error(&error).map(|outcome| outcome != ClientOutcome::Unknown),
         }
     }
 
@@ -277,12 +277,12 @@ impl Worker {
     }
 
     fn record_autocommit(&mut self, result: Result<(), Error>, change: Change) -> anyhow::Result<bool> {
-        let told = match result {
+        let outcome = match result {
             Ok(()) => ClientOutcome::Acknowledged,
             Err(error) => outcome_of_error(&error)?,
         };
-        self.record(Attempt { xact: None, changes: vec![change], outcome: told });
-        Ok(told != ClientOutcome::Unknown)
+        self.record(Attempt { xact: None, changes: vec![change], outcome });
+        Ok(outcome != ClientOutcome::Unknown)
     }
 
     fn record(&mut self, attempt: Attempt) {

@@ -118,8 +118,8 @@ impl Plan {
                 .collect(),
             _ => Vec::new(),
         };
-        let between = if random.random_range(0..4) == 0 { RoundEnd::Stop } else { RoundEnd::Kill };
-        Plan { death, load, copies: card.copies, recoveries, round_end: between }
+        let round_end = if random.random_range(0..4) == 0 { RoundEnd::Stop } else { RoundEnd::Kill };
+        Plan { death, load, copies: card.copies, recoveries, round_end }
     }
 }
 

@@ -7,10 +7,10 @@ use fulmar_engine::{Engine, Error, sqlstate};
 use fulmar_meta::{Catalog, MetaError, ObjectKind, SYSTEM_TENANT, Tenant};
 
 use crate::Result;
-use crate::events::{Event, Journal};
+use crate::events::{Event, EventLog};
 use crate::identity::Identity;
 use crate::registry::Registry;
-use crate::tenants::Tenants;
+use crate::tenant_stats::TenantStatsRegistry;
 
 /// How long to wait for the sessions of a dropped or restored tenant to end.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,19 +20,20 @@ pub(crate) struct Context {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) tenants: Arc<Tenants>,
-    pub(crate) journal: Arc<Journal>,
+    pub(crate) tenants: Arc<TenantStatsRegistry>,
+    pub(crate) event_log: Arc<EventLog>,
 }
 
 impl Context {
     /// Records an event that the session caused.
     pub(super) fn record(&self, event: Event, identity: &Identity) {
-        self.journal.record(event.by(identity.actor()));
+        self.event_log.record(event.by(identity.actor()));
     }
 
     /// The tenant with this name.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Tenant>> {
-        let missing = || answer(&MetaError::Missing { what: ObjectKind::Tenant, name: name.to_owned() });
+        let missing =
+            || to_postgres_error(&MetaError::Missing { what: ObjectKind::Tenant, name: name.to_owned() });
         self.catalog.tenant(name).ok_or_else(missing)
     }
 
@@ -69,7 +70,7 @@ impl Context {
 }
 
 /// Converts a metadata error to PostgreSQL's error.
-pub(crate) fn answer(error: &MetaError) -> Error {
+pub(crate) fn to_postgres_error(error: &MetaError) -> Error {
     const UNDEFINED_OBJECT: &str = "42704";
     const INVALID_NAME: &str = "42602";
     const OUTCOME_UNKNOWN: &str = "08007";

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use fulmar_dialect::shorten;
-use fulmar_engine::{Error, NotChanged, sqlstate};
+use fulmar_engine::{DurabilityChangeError, Error, sqlstate};
 use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
-use super::context::{Context, answer};
+use super::context::{Context, to_postgres_error};
 use crate::Result;
 
 /// The name of the setting.
@@ -35,7 +35,7 @@ pub(super) async fn alter(database: &str, durability: Durability, context: &Cont
 }
 
 /// Sets the durability of a tenant that is being created.
-pub(super) async fn settle(tenant: &Tenant, durability: Durability, context: &Context) -> Result<()> {
+pub(super) async fn initialize(tenant: &Tenant, durability: Durability, context: &Context) -> Result<()> {
     match durability == tenant.durability {
         true => Ok(()),
         false => set(tenant, durability, context).await,
@@ -47,8 +47,8 @@ async fn set(tenant: &Tenant, durability: Durability, context: &Context) -> Resu
         let changed = context.catalog.set_durability(tenant, durability).await;
         changed.map(drop).map_err(|error| match error {
             // The tenant is being dropped.
-            MetaError::Missing { .. } => NotChanged::Refused(answer(&error)),
-            _ => NotChanged::InDoubt(answer(&error)),
+            MetaError::Missing { .. } => DurabilityChangeError::Refused(to_postgres_error(&error)),
+            _ => DurabilityChangeError::InDoubt(to_postgres_error(&error)),
         })
     };
     context.engine.set_durability(tenant.partition, durability, change).await

@@ -1,4 +1,4 @@
-//! Administration in SQL: tenants, point-in-time recovery ([`history`]), users and rights
+//! Administration in SQL: tenants, point-in-time recovery ([`restore`]), users and rights
 //! ([`users`]), tokens ([`tokens`]). Only superusers can run these statements, connected to the
 //! system tenant.
 //!
@@ -18,13 +18,13 @@
 
 mod context;
 mod durability;
-mod history;
+mod restore;
 mod tokens;
 mod users;
 
 use std::sync::Arc;
 
-use fulmar_dialect::admin::{Admin, Source};
+use fulmar_dialect::admin::{AdminStatement, Source};
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant};
 use fulmar_pages::Durability;
@@ -34,23 +34,27 @@ pub(crate) use context::Context;
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::identity::Identity;
-use context::answer;
+use context::to_postgres_error;
 
 /// Runs an administrative statement and records it as an event. Returns the secret of a new token.
-pub(crate) async fn run(admin: &Admin, context: &Context, identity: &Identity) -> Result<Option<String>> {
+pub(crate) async fn run(
+    admin: &AdminStatement,
+    context: &Context,
+    identity: &Identity,
+) -> Result<Option<String>> {
     check_right(admin.tag(), identity)?;
-    context.engine.check_owner()?;
+    context.engine.check_primary()?;
     match admin {
-        Admin::CreateToken { name, database, lasts_ms } => {
+        AdminStatement::CreateToken { name, database, lasts_ms } => {
             tokens::create(name, database.as_deref(), *lasts_ms, context, identity).await.map(Some)
         }
-        Admin::DropToken { name, if_exists } => {
+        AdminStatement::DropToken { name, if_exists } => {
             tokens::drop(name, *if_exists, context, identity).await.map(|()| None)
         }
-        Admin::CreateUser { .. } | Admin::AlterPassword { .. } | Admin::DropUser { .. } => {
-            users::run(admin, context, identity).await.map(|()| None)
-        }
-        Admin::Grant { .. } | Admin::Revoke { .. } => {
+        AdminStatement::CreateUser { .. }
+        | AdminStatement::AlterPassword { .. }
+        | AdminStatement::DropUser { .. } => users::run(admin, context, identity).await.map(|()| None),
+        AdminStatement::Grant { .. } | AdminStatement::Revoke { .. } => {
             users::rights(admin, context, identity).await.map(|()| None)
         }
         _ => databases(admin, context, identity).await.map(|()| None),
@@ -58,32 +62,32 @@ pub(crate) async fn run(admin: &Admin, context: &Context, identity: &Identity) -
 }
 
 /// Runs a statement about databases.
-async fn databases(admin: &Admin, context: &Context, identity: &Identity) -> Result<()> {
+async fn databases(admin: &AdminStatement, context: &Context, identity: &Identity) -> Result<()> {
     let catalog = &context.catalog;
     let record = |event: Event| context.record(event, identity);
     match admin {
-        Admin::CreateDatabase { name, owner, source, durability } => {
+        AdminStatement::CreateDatabase { name, owner, source, durability } => {
             let durability = durability::parse(durability.as_deref())?;
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
-        Admin::DropDatabase { name, if_exists, force } => {
+        AdminStatement::DropDatabase { name, if_exists, force } => {
             if let Some(dropped) = drop_database(name, *if_exists, *force, context).await? {
                 record(Event::new(Kind::DatabaseDropped).database(&dropped));
             }
             Ok(())
         }
-        Admin::RestoreDatabase { name, at_unix_ms } => {
-            let tenant = history::restore(name, *at_unix_ms, context).await?;
+        AdminStatement::RestoreDatabase { name, at_unix_ms } => {
+            let tenant = restore::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));
             Ok(())
         }
-        Admin::RenameDatabase { from, to } => {
-            let tenant = catalog.rename_tenant(from, to).await.map_err(|error| answer(&error))?;
+        AdminStatement::RenameDatabase { from, to } => {
+            let tenant = catalog.rename_tenant(from, to).await.map_err(|error| to_postgres_error(&error))?;
             record(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
             Ok(())
         }
-        Admin::AlterLimit { database, name, value } if name == durability::NAME => {
+        AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
             let durability = durability::parse(value.as_deref())?;
             let tenant = durability::alter(database, durability, context).await?;
             record(
@@ -91,16 +95,16 @@ async fn databases(admin: &Admin, context: &Context, identity: &Identity) -> Res
             );
             Ok(())
         }
-        Admin::AlterLimit { database, name, value } => {
+        AdminStatement::AlterLimit { database, name, value } => {
             let tenant = alter_limit(database, name, value.as_deref(), context).await?;
             let value = value.as_deref().unwrap_or("default");
             let changed = Event::new(Kind::LimitChanged).database(&tenant);
             record(changed.detail("limit", name.as_str()).detail("value", value));
             Ok(())
         }
-        Admin::ResetLimits { database } => {
+        AdminStatement::ResetLimits { database } => {
             let reset = catalog.alter_limits(database, |limits| *limits = Limits::default()).await;
-            let tenant = reset.map_err(|error| answer(&error))?;
+            let tenant = reset.map_err(|error| to_postgres_error(&error))?;
             let changed = Event::new(Kind::LimitChanged).database(&tenant);
             record(changed.detail("limit", "all").detail("value", "default"));
             Ok(())
@@ -147,7 +151,7 @@ async fn create_database(
     let version = source.map(resolve).transpose()?;
     let tenant = begin_create(name, owner, context, identity).await?;
     let created = match context.engine.create_partition(tenant.partition, version).await {
-        Ok(()) => durability::settle(&tenant, durability, context).await,
+        Ok(()) => durability::initialize(&tenant, durability, context).await,
         Err(error) => Err(error),
     };
     let created = match created {
@@ -182,12 +186,12 @@ pub(crate) async fn begin_create(
     identity: &Identity,
 ) -> Result<Arc<Tenant>> {
     let owner = owner.unwrap_or_else(|| default_owner(context, identity));
-    context.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))
+    context.catalog.create_tenant(name, owner).await.map_err(|error| to_postgres_error(&error))
 }
 
 /// The last step of a creation: clients can connect.
 pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<()> {
-    context.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| answer(&error))
+    context.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| to_postgres_error(&error))
 }
 
 /// Rolls a creation back. If this fails, the next start repeats it.
@@ -208,10 +212,11 @@ async fn alter_limit(
     value: Option<&str>,
     context: &Context,
 ) -> Result<Arc<Tenant>> {
-    let limit = Limit::find(name).map_err(|error| answer(&error))?;
-    let parsed = value.map(|value| limit.parse(value)).transpose().map_err(|error| answer(&error))?;
+    let limit = Limit::find(name).map_err(|error| to_postgres_error(&error))?;
+    let parsed =
+        value.map(|value| limit.parse(value)).transpose().map_err(|error| to_postgres_error(&error))?;
     let altered = context.catalog.alter_limits(database, |limits| limits.set(limit, parsed.flatten())).await;
-    altered.map_err(|error| answer(&error))
+    altered.map_err(|error| to_postgres_error(&error))
 }
 
 /// Drops a database. Returns its tenant, or `None` if it did not exist.
@@ -226,7 +231,7 @@ async fn drop_database(
     }
     let tenant = match context.catalog.begin_drop(name).await {
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),
-        begun => begun.map_err(|error| answer(&error))?,
+        begun => begun.map_err(|error| to_postgres_error(&error))?,
     };
     if !context.end_sessions(&tenant).await {
         let message = format!("sessions of database \"{name}\" have not ended");
@@ -236,6 +241,6 @@ async fn drop_database(
     }
     context.engine.drop_partition(tenant.partition).await?;
     context.tenants.forget(tenant.partition);
-    context.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))?;
+    context.catalog.finish_drop(&tenant).await.map_err(|error| to_postgres_error(&error))?;
     Ok(Some(tenant))
 }

@@ -2,7 +2,7 @@
 
 use fulmar_meta::{MetaError, Token};
 
-use super::context::{Context, answer};
+use super::context::{Context, to_postgres_error};
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::identity::Identity;
@@ -18,7 +18,7 @@ pub(super) async fn create(
 ) -> Result<String> {
     let secret = tokens::new_secret();
     let created = context.catalog.create_token(name, tokens::hash(&secret), database, lasts_ms).await;
-    let token = created.map_err(|error| answer(&error))?;
+    let token = created.map_err(|error| to_postgres_error(&error))?;
     record(Kind::TokenCreated, &token, context, identity);
     Ok(secret)
 }
@@ -27,7 +27,7 @@ pub(super) async fn create(
 pub(super) async fn drop(name: &str, if_exists: bool, context: &Context, identity: &Identity) -> Result<()> {
     match context.catalog.drop_token(name).await {
         Err(MetaError::Missing { .. }) if if_exists => Ok(()),
-        Err(error) => Err(answer(&error)),
+        Err(error) => Err(to_postgres_error(&error)),
         Ok(token) => {
             record(Kind::TokenDropped, &token, context, identity);
             Ok(())
@@ -38,7 +38,7 @@ pub(super) async fn drop(name: &str, if_exists: bool, context: &Context, identit
 fn record(kind: Kind, token: &Token, context: &Context, identity: &Identity) {
     let event = Event::new(kind).by(identity.actor()).detail("token", token.name.as_str());
     let tenant = token.partition.and_then(|partition| context.catalog.tenant_of(partition));
-    context.journal.record(match tenant {
+    context.event_log.record(match tenant {
         Some(tenant) => event.database(&tenant),
         None => event,
     });

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   administration, tokens         --record--+
-//!   events that clients can repeat --gather--+--> Journal: newest events in memory
+//!   events that clients can repeat -aggregate+--> EventLog: newest events in memory
 //!   health changes (polled each 1 s) -record-+       |    |
 //!                                                    |    +--> fulmar.events
 //!                                                    +--> thread "fulmar-events" --> files
@@ -14,21 +14,22 @@
 //!   space are bounded.
 //! - **Clients cannot flood the log.** Actions of superusers are recorded individually. Events that
 //!   unprivileged clients can cause at any rate, such as failed logins, are aggregated
-//!   ([`gathered`]): the first is recorded immediately, then one summary per kind every 10 minutes.
+//!   ([`aggregation`]): the first is recorded immediately, then one summary per kind every 10
+//!   minutes.
 //! - **Events contain no secrets.** They contain names, numbers and addresses, never text that a
 //!   user has entered. The names of other users are shown to superusers only, not to the owner of a
 //!   tenant ([`Event::for_owner`]).
 
+mod aggregation;
 mod details;
 mod event;
 mod files;
-mod gathered;
-mod journal;
+mod health_monitor;
 mod kinds;
-mod watch;
+mod log;
 
 pub(crate) use event::Actor;
 pub use event::Event;
-pub use journal::{Before, Journal};
+pub(crate) use health_monitor::monitor_health;
 pub use kinds::{Kind, Severity};
-pub(crate) use watch::watch;
+pub use log::{EventLog, PreviousRun};

@@ -1,6 +1,6 @@
 //! Metrics of the engine and the store.
 
-use fulmar_engine::{BesideStatistics, EngineStatistics};
+use fulmar_engine::{EngineStatistics, ReplicaStatistics};
 use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics};
 
 use super::text::{self, Metric, counter, gauge, header, line};
@@ -131,15 +131,15 @@ const DISK_CACHE: &[Metric<DiskCacheStatistics>] = &[
     gauge("fulmar_disk_cache_entries", "Pages and segment indexes in the disk cache.", |cache| cache.entries),
 ];
 
-const REPLICA: &[Metric<BesideStatistics>] = &[
-    counter("fulmar_replica_log_polls_total", "Polls of the primary's log.", |replica| replica.looks),
+const REPLICA: &[Metric<ReplicaStatistics>] = &[
+    counter("fulmar_replica_log_polls_total", "Polls of the primary's log.", |replica| replica.log_polls),
     counter(
         "fulmar_replica_resyncs_total",
         "Databases reopened after a restore, or because the primary had truncated its log.",
-        |replica| replica.reopened,
+        |replica| replica.resyncs,
     ),
     gauge("fulmar_replica_up", "0 if the last poll of the primary's log failed.", |replica| {
-        (!replica.fails).into()
+        (!replica.is_failing).into()
     }),
 ];
 
@@ -164,7 +164,7 @@ pub(super) fn write(out: &mut String, engine: &EngineStatistics) {
 }
 
 /// Writes the metrics of a read replica.
-pub(super) fn write_replica(out: &mut String, replica: &BesideStatistics) {
+pub(super) fn write_replica(out: &mut String, replica: &ReplicaStatistics) {
     text::write(out, REPLICA, replica);
     // Not present before the first poll.
     if let Some(age_ms) = replica.age_ms {

@@ -12,25 +12,25 @@ mod worker;
 
 use std::sync::Arc;
 
-use fulmar_engine::{BesideStatistics, EngineStatistics};
+use fulmar_engine::{EngineStatistics, ReplicaStatistics};
 use fulmar_store::OperationStatistics;
 
-pub(crate) use tenant::TenantFigures;
+pub(crate) use tenant::TenantMetrics;
 pub(crate) use worker::WorkerMetrics;
 
-use crate::crowd::Count;
+use crate::connection_slots::SlotCounts;
 use crate::memory::Usage;
 use text::{Metric, counter, gauge};
 
 /// Maximum number of tenants with metrics of their own: the busiest ones. A node has thousands of
 /// tenants, and each label value creates new time series.
-pub(crate) const TENANTS: usize = 20;
+pub(crate) const MAX_TENANTS: usize = 20;
 
 /// The current connections.
 pub(crate) struct Connections {
     pub(crate) sessions: u64,
     /// Connections that are not authenticated yet.
-    pub(crate) logins: Count,
+    pub(crate) logins: SlotCounts,
     /// Memory charged by the sessions.
     pub(crate) memory: Usage,
     /// Workers that serve the sessions.
@@ -40,12 +40,12 @@ pub(crate) struct Connections {
 const CONNECTIONS: &[Metric<Connections>] = &[
     gauge("fulmar_sessions", "Open sessions.", |now| now.sessions),
     gauge("fulmar_connections_pending", "Connections that are not authenticated yet.", |now| {
-        now.logins.now as u64
+        now.logins.used as u64
     }),
     counter(
         "fulmar_connections_evicted_total",
         "Unauthenticated connections that were closed because of the connection limit.",
-        |now| now.logins.sent_away,
+        |now| now.logins.evicted,
     ),
     gauge(
         "fulmar_session_memory_bytes",
@@ -74,9 +74,9 @@ pub(crate) fn render(
     workers: &[Arc<WorkerMetrics>],
     connections: &Connections,
     engine: &EngineStatistics,
-    replica: Option<&BesideStatistics>,
+    replica: Option<&ReplicaStatistics>,
     store: &[OperationStatistics],
-    tenants: &[TenantFigures],
+    tenants: &[TenantMetrics],
 ) -> String {
     let mut out = String::new();
     text::write(&mut out, CONNECTIONS, connections);
@@ -91,7 +91,7 @@ pub(crate) fn render(
 }
 
 /// Renders the metrics of one tenant, for clients with that tenant's token.
-pub(crate) fn render_tenant(tenant: Option<TenantFigures>) -> String {
+pub(crate) fn render_tenant(tenant: Option<TenantMetrics>) -> String {
     let mut out = String::new();
     tenant::write(&mut out, tenant.as_slice());
     out
@@ -104,18 +104,18 @@ mod tests {
     use fulmar_store::DiskCacheStatistics;
 
     use super::*;
-    use crate::tenants::TenantCounts;
+    use crate::tenant_stats::TenantCounts;
 
     fn connected(sessions: u64) -> Connections {
         let memory = Usage { used_bytes: 11, limit_bytes: 12, rejected: 13 };
-        Connections { sessions, logins: Count { now: 3, sent_away: 0 }, memory, workers_active: 2 }
+        Connections { sessions, logins: SlotCounts { used: 3, evicted: 0 }, memory, workers_active: 2 }
     }
 
     #[test]
     fn render_sums_all_workers() {
         let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
-        workers[0].ran(Duration::from_micros(20), 3);
-        workers[1].ran(Duration::from_secs(60), 4);
+        workers[0].record_statement(Duration::from_micros(20), 3);
+        workers[1].record_statement(Duration::from_secs(60), 4);
         let disk_cache = Some(DiskCacheStatistics { hits: 8, bytes: 9, ..DiskCacheStatistics::default() });
         let engine = EngineStatistics { log_bytes: 7, disk_cache, ..EngineStatistics::default() };
         let text = render(&workers, &connected(5), &engine, None, &[], &[]);
@@ -142,7 +142,7 @@ mod tests {
     fn manual_lists_exactly_the_existing_metrics() {
         let engine =
             EngineStatistics { disk_cache: Some(DiskCacheStatistics::default()), ..Default::default() };
-        let replica = BesideStatistics { age_ms: Some(1), ..BesideStatistics::default() };
+        let replica = ReplicaStatistics { age_ms: Some(1), ..ReplicaStatistics::default() };
         let text = render(&[], &connected(0), &engine, Some(&replica), &[], &[]);
         let manual = include_str!("../../../../docs/operations.md");
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
@@ -162,7 +162,7 @@ mod tests {
     fn tenant_metrics_have_escaped_name_labels() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let name = "a \"b\\\n".into();
-        let shop = TenantFigures { name, counts, commits: 1 << 50, sessions: 4, session_memory_bytes: 5 };
+        let shop = TenantMetrics { name, counts, commits: 1 << 50, sessions: 4, session_memory_bytes: 5 };
         let text = render(&[], &connected(0), &EngineStatistics::default(), None, &[], &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",

@@ -1,10 +1,10 @@
 //! Metrics of tenants.
 
 use super::text::{escape_label, header, line};
-use crate::tenants::TenantCounts;
+use crate::tenant_stats::TenantCounts;
 
 /// The metrics of a tenant.
-pub(crate) struct TenantFigures {
+pub(crate) struct TenantMetrics {
     pub(crate) name: String,
     pub(crate) counts: TenantCounts,
     pub(crate) commits: u64,
@@ -14,8 +14,8 @@ pub(crate) struct TenantFigures {
 }
 
 /// Writes the metrics of tenants.
-pub(super) fn write(out: &mut String, tenants: &[TenantFigures]) {
-    type Value = fn(&TenantFigures) -> f64;
+pub(super) fn write(out: &mut String, tenants: &[TenantMetrics]) {
+    type Value = fn(&TenantMetrics) -> f64;
     let metrics: [(&str, &str, &str, Value); 6] = [
         ("statements_total", "counter", "Statements executed for the tenant.", |tenant| {
             tenant.counts.statements as f64

@@ -56,7 +56,7 @@ counters! {
 
 impl WorkerMetrics {
     /// Records an executed statement.
-    pub(crate) fn ran(&self, time: Duration, rows: u64) {
+    pub(crate) fn record_statement(&self, time: Duration, rows: u64) {
         let time_us = time.as_micros() as u64;
         self.statements.add(1);
         self.statement_us.add(time_us);
@@ -65,7 +65,7 @@ impl WorkerMetrics {
     }
 
     /// Records an error sent to a client.
-    pub(crate) fn failed(&self) {
+    pub(crate) fn record_error(&self) {
         self.errors.add(1);
     }
 

@@ -2,7 +2,7 @@
 //! SHOW, DISCARD, DEALLOCATE, COPY, procedures, administration and VERIFY.
 
 use fulmar_dialect::Command;
-use fulmar_dialect::admin::Admin;
+use fulmar_dialect::admin::AdminStatement;
 use fulmar_dialect::copy::Copy;
 use fulmar_dialect::procedure::Procedure;
 use fulmar_dialect::token::quote_name;
@@ -12,7 +12,7 @@ use fulmar_engine::{
 };
 use fulmar_pgwire::protocol::backend;
 
-use super::outcome::{Fault, Ran};
+use super::outcome::{MessageError, PlanOutcome};
 use super::rows::{Collector, Layout, Output, RowWriter, ValueRow};
 use super::state::Session;
 use crate::events::{Event, Kind};
@@ -26,7 +26,7 @@ impl Session {
         command: &Command,
         layout: Layout<'_>,
         output: &mut Output,
-    ) -> Result<Ran, Fault> {
+    ) -> Result<PlanOutcome, MessageError> {
         self.link.check_not_failed()?;
         let tag = match command {
             Command::Set { name, value, local } => {
@@ -38,10 +38,10 @@ impl Session {
                 "SET"
             }
             Command::Show(name) => {
-                if Self::is_of_snapshot(name) {
-                    self.link.look_back().await?;
+                if Self::is_snapshot_parameter(name) {
+                    self.link.open_snapshot().await?;
                 }
-                self.note_snapshot();
+                self.update_snapshot_parameters();
                 let value = self.settings.get(name)?.to_owned();
                 return self.write_rows(
                     vec![vec![Value::Text(value)]],
@@ -51,7 +51,7 @@ impl Session {
                 );
             }
             Command::ShowAll => {
-                self.note_snapshot();
+                self.update_snapshot_parameters();
                 let row = |row: [&str; 3]| row.map(|text| Value::Text(text.to_owned())).to_vec();
                 let rows = self.settings.all().into_iter().map(row).collect();
                 return self.write_rows(rows, CommandTag::Plain("SHOW"), layout, output);
@@ -77,7 +77,7 @@ impl Session {
             }
             Command::Copy(Copy::In { table, columns, format }) => {
                 self.begin_copy(table, columns, format, output).await?;
-                return Ok(Ran::Copying);
+                return Ok(PlanOutcome::Copying);
             }
             Command::Copy(Copy::TableOut { table, format }) => {
                 let query = self.table_query(table).await?;
@@ -87,7 +87,7 @@ impl Session {
             Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
             Command::Copy(Copy::DatabaseIn { name, owner }) => {
                 self.begin_import(name, owner.as_deref(), output).await?;
-                return Ok(Ran::Copying);
+                return Ok(PlanOutcome::Copying);
             }
             Command::Procedure(procedure) => {
                 self.procedure(procedure, output).await?;
@@ -96,7 +96,8 @@ impl Session {
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
                 let secret = admin::run(admin, &self.context.administration, &self.identity).await?;
-                if matches!(admin, Admin::AlterPassword { name, .. } if *name == self.identity.user) {
+                if matches!(admin, AdminStatement::AlterPassword { name, .. } if *name == self.identity.user)
+                {
                     self.renew_account();
                 }
                 if let Some(secret) = secret {
@@ -107,16 +108,16 @@ impl Session {
             }
             Command::Verify => return self.verify(layout, output).await,
         };
-        Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+        Ok(PlanOutcome::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
     }
 
     /// Verifies the checksums of all data, and writes a row for each damaged file.
-    async fn verify(&mut self, layout: Layout<'_>, output: &mut Output) -> Result<Ran, Fault> {
+    async fn verify(&mut self, layout: Layout<'_>, output: &mut Output) -> Result<PlanOutcome, MessageError> {
         self.outside_transaction("VERIFY")?;
         admin::check_right("VERIFY", &self.identity)?;
         // On a replica, files that the primary deletes during the check would be reported
         // as damage.
-        self.context.engine.check_owner()?;
+        self.context.engine.check_primary()?;
         let damage = self.link.verify().await?.damage;
         let count = damage.len() as u64;
         self.record_verification(&damage);
@@ -141,7 +142,7 @@ impl Session {
         let files: Vec<&str> =
             damage.iter().take(MAX_NAMED_FILES).map(|damage| damage.file.as_str()).collect();
         let event = event.detail("damaged", damage.len()).detail("files", files);
-        self.context.journal.record(event.by(self.identity.actor()));
+        self.context.event_log.record(event.by(self.identity.actor()));
     }
 
     /// Writes rows that the gateway has produced.
@@ -151,7 +152,7 @@ impl Session {
         tag: CommandTag,
         layout: Layout<'_>,
         output: &mut Output,
-    ) -> Result<Ran, Fault> {
+    ) -> Result<PlanOutcome, MessageError> {
         let spills = self.statements.spills(&self.context.temporary_directory, &self.temporary);
         let mut writer = RowWriter::new(output, layout, spills);
         for row in &rows {
@@ -161,7 +162,7 @@ impl Session {
             }
         }
         let (rows, spill) = writer.finish();
-        Ok(Ran::Done { tag, rows, spill })
+        Ok(PlanOutcome::Done { tag, rows, spill })
     }
 
     pub(super) async fn set(
@@ -181,10 +182,10 @@ impl Session {
             return Ok(());
         }
         if name.eq_ignore_ascii_case(AS_OF) {
-            self.look_back(value, output).await?;
+            self.set_as_of(value, output).await?;
         }
         let bytes = self.settings.bytes_with(name, value);
-        self.settings_share.cover(self.statements.memory(), bytes as u64)?;
+        self.settings_reservation.grow_to(self.statements.memory(), bytes as u64)?;
         if in_transaction {
             self.settings.set_in_transaction(name, value, local)?;
         } else {

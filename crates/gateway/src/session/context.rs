@@ -9,20 +9,20 @@ use fulmar_meta::Catalog;
 use super::slow::SlowLog;
 use crate::admin;
 use crate::advisory::AdvisoryLocks;
-use crate::events::Journal;
+use crate::events::EventLog;
 use crate::memory::SessionMemory;
 use crate::system::Sources;
-use crate::tenants::Tenants;
+use crate::tenant_stats::TenantStatsRegistry;
 
 /// The components of the node that a session uses. Sessions share one instance, and have no other
 /// state in common.
 pub(crate) struct Context {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) memory: Arc<SessionMemory>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
-    pub(crate) journal: Arc<Journal>,
+    pub(crate) event_log: Arc<EventLog>,
     pub(crate) slow: SlowLog,
     /// The directory of temporary files for large results.
     pub(crate) temporary_directory: PathBuf,

@@ -13,16 +13,16 @@
 //! - Each message is processed before the next one is read, so TCP flow control slows down a client
 //!   that is faster than the engine.
 
-use fulmar_dialect::token::{Table, is_blank, quote_name};
+use fulmar_dialect::token::{TableName, is_blank, quote_name};
 use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Value, sqlstate};
 use fulmar_pgwire::copy::Format;
 use fulmar_pgwire::copy::read::Reader;
 use fulmar_pgwire::protocol::backend;
 use fulmar_pgwire::types::{self, Type};
 
-use super::copy_in::{CopyIn, Rest, Rows, Target};
-use super::held::Share;
-use super::outcome::Fault;
+use super::copy_in::{CopyIn, RemainingText, Rows, Target};
+use super::memory_quota::Reservation;
+use super::outcome::MessageError;
 use super::rows::{Collector, Output};
 use super::state::Session;
 use crate::Result;
@@ -39,7 +39,7 @@ impl Session {
     /// Prepares the INSERTs and requests the rows from the client.
     pub(super) async fn begin_copy(
         &mut self,
-        table: &Table,
+        table: &TableName,
         columns: &[String],
         format: &Format,
         output: &mut Output,
@@ -57,7 +57,7 @@ impl Session {
         let (insert_batch, _) = self.link.prepare(&insert(table, &columns, batch)).await?;
         let (insert_one, _) = self.link.prepare(&insert(table, &columns, 1)).await?;
         let declared =
-            |info: &ParameterInfo| types::declared(info.declared_type.as_deref().unwrap_or("TEXT"));
+            |info: &ParameterInfo| types::declared_type(info.declared_type.as_deref().unwrap_or("TEXT"));
         let kinds: Vec<Type> = insert_one
             .parameters
             .iter()
@@ -74,20 +74,20 @@ impl Session {
             values: Vec::new(),
             bytes: 0,
             rows: 0,
-            share: Share::default(),
+            reservation: Reservation::default(),
         };
         self.begin_copy_in(Target::Table(rows), output).await
     }
 
     /// Sends `output`, which ends with the CopyInResponse.
     pub(super) async fn begin_copy_in(&mut self, target: Target, output: &mut Output) -> Result<()> {
-        self.copy = Some(Box::new(CopyIn { target, rest: None, share: Share::default() }));
+        self.copy = Some(Box::new(CopyIn { target, rest: None, reservation: Reservation::default() }));
         let sent = self.link.send(output).await;
         output.clear();
         if sent.is_err()
             && let Some(mut copy) = self.copy.take()
         {
-            copy.give_up(self).await;
+            copy.abort(self).await;
         }
         sent.map_err(|_| {
             Error::new(sqlstate::CONNECTION_FAILURE, "connection to client lost while starting COPY")
@@ -95,7 +95,7 @@ impl Session {
     }
 
     /// The columns of a table, without generated columns. Empty if the table does not exist.
-    pub(super) async fn table_columns(&mut self, table: &Table) -> Result<Vec<String>> {
+    pub(super) async fn table_columns(&mut self, table: &TableName) -> Result<Vec<String>> {
         let schema = table.schema.clone().map_or(Value::Null, Value::Text);
         let sql = "SELECT name FROM pragma_table_xinfo($1, $2) WHERE hidden = 0 ORDER BY cid";
         let names = self.link.collect(sql, &[Value::Text(table.name.clone()), schema]).await?;
@@ -108,7 +108,7 @@ impl Session {
 
     /// Handles CopyData. Without a COPY in progress, the data belongs to a COPY that has failed,
     /// and is ignored.
-    pub(super) async fn copy_data(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+    pub(super) async fn copy_data(&mut self, bytes: &[u8]) -> Result<(), MessageError> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
         match copy.target.take(bytes, self).await {
             Ok(()) => {
@@ -120,14 +120,14 @@ impl Session {
     }
 
     /// Handles CopyDone.
-    pub(super) async fn copy_done(&mut self) -> Result<(), Fault> {
+    pub(super) async fn copy_done(&mut self) -> Result<(), MessageError> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
         let outcome = copy.target.finish(self).await;
         self.end_of_copy(copy, outcome).await
     }
 
     /// Handles CopyFail.
-    pub(super) async fn copy_failed(&mut self, reason: &[u8]) -> Result<(), Fault> {
+    pub(super) async fn copy_failed(&mut self, reason: &[u8]) -> Result<(), MessageError> {
         let Some(copy) = self.copy.take() else { return Ok(()) };
         let message = format!("COPY from stdin failed: {}", String::from_utf8_lossy(reason));
         let error = Error::new(sqlstate::QUERY_CANCELED, message);
@@ -136,7 +136,7 @@ impl Session {
 
     /// Handles a CopyData or CopyFail message whose memory charge was rejected. Without a COPY in
     /// progress, it belongs to a COPY that has failed.
-    pub(super) async fn copy_rejected(&mut self, error: Error) -> Result<(), Fault> {
+    pub(super) async fn copy_rejected(&mut self, error: Error) -> Result<(), MessageError> {
         match self.copy.take() {
             Some(copy) => self.end_of_copy(copy, Err(error)).await,
             None => Ok(()),
@@ -144,24 +144,24 @@ impl Session {
     }
 
     /// Handles a message that is not allowed during COPY.
-    pub(super) async fn copy_interrupted(&mut self) -> Result<(), Fault> {
+    pub(super) async fn copy_interrupted(&mut self) -> Result<(), MessageError> {
         let Some(copy) = self.copy.take() else { return Ok(()) };
         let error = Error::new(sqlstate::PROTOCOL_VIOLATION, "unexpected message during COPY from stdin");
         self.end_of_copy(copy, Err(error)).await
     }
 
     /// Ends a COPY. `outcome` is the number of rows.
-    async fn end_of_copy(&mut self, mut copy: Box<CopyIn>, outcome: Result<u64>) -> Result<(), Fault> {
+    async fn end_of_copy(&mut self, mut copy: Box<CopyIn>, outcome: Result<u64>) -> Result<(), MessageError> {
         if outcome.is_err() {
-            copy.give_up(self).await;
+            copy.abort(self).await;
         }
-        let Some(Rest(rest)) = copy.rest else {
-            return match outcome.map_err(Fault::from) {
+        let Some(RemainingText(rest)) = copy.rest else {
+            return match outcome.map_err(MessageError::from) {
                 Ok(rows) => {
                     backend::command_complete(&mut self.output, CommandTag::Copy(rows));
                     Ok(())
                 }
-                Err(Fault::Statement(error)) => {
+                Err(MessageError::Statement(error)) => {
                     self.extended_failed(&error);
                     Ok(())
                 }
@@ -175,7 +175,7 @@ impl Session {
         Box::pin(self.end_of_text(outcome)).await
     }
 
-    async fn run_rest_of_query(&mut self, rows: u64, rest: &str) -> Result<(), Fault> {
+    async fn run_rest_of_query(&mut self, rows: u64, rest: &str) -> Result<(), MessageError> {
         if is_blank(rest) {
             self.link.finish().await?;
         }
@@ -224,7 +224,7 @@ impl Rows {
     /// Charges the incomplete row and the buffered values.
     fn charge(&mut self, session: &Session) -> Result<()> {
         let held = self.reader.held_bytes() + self.bytes + self.values.len() * size_of::<Value>();
-        self.share.set(session.statements.memory(), held as u64)
+        self.reservation.resize(session.statements.memory(), held as u64)
     }
 
     async fn finish(&mut self, session: &mut Session) -> Result<u64> {
@@ -243,7 +243,7 @@ impl Rows {
     }
 
     async fn insert(&mut self, rows: usize, session: &mut Session) -> Result<()> {
-        session.link.give_way().await?;
+        session.link.yield_if_slice_is_over().await?;
         let statement = if rows == 1 { &self.insert_one } else { &self.insert_batch };
         let values = &self.values[..rows * self.columns];
         let run = session.link.execute(statement, values, Scope::Implicit, &mut Collector::default()).await;
@@ -266,7 +266,7 @@ impl Rows {
     }
 }
 
-fn insert(table: &Table, columns: &[String], rows: usize) -> String {
+fn insert(table: &TableName, columns: &[String], rows: usize) -> String {
     let names: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
     let mut sql = format!("INSERT INTO {} ({}) VALUES ", table.sql(), names.join(", "));
     for row in 0..rows {
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn insert_numbers_its_parameters_across_rows() {
-        let table = Table { schema: None, name: "t".into() };
+        let table = TableName { schema: None, name: "t".into() };
         let sql = insert(&table, &["a".into(), "b".into()], 2);
         assert_eq!(sql, r#"INSERT INTO "t" ("a", "b") VALUES ($1, $2), ($3, $4)"#);
     }

@@ -21,7 +21,7 @@ use fulmar_pgwire::protocol::backend;
 use fulmar_service::{ExportStream, PartitionService};
 
 use super::copy_in::{CopyIn, Importing, Target};
-use super::outcome::{Fault, Ran};
+use super::outcome::{MessageError, PlanOutcome};
 use super::rows::Output;
 use super::state::Session;
 use crate::Result;
@@ -35,11 +35,11 @@ const MAX_FINDINGS: usize = 5;
 
 impl Session {
     /// Sends all pages of the session's database.
-    pub(super) async fn export(&mut self, output: &mut Output) -> Result<Ran, Fault> {
+    pub(super) async fn export(&mut self, output: &mut Output) -> Result<PlanOutcome, MessageError> {
         self.outside_transaction(TAG)?;
         let mut export = self.link.partition.export(self.settings.as_of()).await?;
         let exported = Event::new(Kind::DatabaseExported).database(&self.identity.tenant);
-        self.context.journal.gather(exported.by(self.identity.actor()));
+        self.context.event_log.record_aggregated(exported.by(self.identity.actor()));
         backend::copy_out_bytes(output);
         let (mut pages, mut piece) = (0, Vec::new());
         while export.next_pages(&mut piece).await? {
@@ -53,7 +53,7 @@ impl Session {
             output.clear();
         }
         backend::copy_done(output);
-        Ok(Ran::Done { tag: CommandTag::Copy(pages), rows: 0, spill: None })
+        Ok(PlanOutcome::Done { tag: CommandTag::Copy(pages), rows: 0, spill: None })
     }
 
     /// Begins the creation of a tenant and requests its pages from the client.
@@ -98,7 +98,7 @@ impl Importing {
                 event.detail("sqlstate", error.state()).detail("problem", error.message())
             }
         };
-        session.context.journal.record(event.by(session.identity.actor()));
+        session.context.event_log.record(event.by(session.identity.actor()));
         finished
     }
 
@@ -115,7 +115,7 @@ impl Importing {
     }
 
     /// Aborts the import and rolls back the creation of the tenant.
-    pub(super) async fn give_up(&mut self, session: &Session) {
+    pub(super) async fn abort(&mut self, session: &Session) {
         self.import = None;
         admin::undo(&self.tenant, &session.context.administration).await;
     }
@@ -144,10 +144,10 @@ fn corrupt(findings: String) -> Error {
 
 impl CopyIn {
     /// Cleans up after a COPY that did not complete.
-    pub(super) async fn give_up(&mut self, session: &Session) {
+    pub(super) async fn abort(&mut self, session: &Session) {
         // Inserted rows are rolled back with their transaction.
         if let Target::Database(importing) = &mut self.target {
-            importing.give_up(session).await;
+            importing.abort(session).await;
         }
     }
 }

@@ -6,19 +6,19 @@ use fulmar_engine::{Import, Statement, Value};
 use fulmar_meta::Tenant;
 use fulmar_pgwire::copy::read::Reader;
 
-use super::held::Share;
+use super::memory_quota::Reservation;
 
 /// The text that follows a COPY in a Query message.
 #[derive(Debug, Default)]
-pub(super) struct Rest(pub(super) String);
+pub(super) struct RemainingText(pub(super) String);
 
 /// A COPY in progress.
 pub(super) struct CopyIn {
     pub(super) target: Target,
     /// The statements that follow the COPY in its Query message. `None` in the extended protocol.
-    pub(super) rest: Option<Rest>,
+    pub(super) rest: Option<RemainingText>,
     /// The memory charge for `rest`.
-    pub(super) share: Share,
+    pub(super) reservation: Reservation,
 }
 
 /// The destination of a COPY.
@@ -43,7 +43,7 @@ pub(super) struct Rows {
     /// Rows inserted so far.
     pub(super) rows: u64,
     /// The memory charge for `values` and the incomplete row.
-    pub(super) share: Share,
+    pub(super) reservation: Reservation,
 }
 
 /// An import in progress.

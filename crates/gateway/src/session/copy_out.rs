@@ -9,14 +9,14 @@
 //! temporary file if they are large.
 
 use fulmar_dialect::copy::select;
-use fulmar_dialect::token::{Table, is_blank};
+use fulmar_dialect::token::{TableName, is_blank};
 use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
 use fulmar_pgwire::copy::Format;
 use fulmar_pgwire::copy::write::Writer;
 use fulmar_pgwire::protocol::backend;
 use fulmar_pgwire::types::Type;
 
-use super::outcome::{Fault, Ran};
+use super::outcome::{MessageError, PlanOutcome};
 use super::rows::{Buffer, Output, encoded_bytes};
 use super::state::Session;
 use super::statements::{Plan, columns};
@@ -24,7 +24,7 @@ use crate::Result;
 
 impl Session {
     /// The query that selects all rows of a table.
-    pub(super) async fn table_query(&mut self, table: &Table) -> Result<String> {
+    pub(super) async fn table_query(&mut self, table: &TableName) -> Result<String> {
         let of_tenant = |schema: &String| ["main", "temp"].contains(&schema.as_str());
         let columns = match table.schema.as_ref().is_none_or(of_tenant) {
             true => self.table_columns(table).await?,
@@ -43,7 +43,7 @@ impl Session {
         query: &str,
         format: &Format,
         output: &mut Output,
-    ) -> Result<Ran, Fault> {
+    ) -> Result<PlanOutcome, MessageError> {
         let (plan, rest) = self.plan(query).await?;
         let Plan::Engine(statement) = &plan else { return Err(not_a_query().into()) };
         if statement.columns.is_empty() || !is_blank(rest) {
@@ -64,7 +64,7 @@ impl Session {
                 lines.begin();
                 backend::copy_done(lines.lines.bytes);
                 let tag = CommandTag::Copy(lines.rows);
-                Ok(Ran::Done { tag, rows: lines.rows, spill: lines.lines.finish() })
+                Ok(PlanOutcome::Done { tag, rows: lines.rows, spill: lines.lines.finish() })
             }
             Err(error) => {
                 lines.reset();

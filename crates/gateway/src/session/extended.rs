@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use fulmar_dialect::Front;
+use fulmar_dialect::Dispatch;
 use fulmar_dialect::infer::Inference;
 use fulmar_dialect::system::Catalog;
-use fulmar_dialect::token::{LONG_BYTES, Lexer, is_blank, measure};
-use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, sqlstate, statement_too_long};
+use fulmar_dialect::token::{LONG_BYTES, Lexer, first_statement_extent, is_blank};
+use fulmar_engine::{CommandTag, Error, Scope, Statement, StatementContext, sqlstate, statement_too_long};
 use fulmar_pgwire::protocol::frontend::{self, Bind, Message, Oids, Target};
 use fulmar_pgwire::protocol::{Format, Formats, backend};
 use fulmar_pgwire::types::{Column, Type, decode};
 use fulmar_service::PartitionService;
 
-use super::held::{MAX_WAIT, Share};
-use super::outcome::{Fault, Ran};
-use super::portals::{Answer, Portal, Progress};
+use super::memory_quota::{MAX_WAIT, Reservation};
+use super::outcome::{MessageError, PlanOutcome};
+use super::portals::{Portal, Progress, SuspendedResult};
 use super::rows::{Layout, Output};
-use super::slow::shown;
+use super::slow::redact;
 use super::state::Session;
 use super::statements::{self, Plan, Prepared};
 use crate::Result;
@@ -34,8 +34,8 @@ impl Session {
     /// One read can receive thousands of messages, and only Sync and Flush require that responses
     /// are sent. Therefore the session may yield before each message, and sends a large output
     /// after each message, as PostgreSQL sends a full buffer.
-    pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), Fault> {
-        self.link.give_way().await?;
+    pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), MessageError> {
+        self.link.yield_if_slice_is_over().await?;
         match message {
             Message::Parse { name, sql, types } => Box::pin(self.parse(name, sql, types)).await?,
             Message::Bind(bind) => self.bind(&bind)?,
@@ -61,18 +61,18 @@ impl Session {
     }
 
     /// Handles Sync: ends the implicit transaction, and skipping after an error.
-    pub(super) async fn sync(&mut self) -> Result<(), Fault> {
+    pub(super) async fn sync(&mut self) -> Result<(), MessageError> {
         self.skipping = false;
-        match self.link.finish().await.map_err(Fault::from) {
+        match self.link.finish().await.map_err(MessageError::from) {
             Ok(()) => {}
-            Err(Fault::Statement(error)) => self.report(&error),
+            Err(MessageError::Statement(error)) => self.report(&error),
             Err(end) => return Err(end),
         }
         self.end_of_transaction(true);
         self.ready().await
     }
 
-    async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), Fault> {
+    async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), MessageError> {
         self.statements.check_free(name)?;
         let (plan, rest) = self.plan(decode::utf8(sql)?).await?;
         if !is_blank(rest) {
@@ -83,7 +83,7 @@ impl Session {
             Plan::Engine(statement) => self.describe_statement(statement, types).await?,
             command => {
                 let columns = statements::columns(&command);
-                self.statements.hold(Prepared::new(command, types, columns), sql.len())?
+                self.statements.charge(Prepared::new(command, types, columns), sql.len())?
             }
         };
         self.statements.insert(name, prepared)?;
@@ -101,10 +101,10 @@ impl Session {
         }
         let plan = Plan::Engine(statement.clone());
         let mut columns = statements::columns(&plan);
-        if statements::is_open(&columns) {
+        if statements::has_untyped_columns(&columns) {
             self.infer_types(&statement, &mut columns).await;
         }
-        let prepared = self.statements.hold(Prepared::new(plan, types, columns), statement.sql.len())?;
+        let prepared = self.statements.charge(Prepared::new(plan, types, columns), statement.sql.len())?;
         self.statements.remember(prepared.clone(), types);
         Ok(prepared)
     }
@@ -112,16 +112,16 @@ impl Session {
     /// Infers the types of result columns that are expressions from the statement's text.
     pub(super) async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
         let logical = if statement.uses_system() { Type::Bool } else { Type::Int8 };
-        let mut work = Share::default();
+        let mut work = Reservation::default();
         if statement.sql.len() >= LONG_BYTES {
             let bytes = Lexer::new(&statement.sql).count() * TOKEN_BYTES;
             // If memory is short, columns keep the types that SQLite declares.
-            if !work.covers(self.statements.memory(), bytes as u64) {
+            if !work.try_grow_to(self.statements.memory(), bytes as u64) {
                 return;
             }
         }
         let inference = Inference::of(&statement.sql, logical);
-        if inference.guesses.len() != columns.len() {
+        if inference.types.len() != columns.len() {
             return;
         }
         let mut probed = Vec::new();
@@ -129,19 +129,26 @@ impl Session {
         if let Some(probe) = inference.probe()
             && let Ok(probe) = self
                 .link
-                .prepare_as(&probe, Known { system: statement.uses_system(), once: true, ..Known::default() })
+                .prepare_as(
+                    &probe,
+                    StatementContext {
+                        system: statement.uses_system(),
+                        once: true,
+                        ..StatementContext::default()
+                    },
+                )
                 .await
         {
             probed = statements::columns(&Plan::Engine(probe)).iter().map(|column| column.kind).collect();
         }
-        for (column, guess) in columns.iter_mut().zip(&inference.guesses) {
-            column.kind = column.kind.or_else(|| guess.resolve(&probed));
+        for (column, inferred) in columns.iter_mut().zip(&inference.types) {
+            column.kind = column.kind.or_else(|| inferred.resolve(&probed));
         }
     }
 
     /// A snapshot of the session's state for system tables.
     pub(super) fn viewer(&mut self) -> Arc<Catalog<Viewer>> {
-        self.note_snapshot();
+        self.update_snapshot_parameters();
         let (sources, settings) = (self.context.sources.clone(), self.settings.clone());
         Arc::new(Catalog::new(Viewer::new(sources, self.identity.clone(), self.link.handle.pid, settings)))
     }
@@ -159,15 +166,16 @@ impl Session {
     /// scanned.
     async fn plan_of_long<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
         let limit_bytes = self.context.engine.max_statement_bytes();
-        let extent = measure(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
+        let extent =
+            first_statement_extent(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
         let text = &sql[extent.start..extent.end];
-        let mut work = Share::default();
+        let mut work = Reservation::default();
         if text.len() >= LONG_BYTES {
             let token_bytes =
-                if fulmar_dialect::translates(text) { TRANSLATED_TOKEN_BYTES } else { TOKEN_BYTES };
+                if fulmar_dialect::needs_translation(text) { TRANSLATED_TOKEN_BYTES } else { TOKEN_BYTES };
             let memory = self.statements.memory().clone();
-            work.cover_or_wait(&memory, (extent.tokens * token_bytes) as u64, MAX_WAIT).await?;
-            self.link.give_way().await?;
+            work.grow_to_or_wait(&memory, (extent.tokens * token_bytes) as u64, MAX_WAIT).await?;
+            self.link.yield_if_slice_is_over().await?;
         }
         let (plan, rest) = self.plan_only(text).await?;
         Ok((plan, &sql[extent.end - rest.len()..]))
@@ -179,35 +187,35 @@ impl Session {
             user: &self.identity.user,
             pid: self.link.handle.pid,
         };
-        let front = fulmar_dialect::front(sql, &context)?;
+        let dispatch = fulmar_dialect::translate(sql, &context)?;
         if sql.len() >= LONG_BYTES {
-            self.link.give_way().await?;
+            self.link.yield_if_slice_is_over().await?;
         }
-        match front {
-            Front::Pass => {
+        match dispatch {
+            Dispatch::Pass => {
                 let (statement, rest) = self.link.prepare(sql).await?;
                 Ok((Plan::Engine(statement), rest))
             }
-            Front::Rewritten(text, rest) => {
+            Dispatch::Rewritten(text, rest) => {
                 let (statement, _) = self.link.prepare(&text).await?;
                 Ok((Plan::Engine(statement), rest))
             }
-            Front::Translated(translated, rest) => {
+            Dispatch::Translated(translated, rest) => {
                 if translated.system {
                     let viewer = self.viewer();
                     self.link.partition.session_mut().set_system(viewer);
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
-                let known = Known { system, parameters, ..Known::default() };
+                let known = StatementContext { system, parameters, ..StatementContext::default() };
                 // A position in the translated text would be misleading.
                 let statement = self.link.prepare_as(&translated.sql, known).await;
                 Ok((Plan::Engine(statement.map_err(Error::without_position)?), rest))
             }
-            Front::Command(command, rest) => {
+            Dispatch::Command(command, rest) => {
                 self.link.check_not_failed()?;
                 let text = sql.get(..sql.len().saturating_sub(rest.len())).unwrap_or_default();
-                let shown = shown(text).into();
-                Ok((Plan::Command { command: Arc::from(command), shown }, rest))
+                let redacted = redact(text).into();
+                Ok((Plan::Command { command: Arc::from(command), redacted }, rest))
             }
         }
     }
@@ -256,7 +264,7 @@ impl Session {
                 &mut self.output,
                 prepared.parameters.iter().map(|parameter| parameter.oid),
             );
-            prepared.describe(&mut self.output, &statements::TEXT);
+            prepared.describe(&mut self.output, &statements::ALL_TEXT);
             return Ok(());
         }
         let mut portal = self.statements.take_portal(name)?;
@@ -264,7 +272,7 @@ impl Session {
         if let Some(prepared) = &portal.prepared {
             // If column types depend on the first row and Execute follows, RowDescription is sent
             // with the first row.
-            portal.describe = prepared.is_open() && frontend::execute_follows(next, name);
+            portal.describe = prepared.has_untyped_columns() && frontend::execute_follows(next, name);
             if !portal.describe {
                 charged = self.output.must_grow(prepared.description_bytes(), self.statements.memory());
                 if charged.is_ok() {
@@ -276,7 +284,7 @@ impl Session {
         charged
     }
 
-    async fn execute(&mut self, name: &str, limit_rows: u32, next: &[u8]) -> Result<(), Fault> {
+    async fn execute(&mut self, name: &str, limit_rows: u32, next: &[u8]) -> Result<(), MessageError> {
         let mut portal = self.statements.take_portal(name)?;
         let outcome = match portal.prepared.clone() {
             Some(prepared) => self.run_portal(&prepared, &mut portal, limit_rows, next).await,
@@ -292,7 +300,7 @@ impl Session {
         portal: &mut Portal,
         limit_rows: u32,
         next: &[u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MessageError> {
         match std::mem::replace(&mut portal.progress, Progress::Done) {
             Progress::Bound => {}
             Progress::Suspended(answer) => return self.send_portion(answer, portal, limit_rows).await,
@@ -315,7 +323,7 @@ impl Session {
             let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut output).await;
             self.output = output;
             portal.forget_values();
-            if let Ran::Done { tag, spill, .. } = ran? {
+            if let PlanOutcome::Done { tag, spill, .. } = ran? {
                 self.send_spilled(spill).await?;
                 backend::command_complete(&mut self.output, tag);
             }
@@ -324,8 +332,8 @@ impl Session {
         let mut bytes = Output::default();
         let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut bytes).await?;
         portal.forget_values();
-        let Ran::Done { tag, spill, .. } = ran else { return Ok(()) };
-        let answer = Answer::new(bytes, spill.map(|(_, spill)| spill), tag);
+        let PlanOutcome::Done { tag, spill, .. } = ran else { return Ok(()) };
+        let answer = SuspendedResult::new(bytes, spill.map(|(_, spill)| spill), tag);
         self.send_portion(Box::new(answer), portal, limit_rows).await
     }
 
@@ -333,10 +341,10 @@ impl Session {
     /// Execute only.
     async fn send_portion(
         &mut self,
-        mut answer: Box<Answer>,
+        mut answer: Box<SuspendedResult>,
         portal: &mut Portal,
         limit_rows: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MessageError> {
         let mut sent = 0;
         loop {
             /// Rows to buffer before they are sent.

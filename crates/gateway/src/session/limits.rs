@@ -11,7 +11,7 @@ use super::state::Session;
 
 impl Session {
     /// Applies the tenant's limits if they have changed.
-    pub(super) fn follow_limits(&mut self) {
+    pub(super) fn apply_limits(&mut self) {
         let generation = self.identity.limits.generation();
         if generation == self.limits_seen {
             return;

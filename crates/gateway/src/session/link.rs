@@ -25,8 +25,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fulmar_engine::{
-    CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, Verified,
-    sqlstate,
+    CancelReason, Completion, Error, RowSink, Scope, Statement, StatementContext, TransactionStatus, Value,
+    Verified, sqlstate,
 };
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Interrupts;
@@ -53,7 +53,7 @@ pub(crate) struct Link {
     /// True if an implicit transaction may be open.
     pub(crate) implicit: bool,
     /// True if the session's activity (`pg_stat_activity`) is not shown as idle.
-    pub(crate) noted: bool,
+    pub(crate) activity_shown: bool,
 }
 
 impl Link {
@@ -61,11 +61,17 @@ impl Link {
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         self.check_client()?;
         let Link { partition, wire, handle, timeout, .. } = self;
-        drive(pin!(partition.prepare(sql, Known::default())), wire, handle, *timeout).await.map_err(refused)
+        drive(pin!(partition.prepare(sql, StatementContext::default())), wire, handle, *timeout)
+            .await
+            .map_err(refused)
     }
 
     /// Prepares a statement with properties that are not part of its text.
-    pub(crate) async fn prepare_as(&mut self, sql: &str, known: Known<'_>) -> Result<Arc<Statement>> {
+    pub(crate) async fn prepare_as(
+        &mut self,
+        sql: &str,
+        known: StatementContext<'_>,
+    ) -> Result<Arc<Statement>> {
         self.check_client()?;
         let Link { partition, wire, handle, timeout, .. } = self;
         let prepared = drive(pin!(partition.prepare(sql, known)), wire, handle, *timeout).await;
@@ -95,18 +101,18 @@ impl Link {
             });
             drive(pin!(watched), wire, handle, *timeout).await
         };
-        self.noted |= noted;
+        self.activity_shown |= noted;
         outcome.map_err(refused)
     }
 
     /// Yields to other sessions of the worker if the time slice is over. Called before each
     /// statement, because many statements can arrive with one read.
-    pub(crate) async fn give_way(&mut self) -> Result<()> {
+    pub(crate) async fn yield_if_slice_is_over(&mut self) -> Result<()> {
         if !fair::slice_is_over() {
             return Ok(());
         }
         let Link { partition, wire, handle, .. } = self;
-        drive(pin!(partition.session_mut().give_way()), wire, handle, None).await?;
+        drive(pin!(partition.session_mut().yield_now()), wire, handle, None).await?;
         match handle.is_killed() {
             // The session may have been killed between two statements, when no statement could be
             // cancelled.
@@ -135,9 +141,9 @@ impl Link {
     }
 
     /// Opens the version that the next transaction reads, if that is not the newest one.
-    pub(crate) async fn look_back(&mut self) -> Result<()> {
+    pub(crate) async fn open_snapshot(&mut self) -> Result<()> {
         let Link { partition, wire, handle, timeout, .. } = self;
-        drive(pin!(partition.session_mut().look_back()), wire, handle, *timeout).await
+        drive(pin!(partition.session_mut().open_snapshot()), wire, handle, *timeout).await
     }
 
     /// Verifies the checksums of all stored data.
@@ -161,8 +167,10 @@ impl Link {
     pub(crate) async fn read(&mut self, stall: Option<Stall>) -> Result<usize, Closed> {
         let status = self.status();
         let idle = self.implicit || status != TransactionStatus::Idle;
-        if std::mem::replace(&mut self.noted, status != TransactionStatus::Idle) || self.noted {
-            self.handle.activity.wait(status);
+        if std::mem::replace(&mut self.activity_shown, status != TransactionStatus::Idle)
+            || self.activity_shown
+        {
+            self.handle.activity.set_waiting(status);
         }
         let Link { partition, wire, handle, idle_timeout, .. } = self;
         let read = wire.read(handle);
@@ -189,8 +197,8 @@ impl Link {
     }
 
     /// Returns true if no transaction is open and no received bytes are unprocessed.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        !self.implicit && self.status() == TransactionStatus::Idle && self.wire.is_at_rest()
+    pub(crate) fn can_migrate(&self) -> bool {
+        !self.implicit && self.status() == TransactionStatus::Idle && self.wire.can_detach()
     }
 
     /// The status of the client's explicit transaction.
@@ -251,7 +259,7 @@ async fn wait_for_client<F: Future>(
             Some(done) => return done,
             // An error here is ignored: the next statement fails with the same error and reports
             // it.
-            None => drop(engine.let_snapshot_go().await),
+            None => drop(engine.release_snapshot().await),
         }
     }
     waiting.await
@@ -309,7 +317,7 @@ impl Watch<'_> {
                 return false;
             }
             self.probe_timer = None;
-            if self.wire.look_for_end() {
+            if self.wire.detect_disconnect() {
                 return true;
             }
         }

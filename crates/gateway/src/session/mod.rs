@@ -22,7 +22,7 @@
 //! | [`simple`], [`extended`], [`copy`] | the protocols |
 //! | [`run`], [`command`], [`link`] | running statements, in the engine or here |
 //! | [`statements`], [`portals`], [`rows`] | prepared statements, portals, results |
-//! | [`held`], [`limits`], [`rights`] | memory accounting; changes of limits and access rights |
+//! | [`memory_quota`], [`limits`], [`privileges`] | memory accounting; changes of limits and access rights |
 //!
 //! - A statement of the extended protocol that is directly followed by Sync is autocommitted
 //!   ([`fulmar_engine::Scope::Auto`]). Otherwise it joins the implicit transaction that Sync ends.
@@ -36,15 +36,14 @@ mod copy_in;
 mod copy_out;
 mod extended;
 pub(crate) mod handoff;
-mod held;
 mod limits;
 mod link;
-mod look_back;
+mod memory_quota;
 mod outcome;
 mod portals;
 mod primary_key;
+mod privileges;
 mod receive;
-mod rights;
 mod rows;
 mod run;
 mod serve;
@@ -53,6 +52,7 @@ mod slow;
 mod stall;
 mod state;
 mod statements;
+mod time_travel;
 
 pub(crate) use context::Context;
 pub(crate) use link::Link;

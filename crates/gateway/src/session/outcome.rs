@@ -41,36 +41,36 @@ impl From<Closed> for End {
 
 /// Why the handling of a message failed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum MessageError {
     /// An error to report to the client. The session continues.
     Statement(Error),
     /// The session ends.
     End(End),
 }
 
-impl From<Error> for Fault {
-    fn from(error: Error) -> Fault {
+impl From<Error> for MessageError {
+    fn from(error: Error) -> MessageError {
         match error.state() {
-            sqlstate::ADMIN_SHUTDOWN | sqlstate::DATABASE_DROPPED => Fault::End(End::Fatal(error)),
-            _ => Fault::Statement(error),
+            sqlstate::ADMIN_SHUTDOWN | sqlstate::DATABASE_DROPPED => MessageError::End(End::Fatal(error)),
+            _ => MessageError::Statement(error),
         }
     }
 }
 
-impl From<End> for Fault {
-    fn from(end: End) -> Fault {
-        Fault::End(end)
+impl From<End> for MessageError {
+    fn from(end: End) -> MessageError {
+        MessageError::End(end)
     }
 }
 
-impl From<Closed> for Fault {
-    fn from(closed: Closed) -> Fault {
-        Fault::End(closed.into())
+impl From<Closed> for MessageError {
+    fn from(closed: Closed) -> MessageError {
+        MessageError::End(closed.into())
     }
 }
 
 /// The outcome of running a plan.
-pub(super) enum Ran {
+pub(super) enum PlanOutcome {
     /// All rows have been written to the output.
     Done {
         tag: CommandTag,

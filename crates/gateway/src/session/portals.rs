@@ -9,9 +9,9 @@ use std::sync::Arc;
 use fulmar_engine::{CommandTag, Value};
 use fulmar_pgwire::protocol::{Formats, frontend};
 
-use super::held::{Account, Share};
-use super::rows::{OUTPUT_BYTES, Output, Spill};
-use super::statements::{Prepared, TEXT};
+use super::memory_quota::{Quota, Reservation};
+use super::rows::{FLUSH_THRESHOLD_BYTES, Output, Spill};
+use super::statements::{ALL_TEXT, Prepared};
 use crate::Result;
 
 /// Capacity of the value list that a portal retains for reuse.
@@ -29,7 +29,7 @@ pub(crate) struct Portal {
     pub(crate) progress: Progress,
     /// Memory charged while the portal exists: its name, its map entry, and formats on the heap.
     pub(super) entry_bytes: usize,
-    share: Share,
+    reservation: Reservation,
 }
 
 /// The progress of a portal's execution.
@@ -39,7 +39,7 @@ pub(crate) enum Progress {
     #[default]
     Bound,
     /// Executed, with unsent rows.
-    Suspended(Box<Answer>),
+    Suspended(Box<SuspendedResult>),
     /// Executed, and all rows are sent.
     Done,
 }
@@ -47,7 +47,7 @@ pub(crate) enum Progress {
 impl Portal {
     /// The formats of the result columns.
     pub(crate) fn formats(&self) -> &Formats {
-        self.formats.as_ref().unwrap_or(&TEXT)
+        self.formats.as_ref().unwrap_or(&ALL_TEXT)
     }
 
     /// Sets the formats of the result columns. The next [`Portal::reserve_values`] charges them.
@@ -57,37 +57,32 @@ impl Portal {
     }
 
     /// Charges `count` values, encoded in `bytes` bytes, before they are decoded.
-    pub(crate) fn reserve_values(
-        &mut self,
-        count: usize,
-        bytes: usize,
-        account: &Arc<Account>,
-    ) -> Result<()> {
-        self.share.set(account, (self.entry_bytes + count * size_of::<Value>() + bytes) as u64)
+    pub(crate) fn reserve_values(&mut self, count: usize, bytes: usize, quota: &Arc<Quota>) -> Result<()> {
+        self.reservation.resize(quota, (self.entry_bytes + count * size_of::<Value>() + bytes) as u64)
     }
 
     /// Adjusts the charge to the decoded values.
-    pub(crate) fn hold_values(&mut self, account: &Arc<Account>) -> Result<()> {
+    pub(crate) fn hold_values(&mut self, quota: &Arc<Quota>) -> Result<()> {
         let lists = self.values.capacity() * size_of::<Value>();
         let values = self.values.iter().map(|value| match value {
             Value::Text(text) => text.capacity(),
             Value::Blob(bytes) => bytes.capacity(),
             _ => 0,
         });
-        self.share.set(account, (self.entry_bytes + lists + values.sum::<usize>()) as u64)
+        self.reservation.resize(quota, (self.entry_bytes + lists + values.sum::<usize>()) as u64)
     }
 
     /// Frees the values after execution.
     pub(crate) fn forget_values(&mut self) {
         self.values.clear();
         self.values.shrink_to(RETAINED_VALUES);
-        self.share.shrink(self.entry_bytes as u64);
+        self.reservation.shrink(self.entry_bytes as u64);
     }
 
     /// Keeps the rest of the result for the next Execute. Fails if its memory charge is rejected.
-    pub(crate) fn suspend(&mut self, mut answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
+    pub(crate) fn suspend(&mut self, mut answer: Box<SuspendedResult>, quota: &Arc<Quota>) -> Result<()> {
         let bytes = answer.loaded.capacity() + answer.tail.capacity();
-        answer.share.set(account, bytes as u64)?;
+        answer.reservation.resize(quota, bytes as u64)?;
         self.progress = Progress::Suspended(answer);
         Ok(())
     }
@@ -104,7 +99,7 @@ impl Portal {
 }
 
 /// A complete result, of which a part has been sent.
-pub(crate) struct Answer {
+pub(crate) struct SuspendedResult {
     /// Messages in memory. The last one may be incomplete.
     loaded: Vec<u8>,
     /// Bytes of `loaded` that have been moved out.
@@ -113,25 +108,25 @@ pub(crate) struct Answer {
     spill: Option<(Spill, u64)>,
     /// The part in memory that follows the spilled part.
     tail: Vec<u8>,
-    share: Share,
+    reservation: Reservation,
     pub(crate) tag: CommandTag,
 }
 
-impl Answer {
+impl SuspendedResult {
     /// Creates a result from the output and the spilled part, which precedes it.
-    pub(crate) fn new(output: Output, spill: Option<Spill>, tag: CommandTag) -> Answer {
-        let (bytes, share) = output.into_parts();
+    pub(crate) fn new(output: Output, spill: Option<Spill>, tag: CommandTag) -> SuspendedResult {
+        let (bytes, reservation) = output.into_parts();
         let (loaded, tail) = if spill.is_some() { (Vec::new(), bytes) } else { (bytes, Vec::new()) };
-        Answer { loaded, taken: 0, spill: spill.map(|spill| (spill, 0)), tail, share, tag }
+        SuspendedResult { loaded, taken: 0, spill: spill.map(|spill| (spill, 0)), tail, reservation, tag }
     }
 
-    /// Moves at most `limit` rows to `out`, and fewer if `out` reaches [`OUTPUT_BYTES`].
+    /// Moves at most `limit` rows to `out`, and fewer if `out` reaches [`FLUSH_THRESHOLD_BYTES`].
     /// Returns the number of rows, and true if those were the last.
     pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
         let mut rows = 0;
         loop {
             let moved = self.take_loaded(limit, &mut rows, out);
-            if rows == u64::from(limit) || out.len() > OUTPUT_BYTES {
+            if rows == u64::from(limit) || out.len() > FLUSH_THRESHOLD_BYTES {
                 return Ok((rows, false));
             }
             if !moved && !self.load()? {
@@ -143,7 +138,7 @@ impl Answer {
     /// Moves complete messages that are in memory to `out`. Returns false if there are none.
     fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut Vec<u8>) -> bool {
         let begin = self.taken;
-        while *rows < u64::from(limit) && out.len() + self.taken - begin <= OUTPUT_BYTES {
+        while *rows < u64::from(limit) && out.len() + self.taken - begin <= FLUSH_THRESHOLD_BYTES {
             let Ok(Some(frame)) = frontend::frame(&self.loaded[self.taken..], usize::MAX) else { break };
             *rows += u64::from(frame.kind == b'D');
             self.taken += frame.size;
@@ -177,7 +172,7 @@ mod tests {
     #[test]
     fn take_rows_splits_a_result_at_the_row_limit() {
         let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
-        let mut answer = Answer::new(bytes.clone().into(), None, CommandTag::Select(3));
+        let mut answer = SuspendedResult::new(bytes.clone().into(), None, CommandTag::Select(3));
         let mut out = Vec::new();
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (2, false));
         assert_eq!(out.len(), 5 + 24);
@@ -188,9 +183,12 @@ mod tests {
 
     #[test]
     fn take_rows_stops_when_the_output_is_large() {
-        let wide =
-            [b"D".to_vec(), (OUTPUT_BYTES as u32 - 1).to_be_bytes().to_vec(), vec![0; OUTPUT_BYTES - 5]];
-        let mut answer = Answer::new(wide.concat().repeat(5).into(), None, CommandTag::Select(5));
+        let wide = [
+            b"D".to_vec(),
+            (FLUSH_THRESHOLD_BYTES as u32 - 1).to_be_bytes().to_vec(),
+            vec![0; FLUSH_THRESHOLD_BYTES - 5],
+        ];
+        let mut answer = SuspendedResult::new(wide.concat().repeat(5).into(), None, CommandTag::Select(5));
         let mut out = Vec::new();
         let mut portions = Vec::new();
         loop {

@@ -8,9 +8,9 @@
 //! - Changing the schema text rewrites no rows. Records that still store the column's value remain
 //!   valid, because SQLite reads the column from the rowid.
 
-use fulmar_dialect::primary_key::{PrimaryKey, has_primary_key, numbered_by};
+use fulmar_dialect::primary_key::{PrimaryKey, declare_rowid, has_primary_key};
 use fulmar_dialect::token::quote_name;
-use fulmar_engine::{Error, Known, Scope, Value};
+use fulmar_engine::{Error, Scope, StatementContext, Value};
 
 use super::rows::Collector;
 use super::state::Session;
@@ -32,12 +32,12 @@ impl Session {
             return Err(Error::new(INVALID_TABLE_DEFINITION, message).hint("Create a unique index instead."));
         }
         let numbered = match (text, key.columns.as_slice()) {
-            (Some(text), [column]) => numbered_by(&text, column),
+            (Some(text), [column]) => declare_rowid(&text, column),
             _ => None,
         };
         match numbered {
             Some(text) if self.key_is_rowid(key).await? => self.declare(key, text).await,
-            _ => self.link.collect(&key.index(), &[]).await.map(drop),
+            _ => self.link.collect(&key.create_index_sql(), &[]).await.map(drop),
         }
     }
 
@@ -60,7 +60,7 @@ impl Session {
     }
 
     async fn declare(&mut self, key: &PrimaryKey, text: String) -> Result<()> {
-        let known = Known { declares: true, once: true, ..Known::default() };
+        let known = StatementContext { declares: true, once: true, ..StatementContext::default() };
         let statement = self.link.prepare_as(DECLARE, known).await?;
         let values = [Value::Text(key.table.name.clone()), Value::Text(text)];
         self.link.execute(&statement, &values, Scope::Implicit, &mut Collector::default()).await.map(drop)

@@ -21,26 +21,26 @@ use std::task::Poll;
 
 use fulmar_pgwire::protocol::frontend;
 use fulmar_pgwire::wire::Interrupts;
-use fulmar_pgwire::wire::{KEEP_BYTES, READ_ROOM_BYTES, give_buffer, take_buffer};
+use fulmar_pgwire::wire::{MAX_POOLED_BUFFER_BYTES, READ_ROOM_BYTES, give_buffer, take_buffer};
 use tokio::time::{Instant, sleep_until};
 
-use super::held::{FREE_BYTES, MAX_WAIT};
 use super::link::Stall;
-use super::outcome::{End, Fault};
+use super::memory_quota::{FREE_BYTES, MAX_WAIT};
+use super::outcome::{End, MessageError};
 use super::stall::{Progress, Rejected};
 use super::state::Session;
 
 impl Session {
     /// Charges the incomplete message at the start of `input`, and reserves buffer capacity for it.
     pub(super) async fn admit(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
-        let Some((kind, bytes)) = frontend::head(input) else { return Ok(()) };
+        let Some((kind, bytes)) = frontend::header(input) else { return Ok(()) };
         if self.received.bytes() >= bytes as u64 {
             return Ok(());
         }
         let memory = self.statements.memory().clone();
         let charged = {
             let handle = &self.link.handle;
-            let mut charge = pin!(self.received.cover_or_wait(&memory, bytes as u64, MAX_WAIT));
+            let mut charge = pin!(self.received.grow_to_or_wait(&memory, bytes as u64, MAX_WAIT));
             poll_fn(|cx| {
                 handle.register(cx.waker());
                 match handle.is_closing() {
@@ -105,8 +105,8 @@ impl Session {
         };
         match outcome {
             Ok(()) => Ok(()),
-            Err(Fault::End(end)) => Err(end),
-            Err(Fault::Statement(error)) => {
+            Err(MessageError::End(end)) => Err(end),
+            Err(MessageError::Statement(error)) => {
                 self.report(&error);
                 Ok(())
             }
@@ -116,7 +116,7 @@ impl Session {
 
 /// Frees the buffer capacity of a long message after it has been handled.
 pub(super) fn shrink(input: &mut Vec<u8>) {
-    if input.capacity() > KEEP_BYTES && input.len() < KEEP_BYTES {
+    if input.capacity() > MAX_POOLED_BUFFER_BYTES && input.len() < MAX_POOLED_BUFFER_BYTES {
         let mut short = take_buffer();
         short.extend_from_slice(input);
         give_buffer(std::mem::replace(input, short));

@@ -9,7 +9,7 @@
 //!                                   ^ mark: reset truncates here     > 8 MiB: spilled, in order
 //! ```
 //!
-//! The buffer is charged to the tenant before it grows ([`super::held`]). If the charge is
+//! The buffer is charged to the tenant before it grows ([`super::memory_quota`]). If the charge is
 //! rejected, the rows spill earlier. A single row that does not fit fails the statement.
 
 use std::fs::File;
@@ -24,13 +24,13 @@ use fulmar_pgwire::protocol::{Format, Formats, backend};
 use fulmar_pgwire::types::{Column, Type, encode};
 use smallvec::SmallVec;
 
-use super::held::{Account, Share};
+use super::memory_quota::{Quota, Reservation};
 use crate::Result;
 
 /// Maximum size of a result in memory. Larger results spill.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
 /// The responses of a pipeline are sent before its end once they exceed this size.
-pub(crate) const OUTPUT_BYTES: usize = 64 * 1024;
+pub(crate) const FLUSH_THRESHOLD_BYTES: usize = 64 * 1024;
 /// Size of one read from a temporary file.
 const READ_BYTES: usize = 64 * 1024;
 /// An output up to this size needs no charge.
@@ -44,7 +44,7 @@ const LARGE_VALUE_BYTES: usize = 4 * 1024;
 #[derive(Default)]
 pub(crate) struct Output {
     bytes: Vec<u8>,
-    share: Share,
+    reservation: Reservation,
 }
 
 impl Deref for Output {
@@ -63,7 +63,7 @@ impl DerefMut for Output {
 
 impl From<Vec<u8>> for Output {
     fn from(bytes: Vec<u8>) -> Output {
-        Output { bytes, share: Share::default() }
+        Output { bytes, reservation: Reservation::default() }
     }
 }
 
@@ -71,43 +71,44 @@ impl Output {
     /// Clears the bytes after they were sent, and releases the charge.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
-        if self.share.bytes() > 0 {
+        if self.reservation.bytes() > 0 {
             self.bytes.shrink_to(OUTPUT_STEP_BYTES);
-            self.share.release();
+            self.reservation.release();
         }
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<u8>, Share) {
-        (self.bytes, self.share)
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Reservation) {
+        (self.bytes, self.reservation)
     }
 
     /// Returns true if `more` bytes fit without another charge.
     fn has_room(&self, more: usize) -> bool {
-        self.bytes.len() + more <= FREE_OUTPUT_BYTES.max(self.share.bytes() as usize)
+        self.bytes.len() + more <= FREE_OUTPUT_BYTES.max(self.reservation.bytes() as usize)
     }
 
     /// Charges and reserves room for `more` bytes, if possible twice the current charge, so that
     /// a large output grows in few steps. Returns false if the charge is rejected.
-    pub(crate) fn grow(&mut self, more: usize, memory: &Arc<Account>) -> bool {
+    pub(crate) fn grow(&mut self, more: usize, memory: &Arc<Quota>) -> bool {
         if self.has_room(more) {
             return true;
         }
         let wanted = (self.bytes.len() + more).next_multiple_of(OUTPUT_STEP_BYTES) as u64;
         // Above this size the rows spill.
-        let doubled = (2 * self.share.bytes()).min((MEMORY_BYTES + OUTPUT_STEP_BYTES) as u64);
-        let grown = self.share.covers(memory, wanted.max(doubled)) || self.share.covers(memory, wanted);
+        let doubled = (2 * self.reservation.bytes()).min((MEMORY_BYTES + OUTPUT_STEP_BYTES) as u64);
+        let grown = self.reservation.try_grow_to(memory, wanted.max(doubled))
+            || self.reservation.try_grow_to(memory, wanted);
         if grown {
-            self.bytes.reserve_exact(self.share.bytes() as usize - self.bytes.len());
+            self.bytes.reserve_exact(self.reservation.bytes() as usize - self.bytes.len());
         }
         grown
     }
 
     /// Like [`Output::grow`], but fails if the charge is rejected.
-    pub(crate) fn must_grow(&mut self, more: usize, memory: &Arc<Account>) -> Result<()> {
+    pub(crate) fn must_grow(&mut self, more: usize, memory: &Arc<Quota>) -> Result<()> {
         if self.grow(more, memory) {
             return Ok(());
         }
-        self.share.cover(memory, (self.bytes.len() + more) as u64)?;
+        self.reservation.grow_to(memory, (self.bytes.len() + more) as u64)?;
         self.bytes.reserve_exact(more);
         Ok(())
     }
@@ -117,19 +118,19 @@ impl Output {
 pub(crate) struct Spill {
     file: File,
     bytes: u64,
-    share: Share,
+    reservation: Reservation,
     /// Declared after `file`: the file is closed before its charge is released.
     charge: TemporaryCharge,
 }
 
-/// Where a session's results spill to, and the accounts to charge.
+/// Where a session's results spill to, and the quotas to charge.
 #[derive(Clone, Copy)]
 pub(crate) struct Spills<'a> {
     pub(crate) directory: &'a Path,
     /// Charged for the session's temporary files.
-    pub(crate) account: &'a Arc<Account>,
+    pub(crate) quota: &'a Arc<Quota>,
     /// Charged for the part in memory.
-    pub(crate) memory: &'a Arc<Account>,
+    pub(crate) memory: &'a Arc<Quota>,
     /// Charges temporary files to the tenant.
     pub(crate) space: &'a TemporarySpace,
 }
@@ -137,14 +138,14 @@ pub(crate) struct Spills<'a> {
 impl Spill {
     fn create(spills: Spills<'_>) -> Result<Spill> {
         let file = tempfile::tempfile_in(spills.directory).map_err(spill_error)?;
-        Ok(Spill { file, bytes: 0, share: Share::default(), charge: spills.space.charge() })
+        Ok(Spill { file, bytes: 0, reservation: Reservation::default(), charge: spills.space.charge() })
     }
 
     /// Appends bytes. The write is synchronous, because the engine calls it from inside a statement
     /// and cannot wait. It is a copy into the kernel's page cache.
-    fn append(&mut self, bytes: &[u8], account: &Arc<Account>) -> Result<()> {
+    fn append(&mut self, bytes: &[u8], quota: &Arc<Quota>) -> Result<()> {
         self.bytes += bytes.len() as u64;
-        self.share.set(account, self.bytes)?;
+        self.reservation.resize(quota, self.bytes)?;
         self.charge.grow_to(self.bytes)?;
         self.file.write_all(bytes).map_err(spill_error)
     }
@@ -205,7 +206,7 @@ impl<'a> Buffer<'a> {
             Some(spill) => spill,
             empty => empty.insert(Spill::create(self.spills)?),
         };
-        spill.append(&self.bytes[self.mark..end], self.spills.account)?;
+        spill.append(&self.bytes[self.mark..end], self.spills.quota)?;
         self.bytes.drain(self.mark..end);
         Ok(())
     }
@@ -378,11 +379,11 @@ mod tests {
     use super::*;
     use crate::memory::Budget;
 
-    /// A spill directory with its accounts.
+    /// A spill directory with its quotas.
     struct SpillFixture {
         directory: tempfile::TempDir,
-        account: Arc<Account>,
-        memory: Arc<Account>,
+        quota: Arc<Quota>,
+        memory: Arc<Quota>,
         space: TemporarySpace,
         _engine: Arc<Engine>,
     }
@@ -394,8 +395,8 @@ mod tests {
             let space = engine.session(PartitionId(1)).temporary_space();
             SpillFixture {
                 directory,
-                account: Account::of_files(),
-                memory: Account::unlimited(),
+                quota: Quota::of_files(),
+                memory: Quota::unlimited(),
                 space,
                 _engine: engine,
             }
@@ -404,7 +405,7 @@ mod tests {
         fn spills(&self) -> Spills<'_> {
             Spills {
                 directory: self.directory.path(),
-                account: &self.account,
+                quota: &self.quota,
                 memory: &self.memory,
                 space: &self.space,
             }
@@ -471,11 +472,11 @@ mod tests {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
         let fixture = SpillFixture::new().await;
-        let (memory, others) = (Account::of_memory(tenant.clone()), Account::of_memory(tenant.clone()));
+        let (memory, others) = (Quota::of_memory(tenant.clone()), Quota::of_memory(tenant.clone()));
         let spills = Spills { memory: &memory, ..fixture.spills() };
         // Leaves 1 MiB of 32 MiB.
-        let mut occupied = Share::default();
-        occupied.set(&others, 31 << 20).unwrap();
+        let mut occupied = Reservation::default();
+        occupied.resize(&others, 31 << 20).unwrap();
         let mut output = Output::from(b"earlier".to_vec());
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let row = |bytes: usize| [Value::Text("x".repeat(bytes))];

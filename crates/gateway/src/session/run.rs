@@ -6,9 +6,9 @@ use fulmar_engine::{CommandTag, Completion, Error, RowSink, Scope, TransactionSt
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Closed;
 
-use super::outcome::{End, Fault, Ran};
-use super::rows::{Layout, OUTPUT_BYTES, Output, RowWriter, Spill};
-use super::slow::shown;
+use super::outcome::{End, MessageError, PlanOutcome};
+use super::rows::{FLUSH_THRESHOLD_BYTES, Layout, Output, RowWriter, Spill};
+use super::slow::redact;
 use super::state::Session;
 use super::statements::Plan;
 use crate::Result;
@@ -16,8 +16,8 @@ use crate::Result;
 impl Session {
     /// Writes an error response, and counts the error.
     pub(super) fn report(&mut self, error: &Error) {
-        self.metrics.failed();
-        self.stats.failed();
+        self.metrics.record_error();
+        self.stats.record_error();
         backend::error(&mut self.output, error, Severity::Error);
     }
 
@@ -29,10 +29,11 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the collected responses if they exceed [`OUTPUT_BYTES`] or their memory cannot be
-    /// charged.
+    /// Sends the collected responses if they exceed [`FLUSH_THRESHOLD_BYTES`] or their memory
+    /// cannot be charged.
     pub(super) async fn flush_if_large(&mut self) -> Result<(), Closed> {
-        let is_large = self.output.len() > OUTPUT_BYTES || !self.output.grow(0, self.statements.memory());
+        let is_large =
+            self.output.len() > FLUSH_THRESHOLD_BYTES || !self.output.grow(0, self.statements.memory());
         if is_large { self.flush().await } else { Ok(()) }
     }
 
@@ -51,12 +52,12 @@ impl Session {
     }
 
     /// Sends changed parameters and ReadyForQuery.
-    pub(super) async fn ready(&mut self) -> Result<(), Fault> {
+    pub(super) async fn ready(&mut self) -> Result<(), MessageError> {
         for name in self.settings.take_reports() {
             let value = self.settings.get(name).unwrap_or_default();
             backend::parameter_status(&mut self.output, name, value);
             if name == "application_name" {
-                self.link.handle.activity.name(value);
+                self.link.handle.activity.set_application(value);
             }
         }
         let status = self.link.status();
@@ -75,7 +76,7 @@ impl Session {
         scope: Scope,
         layout: Layout<'_>,
         output: &mut Output,
-    ) -> Result<Ran, Fault> {
+    ) -> Result<PlanOutcome, MessageError> {
         let started = Instant::now();
         let ran = match plan {
             Plan::Engine(statement) => {
@@ -96,7 +97,7 @@ impl Session {
                             }
                         }
                         self.completed(&completion, output);
-                        Ok(Ran::Done { tag: completion.tag, rows, spill })
+                        Ok(PlanOutcome::Done { tag: completion.tag, rows, spill })
                     }
                     Err(error) => {
                         writer.reset();
@@ -108,9 +109,10 @@ impl Session {
             // Boxed because it is rare. Unboxed, it would enlarge the future of every session.
             Plan::Command { command, .. } => Box::pin(self.command(command, layout, output)).await,
         };
-        let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
-        self.metrics.ran(time, rows);
-        self.stats.ran(plan.uses(), time, rows);
+        let (time, rows) =
+            (started.elapsed(), if let Ok(PlanOutcome::Done { rows, .. }) = &ran { *rows } else { 0 });
+        self.metrics.record_statement(time, rows);
+        self.stats.record_statement(plan.uses(), time, rows);
         self.log_if_slow(plan, time, rows, &ran);
         ran
     }
@@ -145,19 +147,25 @@ impl Session {
     }
 
     /// Logs a completed statement if it was slow.
-    pub(super) fn log_if_slow(&self, plan: &Plan, time: Duration, rows: u64, ran: &Result<Ran, Fault>) {
+    pub(super) fn log_if_slow(
+        &self,
+        plan: &Plan,
+        time: Duration,
+        rows: u64,
+        ran: &Result<PlanOutcome, MessageError>,
+    ) {
         let log = &self.context.slow;
         if !log.is_slow(time) {
             return;
         }
         let Some(left_out) = log.admit(Instant::now()) else { return };
         let sqlstate = match ran {
-            Err(Fault::Statement(error) | Fault::End(End::Fatal(error))) => Some(error.state()),
+            Err(MessageError::Statement(error) | MessageError::End(End::Fatal(error))) => Some(error.state()),
             _ => None,
         };
         let statement = match plan {
-            Plan::Engine(statement) => &shown(&statement.sql),
-            Plan::Command { shown, .. } => &**shown,
+            Plan::Engine(statement) => &redact(&statement.sql),
+            Plan::Command { redacted: shown, .. } => &**shown,
         };
         let (tenant, user) = (self.identity.tenant.name.as_str(), self.identity.user.as_str());
         let milliseconds = time.as_millis() as u64;

@@ -7,7 +7,7 @@ use std::task::ready;
 use std::time::Instant;
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_pgwire::protocol::MESSAGE_BYTES;
+use fulmar_pgwire::protocol::MAX_MESSAGE_BYTES;
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend::{self, Malformed, Message};
 use fulmar_pgwire::wire::{give_buffer, take_buffer};
@@ -15,8 +15,8 @@ use fulmar_service::PartitionService;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::OwnedPermit;
 
-use super::handoff::{Arrival, Leave, Post};
-use super::outcome::{End, Fault};
+use super::handoff::{Departure, QueueEntry, WorkerContext};
+use super::outcome::{End, MessageError};
 use super::receive;
 use super::state::Session;
 use crate::fair::Gate;
@@ -30,7 +30,7 @@ impl Session {
         self.link.wire.input = Vec::new();
         self.received.release();
         if let Some(mut copy) = self.copy.take() {
-            copy.give_up(&self).await;
+            copy.abort(&self).await;
         }
         self.send_shutdown_notice(end).await;
         self.link.partition.close().await;
@@ -39,18 +39,18 @@ impl Session {
     }
 
     /// Detaches the socket for the migration to another worker. `None` if it cannot be detached.
-    pub(crate) fn depart(&mut self) -> Option<std::net::TcpStream> {
+    pub(crate) fn detach(&mut self) -> Option<std::net::TcpStream> {
         self.link.wire.detach()
     }
 
     /// Attaches the socket after the migration to a worker.
-    pub(crate) fn arrive(&mut self, stream: Option<TcpStream>, metrics: Arc<WorkerMetrics>) {
+    pub(crate) fn attach(&mut self, stream: Option<TcpStream>, metrics: Arc<WorkerMetrics>) {
         self.link.wire.attach(stream);
         self.metrics = metrics;
     }
 
     /// Serves the client until the session ends or migrates.
-    pub(crate) async fn serve(&mut self, post: &Post) -> Leave {
+    pub(crate) async fn serve(&mut self, post: &WorkerContext) -> Departure {
         let stats = self.stats.clone();
         let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
         loop {
@@ -60,13 +60,13 @@ impl Session {
                 let mut work = pin!(self.handle_input());
                 poll_fn(|cx| {
                     let began = Instant::now();
-                    post.crew.look(post.number, began);
+                    post.scaler.sample(post.number, began);
                     ready!(gate.poll_pass(cx, began));
                     let polled = work.as_mut().poll(cx);
                     let time = began.elapsed();
                     gate.worked(time);
                     // Updated after each poll, so that statistics include running statements.
-                    stats.worked(time);
+                    stats.record_busy_time(time);
                     polled
                 })
                 .await
@@ -74,23 +74,23 @@ impl Session {
             match handled {
                 Ok(true) => continue,
                 Ok(false) => {}
-                Err(end) => return Leave::Ends(end),
+                Err(end) => return Departure::End(end),
             }
             if let Some(slot) = self.migration_slot(post) {
-                return Leave::Moves(slot);
+                return Departure::Migrate(slot);
             }
             let stall = self.stall();
             match self.link.read(stall).await {
                 Ok(count) => self.metrics.received(count),
-                Err(closed) => return Leave::Ends(closed.into()),
+                Err(closed) => return Departure::End(closed.into()),
             }
         }
     }
 
     /// A queue slot at another worker, if the session should migrate there and is idle.
-    fn migration_slot(&self, post: &Post) -> Option<OwnedPermit<Arrival>> {
-        let slot = post.elsewhere(self.link.handle.pid)?;
-        (self.link.is_at_rest() && self.copy.is_none()).then_some(slot)
+    fn migration_slot(&self, post: &WorkerContext) -> Option<OwnedPermit<QueueEntry>> {
+        let slot = post.reserve_home_slot(self.link.handle.pid)?;
+        (self.link.can_migrate() && self.copy.is_none()).then_some(slot)
     }
 
     /// Sends a FATAL error with the reason why the session ends, unless the client ended it.
@@ -122,7 +122,7 @@ impl Session {
                     break outcome;
                 }
             }
-            match frontend::frame(&input[used..], MESSAGE_BYTES) {
+            match frontend::frame(&input[used..], MAX_MESSAGE_BYTES) {
                 Ok(None) => break Ok(()),
                 Err(malformed) => break Err(End::Malformed(malformed)),
                 Ok(Some(frame)) => {
@@ -157,8 +157,8 @@ impl Session {
     }
 
     async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
-        self.follow_rights()?;
-        self.follow_limits();
+        self.apply_privileges()?;
+        self.apply_limits();
         let fault = match message {
             Message::Terminate => return Err(End::Client),
             Message::CopyData(bytes) => Box::pin(self.copy_data(bytes)).await,
@@ -167,11 +167,11 @@ impl Session {
             Message::Flush | Message::Sync if self.copy.is_some() => Ok(()),
             _ if self.copy.is_some() => self.copy_interrupted().await,
             Message::Sync => self.sync().await,
-            Message::Flush => self.flush().await.map_err(Fault::from),
+            Message::Flush => self.flush().await.map_err(MessageError::from),
             _ if self.skipping => Ok(()),
             Message::Query { sql } => Box::pin(self.query(sql)).await,
             extended => match self.extended(extended, next).await {
-                Err(Fault::Statement(error)) => {
+                Err(MessageError::Statement(error)) => {
                     self.extended_failed(&error);
                     Ok(())
                 }
@@ -180,8 +180,8 @@ impl Session {
         };
         match fault {
             Ok(()) => Ok(()),
-            Err(Fault::End(end)) => Err(end),
-            Err(Fault::Statement(error)) => {
+            Err(MessageError::End(end)) => Err(end),
+            Err(MessageError::Statement(error)) => {
                 self.report(&error);
                 Ok(())
             }

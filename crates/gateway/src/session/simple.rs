@@ -12,15 +12,15 @@ use fulmar_pgwire::protocol::backend;
 use fulmar_pgwire::types::decode;
 use fulmar_service::PartitionService;
 
-use super::copy_in::Rest;
-use super::outcome::{Fault, Ran};
+use super::copy_in::RemainingText;
+use super::outcome::{MessageError, PlanOutcome};
 use super::rows::Layout;
 use super::state::Session;
-use super::statements::{Plan, TEXT, columns};
+use super::statements::{ALL_TEXT, Plan, columns};
 
 impl Session {
     /// Handles a Query message.
-    pub(super) async fn query(&mut self, sql: &[u8]) -> Result<(), Fault> {
+    pub(super) async fn query(&mut self, sql: &[u8]) -> Result<(), MessageError> {
         let outcome = match decode::utf8(sql) {
             Ok(text) if is_blank(text) => {
                 backend::empty_query(&mut self.output);
@@ -33,18 +33,21 @@ impl Session {
     }
 
     /// Ends a Query, unless a COPY is in progress.
-    pub(super) async fn end_of_text(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
+    pub(super) async fn end_of_text(
+        &mut self,
+        outcome: Result<(), MessageError>,
+    ) -> Result<(), MessageError> {
         match outcome {
             Ok(()) if self.copy.is_some() => return Ok(()),
             Ok(()) => {}
-            Err(Fault::Statement(error)) => self.text_failed(&error),
+            Err(MessageError::Statement(error)) => self.text_failed(&error),
             Err(end) => return Err(end),
         }
         // The implicit transaction is still open if the Query failed, or if an empty statement
         // followed the last one.
-        match self.link.finish().await.map_err(Fault::from) {
+        match self.link.finish().await.map_err(MessageError::from) {
             Ok(()) => {}
-            Err(Fault::Statement(error)) => self.report(&error),
+            Err(MessageError::Statement(error)) => self.report(&error),
             Err(end) => return Err(end),
         }
         self.ready().await
@@ -58,18 +61,18 @@ impl Session {
     }
 
     /// Runs the statements of a Query.
-    pub(super) async fn run_text(&mut self, text: &str) -> Result<(), Fault> {
+    pub(super) async fn run_text(&mut self, text: &str) -> Result<(), MessageError> {
         let mut rest = text;
         while !is_blank(rest) {
-            self.link.give_way().await?;
-            self.follow_rights()?;
+            self.link.yield_if_slice_is_over().await?;
+            self.apply_privileges()?;
             let (plan, after) = self.plan(rest).await?;
             rest = after;
             let last = is_blank(rest);
             if !self.run_one(&plan, last).await? {
                 if let Some(copy) = &mut self.copy {
-                    copy.share.cover(self.statements.memory(), rest.len() as u64)?;
-                    copy.rest = Some(Rest(rest.to_owned()));
+                    copy.reservation.grow_to(self.statements.memory(), rest.len() as u64)?;
+                    copy.rest = Some(RemainingText(rest.to_owned()));
                 }
                 return Ok(self.flush().await?);
             }
@@ -78,7 +81,7 @@ impl Session {
     }
 
     /// Runs one statement. Returns false if it is a COPY whose data the client sends next.
-    async fn run_one(&mut self, plan: &Plan, last: bool) -> Result<bool, Fault> {
+    async fn run_one(&mut self, plan: &Plan, last: bool) -> Result<bool, MessageError> {
         if matches!(plan, Plan::Engine(statement) if statement.kind == StatementKind::Empty) {
             return Ok(true);
         }
@@ -90,11 +93,11 @@ impl Session {
             // Catalog queries need PostgreSQL's types: clients compare booleans with 't'.
             self.infer_types(statement, &mut columns).await;
         }
-        let layout = Layout { columns: &columns, formats: &TEXT, describe: true };
+        let layout = Layout { columns: &columns, formats: &ALL_TEXT, describe: true };
         let mut output = std::mem::take(&mut self.output);
         let ran = self.run_plan(plan, &[], scope, layout, &mut output).await;
         self.output = output;
-        let Ran::Done { tag, spill, .. } = ran? else { return Ok(false) };
+        let PlanOutcome::Done { tag, spill, .. } = ran? else { return Ok(false) };
         self.send_spilled(spill).await?;
         if last {
             self.link.finish().await?;

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use fulmar_dialect::token::{Kind, Lexer};
+use fulmar_dialect::token::{Lexer, TokenKind};
 use parking_lot::Mutex;
 
 /// Maximum number of log lines per second.
@@ -58,14 +58,14 @@ impl SlowLog {
 }
 
 /// The redacted text of a statement for the log.
-pub(super) fn shown(sql: &str) -> String {
+pub(super) fn redact(sql: &str) -> String {
     let mut shown = String::new();
     let mut end = 0;
     for token in Lexer::new(sql) {
         if token.start > end && !shown.is_empty() {
             shown.push(' '); // also replaces line breaks and comments
         }
-        let text = if token.kind == Kind::String { "'...'" } else { token.text };
+        let text = if token.kind == TokenKind::String { "'...'" } else { token.text };
         let room = MAX_TEXT_BYTES.saturating_sub(shown.len());
         if text.len() > room {
             shown.push_str(&text[..text.floor_char_boundary(room)]);
@@ -92,16 +92,16 @@ mod tests {
             ("SELECT 'secret", "SELECT '...'"),
             ("", ""),
         ] {
-            assert_eq!(shown(sql), expected);
+            assert_eq!(redact(sql), expected);
         }
     }
 
     #[test]
     fn long_text_is_truncated_at_a_character_boundary() {
-        let long = shown(&format!("SELECT \"{}\"", "\u{e9}".repeat(MAX_TEXT_BYTES)));
+        let long = redact(&format!("SELECT \"{}\"", "\u{e9}".repeat(MAX_TEXT_BYTES)));
         assert!(long.ends_with("\u{e9}..."), "{long}");
         assert!((MAX_TEXT_BYTES - 1..=MAX_TEXT_BYTES + 3).contains(&long.len()), "{}", long.len());
-        let many = shown(&"SELECT a, ".repeat(MAX_TEXT_BYTES));
+        let many = redact(&"SELECT a, ".repeat(MAX_TEXT_BYTES));
         assert!(many.len() <= MAX_TEXT_BYTES + 4 && many.ends_with("..."), "{many}");
     }
 

@@ -6,8 +6,9 @@ use fulmar_engine::{Error, sqlstate};
 use tokio::time::Instant;
 
 /// While sessions wait for the node's memory, a client must send at least [`MIN_PROGRESS_BYTES`] of
-/// an incomplete message within this time. It is less than [`MAX_WAIT`](super::held::MAX_WAIT), so
-/// that a waiting message can be admitted before it times out.
+/// an incomplete message within this time. It is less than
+/// [`MAX_WAIT`](super::memory_quota::MAX_WAIT), so that a waiting message can be admitted before it
+/// times out.
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// See [`STALL_TIMEOUT`].
 const MIN_PROGRESS_BYTES: usize = 64 << 10;

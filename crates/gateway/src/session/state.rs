@@ -7,15 +7,15 @@ use fulmar_meta::SYSTEM_PARTITION;
 
 use super::context::Context;
 use super::copy_in::CopyIn;
-use super::held::{Account, Share};
 use super::link::Link;
+use super::memory_quota::{Quota, Reservation};
 use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
 use crate::identity::Identity;
 use crate::metrics::WorkerMetrics;
 use crate::settings::Settings;
-use crate::tenants::TenantStats;
+use crate::tenant_stats::TenantStats;
 
 /// A client's session.
 pub(crate) struct Session {
@@ -23,7 +23,7 @@ pub(crate) struct Session {
     /// Responses that have not been sent.
     pub(super) output: Output,
     /// The memory charge for the message that is being received or handled.
-    pub(super) received: Share,
+    pub(super) received: Reservation,
     /// The receive progress of that message.
     pub(super) progress: Progress,
     /// A rejected message that is discarded while it arrives.
@@ -35,10 +35,10 @@ pub(crate) struct Session {
     /// The generation of the tenant's limits that are applied.
     pub(super) limits_seen: u64,
     /// The generation of the access rights that were checked.
-    pub(super) rights_seen: u64,
+    pub(super) privileges_seen: u64,
     pub(super) settings: Settings,
     /// The memory charge for `settings`.
-    pub(super) settings_share: Share,
+    pub(super) settings_reservation: Reservation,
     pub(super) statements: Statements,
     /// Charges temporary files of results to the tenant.
     pub(super) temporary: TemporarySpace,
@@ -62,7 +62,7 @@ impl Session {
         let mut session = Session {
             link,
             output: Output::default(),
-            received: Share::default(),
+            received: Reservation::default(),
             progress: Progress::default(),
             rejected: None,
             context,
@@ -70,10 +70,10 @@ impl Session {
             identity,
             stats,
             limits_seen: 0,
-            rights_seen: 0,
+            privileges_seen: 0,
             settings,
-            settings_share: Share::default(),
-            statements: Statements::new(Account::of_memory(memory)),
+            settings_reservation: Reservation::default(),
+            statements: Statements::new(Quota::of_memory(memory)),
             temporary,
             skipping: false,
             copy: None,
@@ -84,7 +84,7 @@ impl Session {
 
     /// Applies the parameters that affect the connection or the engine session.
     pub(super) fn apply_settings(&mut self) {
-        self.settings_share.shrink(self.settings.bytes() as u64);
+        self.settings_reservation.shrink(self.settings.bytes() as u64);
         self.link.timeout = self.settings.statement_timeout();
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.partition.session_mut().set_default_read_only(self.settings.is_read_only());

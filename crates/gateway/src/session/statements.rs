@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Portals end with their transaction, statements with the session. Their number and their total
-//! memory ([`super::held`]) are bounded.
+//! memory ([`super::memory_quota`]) are bounded.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_dialect::Command;
-use fulmar_dialect::admin::Admin;
+use fulmar_dialect::admin::AdminStatement;
 use fulmar_dialect::copy::Copy;
 use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, TemporarySpace, sqlstate};
 use fulmar_pgwire::protocol::frontend::Oids;
@@ -23,14 +23,14 @@ use fulmar_pgwire::types::{self, Column, Type};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::held::{Account, Share};
+use super::memory_quota::{Quota, Reservation};
 use super::portals::Portal;
 use super::rows::Spills;
 use crate::Result;
-use crate::tenants::Use;
+use crate::tenant_stats::DataAccess;
 
 /// The default formats if the client specifies none.
-pub(crate) const TEXT: Formats = Formats::All(Format::Text);
+pub(crate) const ALL_TEXT: Formats = Formats::All(Format::Text);
 /// Maximum number of named statements, and of named portals, of a session.
 const MAX_NAMES: usize = 10_000;
 /// Maximum size of a name.
@@ -49,28 +49,32 @@ pub(crate) enum Plan {
     Command {
         command: Arc<Command>,
         /// The redacted text for the slow query log.
-        shown: Arc<str>,
+        redacted: Arc<str>,
     },
 }
 
 impl Plan {
     /// How the plan uses the tenant's data, for statistics.
-    pub(crate) fn uses(&self) -> Use {
+    pub(crate) fn uses(&self) -> DataAccess {
         match self {
             Plan::Engine(statement) => match statement.kind {
-                StatementKind::Query if statement.read_only => Use::Read,
+                StatementKind::Query if statement.read_only => DataAccess::Read,
                 StatementKind::Query
                 | StatementKind::Insert
                 | StatementKind::Update
                 | StatementKind::Delete
                 | StatementKind::Call
-                | StatementKind::Utility(_) => Use::Write,
-                _ => Use::None,
+                | StatementKind::Utility(_) => DataAccess::Write,
+                _ => DataAccess::None,
             },
             Plan::Command { command, .. } => match &**command {
-                Command::Copy(Copy::TableOut { .. } | Copy::Out { .. } | Copy::DatabaseOut) => Use::Read,
-                Command::Copy(Copy::In { .. }) | Command::Batch { .. } | Command::Procedure(_) => Use::Write,
-                _ => Use::None,
+                Command::Copy(Copy::TableOut { .. } | Copy::Out { .. } | Copy::DatabaseOut) => {
+                    DataAccess::Read
+                }
+                Command::Copy(Copy::In { .. }) | Command::Batch { .. } | Command::Procedure(_) => {
+                    DataAccess::Write
+                }
+                _ => DataAccess::None,
             },
         }
     }
@@ -93,7 +97,7 @@ pub(crate) struct Prepared {
     /// The encoded RowDescription for text format. Cached because most clients request it each
     /// time.
     description: Box<[u8]>,
-    share: Share,
+    reservation: Reservation,
 }
 
 impl Prepared {
@@ -104,8 +108,14 @@ impl Prepared {
             Plan::Command { .. } => Vec::new(),
         };
         let mut description = Vec::new();
-        describe_columns(&mut description, &columns, &TEXT);
-        Prepared { plan, parameters, columns, description: description.into(), share: Share::default() }
+        describe_columns(&mut description, &columns, &ALL_TEXT);
+        Prepared {
+            plan,
+            parameters,
+            columns,
+            description: description.into(),
+            reservation: Reservation::default(),
+        }
     }
 
     /// The memory of the statement, whose text has `text` bytes.
@@ -126,8 +136,8 @@ impl Prepared {
     }
 
     /// Returns true if the type of a column depends on its first value.
-    pub(crate) fn is_open(&self) -> bool {
-        is_open(&self.columns)
+    pub(crate) fn has_untyped_columns(&self) -> bool {
+        has_untyped_columns(&self.columns)
     }
 
     /// Writes the RowDescription with the types that are known before the first row.
@@ -140,7 +150,7 @@ impl Prepared {
 }
 
 /// Returns true if the type of a column depends on its first value.
-pub(crate) fn is_open(columns: &[Column]) -> bool {
+pub(crate) fn has_untyped_columns(columns: &[Column]) -> bool {
     columns.iter().any(|column| column.kind.is_none())
 }
 
@@ -159,7 +169,7 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
         Plan::Engine(statement) => statement.columns.iter().map(column).collect(),
         Plan::Command { command, .. } => match &**command {
             Command::Show(name) => vec![Column::new(name.as_str(), Type::Text)],
-            Command::Admin(Admin::CreateToken { .. }) => vec![Column::new("token", Type::Text)],
+            Command::Admin(AdminStatement::CreateToken { .. }) => vec![Column::new("token", Type::Text)],
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
             }
@@ -175,7 +185,7 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
 }
 
 fn column(info: &ColumnInfo) -> Column {
-    let declared = info.declared_type.as_deref().and_then(types::declared);
+    let declared = info.declared_type.as_deref().and_then(types::declared_type);
     Column {
         name: info.name.clone(),
         kind: declared.map(|declared| declared.kind),
@@ -195,7 +205,8 @@ fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
             }
             _ => {
                 let info = statement.parameters.get(index);
-                let declared = info.and_then(|info| info.declared_type.as_deref()).and_then(types::declared);
+                let declared =
+                    info.and_then(|info| info.declared_type.as_deref()).and_then(types::declared_type);
                 let kind = declared.map_or(Type::Text, |declared| declared.kind);
                 Parameter { oid: kind.oid(), kind: Some(kind) }
             }
@@ -204,7 +215,7 @@ fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
 }
 
 /// The named prepared statements, with the charge for each name.
-type Named = HashMap<Box<str>, (Arc<Prepared>, Share)>;
+type Named = HashMap<Box<str>, (Arc<Prepared>, Reservation)>;
 
 /// A session's statements and portals.
 pub(crate) struct Statements {
@@ -213,13 +224,13 @@ pub(crate) struct Statements {
     portals: HashMap<Box<str>, Portal>,
     unnamed_portal: Portal,
     cache: Cache,
-    memory: Arc<Account>,
-    files: Arc<Account>,
+    memory: Arc<Quota>,
+    files: Arc<Quota>,
 }
 
 impl Statements {
     /// Creates the statements of a session, which charges its memory to `memory`.
-    pub(crate) fn new(memory: Arc<Account>) -> Statements {
+    pub(crate) fn new(memory: Arc<Quota>) -> Statements {
         Statements {
             named: HashMap::default(),
             unnamed: None,
@@ -227,25 +238,25 @@ impl Statements {
             unnamed_portal: Portal::default(),
             cache: Cache::default(),
             memory,
-            files: Account::of_files(),
+            files: Quota::of_files(),
         }
     }
 
-    /// The session's memory account.
-    pub(crate) fn memory(&self) -> &Arc<Account> {
+    /// The session's memory quota.
+    pub(crate) fn memory(&self) -> &Arc<Quota> {
         &self.memory
     }
 
     /// Where results spill to: files in `directory`, charged to the tenant by `space`.
     pub(crate) fn spills<'a>(&'a self, directory: &'a Path, space: &'a TemporarySpace) -> Spills<'a> {
-        Spills { directory, account: &self.files, memory: &self.memory, space }
+        Spills { directory, quota: &self.files, memory: &self.memory, space }
     }
 
     /// Charges a statement whose text has `text` bytes. The charge is released when the last
     /// reference (a name, a portal or the cache) is dropped.
-    pub(crate) fn hold(&self, mut prepared: Prepared, text: usize) -> Result<Arc<Prepared>> {
+    pub(crate) fn charge(&self, mut prepared: Prepared, text: usize) -> Result<Arc<Prepared>> {
         let bytes = prepared.bytes(text);
-        prepared.share.set(&self.memory, bytes)?;
+        prepared.reservation.resize(&self.memory, bytes)?;
         Ok(Arc::new(prepared))
     }
 
@@ -284,9 +295,9 @@ impl Statements {
             self.unnamed = Some(prepared);
             return Ok(());
         }
-        let mut share = Share::default();
-        share.set(&self.memory, entry_bytes::<(Arc<Prepared>, Share)>(name) as u64)?;
-        self.named.insert(name.into(), (prepared, share));
+        let mut reservation = Reservation::default();
+        reservation.resize(&self.memory, entry_bytes::<(Arc<Prepared>, Reservation)>(name) as u64)?;
+        self.named.insert(name.into(), (prepared, reservation));
         Ok(())
     }
 
@@ -316,7 +327,7 @@ impl Statements {
 
     /// Caches a description unless it is large.
     pub(crate) fn remember(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
-        if prepared.share.bytes() <= MAX_CACHED_BYTES {
+        if prepared.reservation.bytes() <= MAX_CACHED_BYTES {
             self.cache.put(prepared, oids);
         }
     }
@@ -438,10 +449,10 @@ mod tests {
 
     #[test]
     fn statement_is_charged_once_until_the_last_reference_is_dropped() {
-        let mut statements = Statements::new(Account::unlimited());
+        let mut statements = Statements::new(Quota::unlimited());
         let hold = |statements: &Statements, text| {
-            let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
-            statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), text)
+            let plan = Plan::Command { command: Arc::new(Command::ShowAll), redacted: "".into() };
+            statements.charge(Prepared::new(plan, Oids::default(), Vec::new()), text)
         };
         let prepared = hold(&statements, 100 << 20).unwrap();
         for name in ["a", "b", "c"] {
@@ -466,9 +477,9 @@ mod tests {
     fn statement_names_are_charged() {
         const COUNT: usize = 2000;
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
-        let mut statements = Statements::new(Account::of_memory(tenant.clone()));
-        let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
-        let prepared = statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), 0).unwrap();
+        let mut statements = Statements::new(Quota::of_memory(tenant.clone()));
+        let plan = Plan::Command { command: Arc::new(Command::ShowAll), redacted: "".into() };
+        let prepared = statements.charge(Prepared::new(plan, Oids::default(), Vec::new()), 0).unwrap();
         let name = |number: usize| format!("{number:0>MAX_NAME_BYTES$}");
         for number in 0..COUNT {
             statements.insert(&name(number), prepared.clone()).unwrap();
@@ -487,7 +498,7 @@ mod tests {
         const COUNT: usize = 2000;
         const COLUMNS: usize = 2000;
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
-        let memory = Account::of_memory(tenant.clone());
+        let memory = Quota::of_memory(tenant.clone());
         let mut statements = Statements::new(memory.clone());
         for number in 0..COUNT {
             let portal = statements.new_portal(&format!("{number:0>MAX_NAME_BYTES$}")).unwrap();
@@ -506,7 +517,7 @@ mod tests {
     #[test]
     fn formats_of_the_unnamed_portal_are_charged() {
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
-        let memory = Account::of_memory(tenant.clone());
+        let memory = Quota::of_memory(tenant.clone());
         let mut statements = Statements::new(memory.clone());
         let portal = statements.new_portal("").unwrap();
         portal.set_formats(Formats::Each(SmallVec::from_elem(Format::Text, 60_000)));
@@ -518,7 +529,7 @@ mod tests {
 
     #[test]
     fn long_names_are_rejected() {
-        let mut statements = Statements::new(Account::unlimited());
+        let mut statements = Statements::new(Quota::unlimited());
         let long = "x".repeat(MAX_NAME_BYTES + 1);
         for name in [&long, &long[1..]] {
             let expected = (name.len() > MAX_NAME_BYTES).then_some(sqlstate::PROGRAM_LIMIT);

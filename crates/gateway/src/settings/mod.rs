@@ -14,7 +14,7 @@ mod bounds;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_dialect::admin::parse_moment;
+use fulmar_dialect::admin::parse_timestamp_unix_ms;
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Access, LiveLimits, Unit};
 
@@ -315,7 +315,7 @@ impl Settings {
 
     /// Makes the current values the session defaults that RESET restores. Called when the client
     /// has connected.
-    pub(crate) fn keep_as_defaults(&mut self) {
+    pub(crate) fn save_as_defaults(&mut self) {
         self.defaults = self.values.iter().cloned().collect();
     }
 
@@ -438,7 +438,10 @@ impl Settings {
 
     /// `fulmar.as_of`, in milliseconds since 1970; `None` if it is empty.
     pub(crate) fn as_of(&self) -> Option<u64> {
-        self.get(AS_OF).ok().filter(|text| !text.is_empty()).and_then(|text| parse_moment(text).ok())
+        self.get(AS_OF)
+            .ok()
+            .filter(|text| !text.is_empty())
+            .and_then(|text| parse_timestamp_unix_ms(text).ok())
     }
 
     /// `fulmar.staleness`.
@@ -564,7 +567,7 @@ impl Parameter {
                 None => Err(invalid(format!("The value must be {}.", Unit::Milliseconds.rule()))),
             },
             Rule::Moment if value.trim().is_empty() => Ok("".into()),
-            Rule::Moment => parse_moment(value).map(|_| value.trim().into()),
+            Rule::Moment => parse_timestamp_unix_ms(value).map(|_| value.trim().into()),
             Rule::Fixed => Err(self.fixed()),
         }
     }

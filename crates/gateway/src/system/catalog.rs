@@ -6,15 +6,15 @@ use fulmar_dialect::system::{self, Action, Rows, Tables};
 use fulmar_engine::{CancelReason, Database, Error, Value, sqlstate};
 use fulmar_meta::{Tenant, User};
 
-use super::viewer::{Filled, Viewer};
-use super::{figures, journal, statistics};
+use super::viewer::{Table, Viewer};
+use super::{event_log, statistics, stats};
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::registry::Handle;
 
 /// The gateway's own tables.
-static OWN: LazyLock<Vec<Filled>> =
-    LazyLock::new(|| [statistics::TABLES, figures::TABLES, journal::TABLES].concat());
+static OWN: LazyLock<Vec<Table>> =
+    LazyLock::new(|| [statistics::TABLES, stats::TABLES, event_log::TABLES].concat());
 
 /// All system tables.
 static TABLES: LazyLock<Tables> = LazyLock::new(|| Tables::with(OWN.iter().map(|(table, _)| *table)));
@@ -52,7 +52,7 @@ impl system::Viewer for Viewer {
     }
 
     fn is_replica(&self) -> bool {
-        self.sources.engine.reads_beside()
+        self.sources.engine.is_replica()
     }
 
     fn started_ms(&self) -> u64 {
@@ -99,7 +99,7 @@ fn set_config(name: &str, value: &str, local: bool, viewer: &Viewer) -> Result<V
 fn signal(pid: i64, viewer: &Viewer, kind: Kind, send: impl Fn(&Handle)) -> Result<Value> {
     let found = i32::try_from(pid).ok().and_then(|pid| viewer.sources.registry.find(pid));
     let Some(handle) = found else { return Ok(Value::Integer(0)) };
-    if !viewer.identity.superuser && handle.who.user != viewer.identity.user {
+    if !viewer.identity.superuser && handle.identity.user != viewer.identity.user {
         return Err(Error::new(
             sqlstate::INSUFFICIENT_PRIVILEGE,
             "permission denied to signal the session of another user",
@@ -108,17 +108,17 @@ fn signal(pid: i64, viewer: &Viewer, kind: Kind, send: impl Fn(&Handle)) -> Resu
     }
     send(&handle);
     let event = Event::new(kind).by(viewer.identity.actor());
-    let event = event.detail("role", handle.who.user.as_str()).detail("pid", handle.pid);
+    let event = event.detail("role", handle.identity.user.as_str()).detail("pid", handle.pid);
     let event = match viewer.sources.catalog.tenant_of(handle.partition) {
         Some(tenant) => event.database(&tenant),
         None => event,
     };
-    let journal = &viewer.sources.journal;
+    let journal = &viewer.sources.event_log;
     // A user can signal their own sessions without limit, so these events are aggregated.
     if viewer.identity.superuser {
         journal.record(event)
     } else {
-        journal.gather(event)
+        journal.record_aggregated(event)
     }
     Ok(Value::Integer(1))
 }

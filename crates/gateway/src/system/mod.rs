@@ -4,15 +4,15 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
-//! | [`figures`] | statistics: `fulmar.tenant_stats`, `fulmar.partition_stats`, ... |
-//! | [`journal`] | `fulmar.events`, `fulmar.tokens` |
+//! | [`stats`] | statistics: `fulmar.tenant_stats`, `fulmar.partition_stats`, ... |
+//! | [`event_log`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`catalog`] | the list of these tables; `set_config`, advisory locks, `pg_cancel_backend` |
 //! | [`viewer`] | the querying session, and what it may see |
 
 mod catalog;
-mod figures;
-mod journal;
+mod event_log;
 mod statistics;
+mod stats;
 mod viewer;
 
 pub(crate) use viewer::{Sources, Viewer};

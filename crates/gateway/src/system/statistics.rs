@@ -11,14 +11,14 @@ use fulmar_dialect::system::{Rows, oid, table, user_numbers};
 use fulmar_engine::{Database, RestorePoint, Value};
 use fulmar_meta::Tenant;
 use fulmar_pages::Durability;
-use fulmar_pgwire::types::datetime::moment;
+use fulmar_pgwire::types::datetime::timestamp_text;
 
-use super::figures::{Figures, milliseconds};
-use super::viewer::{Filled, Viewer};
+use super::stats::{PartitionStats, milliseconds};
+use super::viewer::{Table, Viewer};
 use crate::Result;
 use crate::registry::Handle;
 
-pub(super) const TABLES: &[Filled] = &[
+pub(super) const TABLES: &[Table] = &[
     (
         table(
             "pg_stat_activity",
@@ -121,7 +121,7 @@ fn history(viewer: &Viewer, database: &Database<'_>) -> Result<Rows> {
     let points = database.wait(viewer.sources.engine.history(viewer.identity.tenant.partition))??;
     let row = |point: RestorePoint| {
         let lineage = format!("{:016x}", point.lineage);
-        row![moment(point.time_unix_ms), point.size_bytes as i64, point.version as i64, lineage]
+        row![timestamp_text(point.time_unix_ms), point.size_bytes as i64, point.version as i64, lineage]
     };
     Ok(points.into_iter().map(row).collect())
 }
@@ -130,15 +130,15 @@ fn activity(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let (visible, numbers) = (viewer.tenants(), user_numbers(viewer));
     let rows = viewer.sources.registry.all().into_iter().filter_map(|handle| {
         let tenant = visible.iter().find(|tenant| tenant.partition == handle.partition)?;
-        Some(session(&handle, tenant, numbers.get(&handle.who.user).copied(), viewer))
+        Some(session(&handle, tenant, numbers.get(&handle.identity.user).copied(), viewer))
     });
     Ok(rows.collect())
 }
 
 fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer) -> Vec<Value> {
-    let now = handle.activity.now();
-    let who = &handle.who;
-    let own = who.user == viewer.identity.user || tenant.owner == viewer.identity.user;
+    let now = handle.activity.snapshot();
+    let identity = &handle.identity;
+    let own = identity.user == viewer.identity.user || tenant.owner == viewer.identity.user;
     let (query, query_ms) = match &now.statement {
         Some((statement, since)) if own || viewer.identity.superuser => (statement.to_string(), Some(*since)),
         Some(_) => ("<insufficient privilege>".to_owned(), None),
@@ -150,15 +150,15 @@ fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer)
         i64::from(handle.pid),
         (),
         user,
-        who.user.as_str(),
+        identity.user.as_str(),
         &*now.application,
-        who.address.map(|address| address.to_string()),
+        identity.address.map(|address| address.to_string()),
         (),
         (),
-        moment(who.since_ms),
-        now.transaction_ms.map(moment),
-        query_ms.map(moment),
-        moment(now.changed_ms.max(who.since_ms)),
+        timestamp_text(identity.since_ms),
+        now.transaction_ms.map(timestamp_text),
+        query_ms.map(timestamp_text),
+        timestamp_text(now.changed_ms.max(identity.since_ms)),
         (),
         (),
         now.state.name(),
@@ -172,7 +172,7 @@ fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer)
 
 fn databases(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let row = |tenant: &Arc<Tenant>| {
-        let Figures { gateway, engine } = Figures::of(viewer, tenant.partition);
+        let PartitionStats { gateway, engine } = PartitionStats::of(viewer, tenant.partition);
         let (commits, rows, conflicts) =
             (engine.commits as i64, gateway.rows as i64, engine.conflicts as i64);
         row![
@@ -193,7 +193,7 @@ fn databases(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             (),
             (),
             milliseconds(gateway.time_us),
-            moment(viewer.sources.started_ms),
+            timestamp_text(viewer.sources.started_ms),
         ]
     };
     Ok(viewer.tenants().iter().map(row).collect())

@@ -9,26 +9,26 @@ use parking_lot::Mutex;
 
 use crate::Result;
 use crate::advisory::AdvisoryLocks;
-use crate::events::Journal;
+use crate::events::EventLog;
 use crate::identity::Identity;
 use crate::registry::Registry;
 use crate::settings::Settings;
-use crate::tenants::Tenants;
+use crate::tenant_stats::TenantStatsRegistry;
 
 /// The components whose state system tables show, and on which system functions act.
 pub(crate) struct Sources {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
-    pub(crate) journal: Arc<Journal>,
+    pub(crate) event_log: Arc<EventLog>,
     /// The start time, in milliseconds since 1970.
     pub(crate) started_ms: u64,
 }
 
 /// A table, and the function that produces its rows.
-pub(super) type Filled = (SystemTable, fn(&Viewer, &Database<'_>) -> Result<Rows>);
+pub(super) type Table = (SystemTable, fn(&Viewer, &Database<'_>) -> Result<Rows>);
 
 /// The session that queries the catalog: a snapshot of its state.
 pub(crate) struct Viewer {

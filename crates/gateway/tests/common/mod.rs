@@ -20,17 +20,17 @@ use tokio_postgres::{Client, NoTls};
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Polls until `holds` returns true. Panics after [`WAIT_TIMEOUT`].
-pub async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(description, poll).await;
+    with_timeout(description, poll).await;
 }
 
 /// The result of `future`. Panics after [`WAIT_TIMEOUT`].
-pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
+pub async fn with_timeout<T>(description: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(WAIT_TIMEOUT, future).await {
         Ok(value) => value,
         Err(_) => panic!("timed out: {description}"),

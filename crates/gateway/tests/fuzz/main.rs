@@ -10,7 +10,7 @@ mod lua;
 use std::io;
 use std::time::Duration;
 
-use common::{Node, within};
+use common::{Node, with_timeout};
 use conversation::Conversation;
 use fulmar_fuzz::Target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -122,10 +122,10 @@ fn fuzz_lua() {
                 let failed = [simple.err(), extended.err()];
                 failed.iter().flatten().any(|error| error.code() == Some(&SqlState::QUERY_CANCELED))
             };
-            let is_cancelled = within("a procedure ends", calls).await;
+            let is_cancelled = with_timeout("a procedure ends", calls).await;
             // The session remains usable. On a busy machine a short statement may take long.
             let probe = "BEGIN; SET LOCAL statement_timeout = 0; SELECT count(*) FROM t; COMMIT";
-            if let Err(error) = within("a statement ends", session.batch_execute(probe)).await {
+            if let Err(error) = with_timeout("a statement ends", session.batch_execute(probe)).await {
                 // A call that does not react to its cancellation in time ends its session.
                 assert!(error.is_closed() && is_cancelled, "{error:?}");
                 client = None;
@@ -166,7 +166,7 @@ async fn run_conversation(port: u16, conversation: &Conversation) -> io::Result<
     }
     let _ = writer.shutdown().await;
     let ended = async { while read_some(&mut reader, &mut answers).await.is_some() {} };
-    within("the node ends a connection whose client has gone", ended).await;
+    with_timeout("the node ends a connection whose client has gone", ended).await;
     Ok(answers)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{Node, state, until, within};
+use crate::common::{Node, state, wait_until, with_timeout};
 use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
 use tokio_postgres::Client;
 
@@ -22,7 +22,7 @@ async fn alter(admin: &Client, sql: &str) {
             assert_eq!(error.code().unwrap().code(), "55006", "{error}");
         }
     };
-    within(sql, altered).await;
+    with_timeout(sql, altered).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,5 +137,5 @@ async fn shared_log_failure_is_reported_and_local_databases_continue() {
 /// Waits for an event of this kind.
 async fn event(admin: &Client, kind: &str) {
     let sql = "SELECT 1 FROM fulmar.events WHERE kind = $1";
-    until(kind, async || !admin.query(sql, &[&kind]).await.unwrap().is_empty()).await;
+    wait_until(kind, async || !admin.query(sql, &[&kind]).await.unwrap().is_empty()).await;
 }

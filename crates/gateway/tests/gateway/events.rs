@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{Node, connect, state};
-use fulmar_gateway::events::{Event, Journal, Kind};
+use fulmar_gateway::events::{Event, EventLog, Kind};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// Secrets that can be searched for.
@@ -18,8 +18,8 @@ async fn log_in(node: &Node, database: &str, user: &str, password: &str) -> Clie
 
 /// A node with password authentication and an event log, and a session of its superuser.
 async fn node_with_event_log(directory: &Path) -> (Node, Client) {
-    let journal = Arc::new(Journal::open(directory).unwrap());
-    let node = Node::start(|config| config.journal = journal).await;
+    let event_log = Arc::new(EventLog::open(directory).unwrap());
+    let node = Node::start(|config| config.event_log = event_log).await;
     let verifier = fulmar_gateway::scram_verifier(SECRETS[0]);
     node.catalog.alter_user_password("fulmar", Some(verifier)).await.unwrap();
     let admin = log_in(&node, "fulmar", "fulmar", SECRETS[0]).await;
@@ -160,9 +160,9 @@ async fn events_caused_by_tenants_are_aggregated() {
     node.stop().await;
 
     // Aggregated events are written at shutdown, and found again at the next start.
-    let journal = Journal::open(directory.path()).unwrap();
-    journal.record(Event::new(Kind::NodeStarted));
-    let node = Node::start(|config| (config.insecure, config.journal) = (true, Arc::new(journal))).await;
+    let event_log = EventLog::open(directory.path()).unwrap();
+    event_log.record(Event::new(Kind::NodeStarted));
+    let node = Node::start(|config| (config.insecure, config.event_log) = (true, Arc::new(event_log))).await;
     let seen = events(&node.client("fulmar").await).await;
     assert_eq!(kinds(&seen, "login.failed"), 2, "{seen:?}");
     let last = seen.iter().rfind(|event| event.0 == "login.failed").unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Node, within};
+use crate::common::{Node, with_timeout};
 use fulmar_engine::SnapshotBounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -88,5 +88,5 @@ async fn pages_are_freed(node: &Node, writer: &Client) {
             }
         }
     };
-    within("the snapshot's pages are freed", write).await;
+    with_timeout("the snapshot's pages are freed", write).await;
 }

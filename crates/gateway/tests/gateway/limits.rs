@@ -1,6 +1,6 @@
 //! Limits of tenants: set by superusers, stored, applied to running sessions, and enforced.
 
-use crate::common::{Node, connect, state, within};
+use crate::common::{Node, connect, state, with_timeout};
 use futures::{SinkExt, StreamExt};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -123,7 +123,7 @@ async fn connections_of_a_database_are_limited() {
             }
         }
     };
-    let again = within("a connection slot is free", again).await;
+    let again = with_timeout("a connection slot is free", again).await;
     limit(&admin, "SET max_connections = 0").await;
     assert_eq!(error_fields(log_in(&node, "shop", "anna", "a").await).0, "53300");
     limit(&admin, "RESET max_connections").await;
@@ -289,7 +289,7 @@ async fn idle_in_transaction_timeout_is_enforced() {
     futures::pin_mut!(rows);
     // The session may have been terminated before this row.
     drop(rows.send(&b"2\n"[..]).await);
-    within("an idle COPY is terminated", end).await.unwrap();
+    with_timeout("an idle COPY is terminated", end).await.unwrap();
     assert_eq!(count(&anna).await, 1);
 
     // A session that holds a row lock is terminated after the timeout, which releases its lock.
@@ -297,7 +297,7 @@ async fn idle_in_transaction_timeout_is_enforced() {
     let (holder, end) = client_and_end(&node).await;
     holder.batch_execute("BEGIN; SELECT a FROM t WHERE a = 1 FOR UPDATE").await.unwrap();
     let update = anna.batch_execute("UPDATE t SET a = 5 WHERE a = 1");
-    within("the row is released", update).await.unwrap();
+    with_timeout("the row is released", update).await.unwrap();
     assert!(end.await.unwrap().is_some());
     drop((admin, anna));
     node.stop().await;

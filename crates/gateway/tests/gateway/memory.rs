@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use crate::common::{Node, state, within};
+use crate::common::{Node, state, with_timeout};
 
 const MIB: usize = 1 << 20;
 
@@ -31,7 +31,7 @@ async fn metric(node: &Node, name: &str) -> u64 {
 }
 
 /// Waits until a metric has the expected value.
-async fn until(node: &Node, name: &str, condition: impl Fn(u64) -> bool) {
+async fn wait_until_metric(node: &Node, name: &str, condition: impl Fn(u64) -> bool) {
     let reached = async {
         while !condition(metric(node, name).await) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -85,7 +85,7 @@ async fn oversized_messages_fail_without_ending_the_session() {
     assert_eq!(state(client.batch_execute("SELECT 1").await), "25P02");
     client.batch_execute("ROLLBACK").await.unwrap();
     assert!(metric(&node, "fulmar_session_memory_rejections_total").await >= 4);
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
@@ -96,7 +96,7 @@ async fn incomplete_messages_are_charged_and_small_messages_succeed() {
     let small = node.database("t1").await;
     let incomplete_message =
         [incomplete_message(&node, "t1", 15 * MIB).await, incomplete_message(&node, "t1", 15 * MIB).await];
-    until(&node, USED, |used| used >= 30 << 20).await;
+    wait_until_metric(&node, USED, |used| used >= 30 << 20).await;
     // Another 4 MiB exceed the database's 32 MiB.
     let refused = small.query("SELECT length($1)", &[&"x".repeat(4 * MIB)]).await;
     assert_eq!(state(refused), "53200");
@@ -108,7 +108,7 @@ async fn incomplete_messages_are_charged_and_small_messages_succeed() {
     let large = other.query_one("SELECT length($1)", &[&"x".repeat(10 * MIB)]).await.unwrap();
     assert_eq!(large.get::<_, i64>(0), 10 * MIB as i64);
     drop(incomplete_message);
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
@@ -117,7 +117,7 @@ async fn messages_wait_for_memory() {
     let node = small_node().await;
     let client = node.database("t1").await;
     let stream = incomplete_message(&node, "t1", 30 * MIB).await;
-    until(&node, USED, |used| used >= 30 << 20).await;
+    wait_until_metric(&node, USED, |used| used >= 30 << 20).await;
     let value = "x".repeat(4 * MIB);
     let answer = async { client.query_one("SELECT length($1)", &[&value]).await };
     // The session of the incomplete message ends and releases its charge.
@@ -135,7 +135,7 @@ async fn stalled_messages_are_ended_when_the_node_is_short_of_memory() {
         drop(node.database(database).await);
         stalled.push(incomplete_message(&node, database, 32 * MIB - 100_000).await);
     }
-    until(&node, USED, |used| used >= 63 << 20).await;
+    wait_until_metric(&node, USED, |used| used >= 63 << 20).await;
     let value = "x".repeat(4 * MIB);
     let served = async {
         // On a slow machine, the wait of 5 s may end before both sessions have been closed.
@@ -143,7 +143,7 @@ async fn stalled_messages_are_ended_when_the_node_is_short_of_memory() {
             assert_eq!(error.code().map(|code| code.code()), Some("53200"));
         }
     };
-    within("memory of the node for a third database", served).await;
+    with_timeout("memory of the node for a third database", served).await;
     // The memory of one of them is sufficient.
     let ends = stalled.into_iter().map(|mut stream| {
         Box::pin(async move {
@@ -151,14 +151,14 @@ async fn stalled_messages_are_ended_when_the_node_is_short_of_memory() {
             stream.read_to_end(&mut answer).await.map(|_| answer)
         })
     });
-    let (ended, _, other) = within("a stalled session ends", select_all(ends)).await;
+    let (ended, _, other) = with_timeout("a stalled session ends", select_all(ends)).await;
     let (answer, state) = (ended.unwrap(), b"C08006\0");
     assert!(
         answer.windows(state.len()).any(|bytes| bytes == state),
         "the session ended without an error message"
     );
     drop(other);
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
@@ -183,7 +183,7 @@ async fn bound_values_are_charged_until_execution() {
     works(&other).await;
     drop(portals);
     transaction.rollback().await.unwrap();
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
@@ -203,7 +203,7 @@ async fn session_settings_are_limited_and_charged() {
     }
     assert!(metric(&node, USED).await > 200_000);
     client.batch_execute("RESET ALL").await.unwrap();
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
@@ -226,7 +226,7 @@ async fn unread_results_are_spilled_to_files() {
         clients.push(stream);
     }
     // Several sessions have rows in memory, and together they stay below the limit of the database.
-    until(&node, USED, |used| used > 8 << 20).await;
+    wait_until_metric(&node, USED, |used| used > 8 << 20).await;
     for mut stream in clients {
         assert!(metric(&node, USED).await <= 37 << 20);
         let mut received = 0;
@@ -237,7 +237,7 @@ async fn unread_results_are_spilled_to_files() {
             received += count;
         }
     }
-    until(&node, USED, |used| used == 0).await;
+    wait_until_metric(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! Privileges on a database: read-write or read-only access, and how changes affect open sessions.
 
-use crate::common::{Node, connect, ends, state, until};
+use crate::common::{Node, connect, ends, state, wait_until};
 use futures::SinkExt;
 use tokio_postgres::{Client, Error};
 
@@ -269,7 +269,7 @@ async fn privilege_changes_apply_within_a_query_message() {
         // The statement waits for the row.
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'bert' AND state = 'active'";
         let is_active = async || admin.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0;
-        until("the statement runs", is_active).await;
+        wait_until("the statement runs", is_active).await;
         admin.batch_execute(change).await.unwrap();
         anna.batch_execute("COMMIT").await.unwrap();
         assert_eq!(state(running.await.unwrap()), expected, "{change}");

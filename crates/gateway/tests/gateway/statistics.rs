@@ -1,6 +1,6 @@
 //! Statistics in SQL: sessions and their activity, counters of tenants, limits.
 
-use crate::common::{Node, connect, state, until, within};
+use crate::common::{Node, connect, state, wait_until, with_timeout};
 use tokio_postgres::Client;
 
 /// A statement that runs until it is cancelled.
@@ -22,7 +22,7 @@ async fn wait_for(admin: &Client, pid: i32, state: &str) -> tokio_postgres::Row 
             }
         }
     };
-    within(&format!("the session is {state}"), reached).await
+    with_timeout(&format!("the session is {state}"), reached).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,7 +50,7 @@ async fn running_statements_are_shown_and_can_be_cancelled() {
     assert!(shop.batch_execute("SELECT 1").await.is_err());
     // The client gets the error before the session has released all its resources.
     let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'";
-    until("the session is gone", async || admin.query(sessions, &[]).await.unwrap().is_empty()).await;
+    wait_until("the session is gone", async || admin.query(sessions, &[]).await.unwrap().is_empty()).await;
     let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
     let tokio_postgres::SimpleQueryMessage::Row(row) = &none[1] else { panic!("{none:?}") };
     assert_eq!(row.get(0), Some("f"));
@@ -249,7 +249,7 @@ async fn advisory_locks_exclude_other_sessions() {
     assert!(!call(&one, "pg_try_advisory_lock").await.unwrap());
     let pid = pid(&other).await;
     one.query_one("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
-    until("the lock is released", async || call(&one, "pg_try_advisory_lock").await.unwrap()).await;
+    wait_until("the lock is released", async || call(&one, "pg_try_advisory_lock").await.unwrap()).await;
     node.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! Protocol messages that client libraries do not send.
 
-use crate::common::{Node, until, within};
+use crate::common::{Node, wait_until, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -133,7 +133,7 @@ async fn large_results_of_a_pipeline_are_sent_before_its_end() {
     stream.write_all(&[startup("t1"), parse, describe.repeat(DESCRIBES)].concat()).await.unwrap();
     let (mut received, mut piece) = (0, vec![0; 1 << 20]);
     while received < DESCRIBES * PARAMETERS * 4 {
-        let count = within("descriptions before the Sync", stream.read(&mut piece)).await.unwrap();
+        let count = with_timeout("descriptions before the Sync", stream.read(&mut piece)).await.unwrap();
         assert!(count > 0, "the connection ends after {received} bytes");
         received += count;
     }
@@ -226,7 +226,7 @@ async fn disconnect_cancels_the_running_statement() {
     assert!(node.gateway.sessions() > 0);
     drop(stream);
     // The statement would not end by itself.
-    until("the session has ended", async || node.gateway.sessions() == 0).await;
+    wait_until("the session has ended", async || node.gateway.sessions() == 0).await;
     node.stop().await;
 }
 
@@ -244,6 +244,6 @@ async fn disconnect_behind_a_long_pipeline_is_detected() {
     stream.shutdown().await.unwrap();
     let mut answer = Vec::new();
     // The connection may also be reset. Then reading fails, which ends it too.
-    drop(within("the statement of a closed connection ends", stream.read_to_end(&mut answer)).await);
+    drop(with_timeout("the statement of a closed connection ends", stream.read_to_end(&mut answer)).await);
     node.stop().await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Node, within};
+use crate::common::{Node, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, Statement};
@@ -17,8 +17,8 @@ const WORK: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM
                     SELECT CAST(count(*) + $1::int8 AS BIGINT) FROM n";
 
 /// Prepared statements, settings and temporary tables move with a session, and the client does not
-/// notice. The test sets the number of active workers. The tests of `crew` cover how that number is
-/// chosen.
+/// notice. The test sets the number of active workers. The tests of `worker_scaling` cover how that
+/// number is chosen.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_move_to_the_active_workers() {
     let active = Arc::new(AtomicUsize::new(1));
@@ -55,7 +55,7 @@ async fn sessions_move_to_the_active_workers() {
                 rounds += 5;
             }
         };
-        within("the sessions move", work).await;
+        with_timeout("the sessions move", work).await;
     }
     for (number, client, _) in &sessions {
         let row = client.query_one("SELECT n FROM t WHERE k = $1", &[number]).await.unwrap();

@@ -20,7 +20,7 @@
 //!
 //! # Concurrency
 //! A background task ([`crate::scheduler`]) compacts one partition at a time, within a budget of
-//! bytes and CPU time ([`crate::pace`]), which does not apply to a partition with more than
+//! bytes and CPU time ([`crate::throttle`]), which does not apply to a partition with more than
 //! [`plan::MAX_PACED_SEGMENTS`]. Reading and writing take no lock.
 //!
 //! Flushes continue meanwhile. They only append to the list of segments; only compaction and a
@@ -53,7 +53,7 @@ use futures::future::{BoxFuture, try_join_all};
 pub(crate) use self::plan::Work;
 use crate::flush;
 use crate::maintenance::Maintenance;
-use crate::pace::{Pace, measured};
+use crate::throttle::{CompactionThrottle, measure_cpu};
 
 /// Pages copied per batch.
 const BATCH_PAGES: usize = 256;
@@ -63,44 +63,49 @@ impl Maintenance {
     pub(crate) fn compact<'a>(
         &'a self,
         partition: &'a Arc<Partition>,
-        pace: &'a mut Pace,
+        throttle: &'a mut CompactionThrottle,
     ) -> BoxFuture<'a, Result<()>> {
-        pace.begin();
-        let spent = pace.spent();
+        throttle.begin();
+        let cpu_time = throttle.cpu_time();
         let merging = async move {
             while let Some(work) = Work::of(partition) {
                 // A copy needs space, so compaction stops while the disk is low.
-                if self.node().disk.is_low() || !self.merge(partition, &work, pace).await? {
+                if self.node().disk.is_low() || !self.merge(partition, &work, throttle).await? {
                     break;
                 }
-                pace.rest(0, work.crowded).await;
+                throttle.throttle(0, work.crowded).await;
             }
             Ok(())
         };
-        measured(spent, merging).boxed()
+        measure_cpu(cpu_time, merging).boxed()
     }
 
     /// Merges segments. Returns false if the merge was abandoned.
-    async fn merge(&self, partition: &Arc<Partition>, work: &Work, pace: &mut Pace) -> Result<bool> {
+    async fn merge(
+        &self,
+        partition: &Arc<Partition>,
+        work: &Work,
+        throttle: &mut CompactionThrottle,
+    ) -> Result<bool> {
         let entries = self.newest_frames(work).await?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
-        if !self.copy_frames(partition, work, &entries, &mut writer, pace).await? {
+        if !self.copy_frames(partition, work, &entries, &mut writer, throttle).await? {
             return Ok(false);
         }
-        let _unnamed = self.node().naming.enter();
+        let _unnamed = self.node().publication.enter();
         let id = writer.finish().await.map_err(store_error)?;
         failpoint::hit(failpoint::COMPACT_AFTER_SEGMENT);
         let segment = SegmentRef { id, partition: partition.id };
         let merged = NamedSegment { segment, pages: entries.len() as u64 };
-        let settled = self.flusher.settled().await;
-        if partition.is_unsure() {
+        let settled = self.flusher.lock_flushes().await;
+        if partition.has_uncertain_manifest() {
             self.node().check_term().await?;
         }
-        flush::settle_unsure(self, partition).await??;
+        flush::settle_uncertain_manifests(self, partition).await??;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }
-        flush::name_anew(self, partition.clone()).await?;
+        flush::write_manifest(self, partition.clone()).await?;
         drop(settled);
         failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
         self.move_frames(partition, work, &entries, id).await?;
@@ -141,7 +146,7 @@ impl Maintenance {
         work: &Work,
         entries: &[Entry],
         writer: &mut SegmentWriter,
-        pace: &mut Pace,
+        throttle: &mut CompactionThrottle,
     ) -> Result<bool> {
         let mut builder = SegmentBuilder::new(writer.buffer());
         for batch in entries.chunks(BATCH_PAGES) {
@@ -160,7 +165,7 @@ impl Maintenance {
                 }
             }
             writer.flush().await.map_err(store_error)?;
-            pace.rest(builder.bytes() - before, work.crowded).await;
+            throttle.throttle(builder.bytes() - before, work.crowded).await;
         }
         self.scheduler.count_written(builder.bytes());
         builder.finish(writer.buffer());

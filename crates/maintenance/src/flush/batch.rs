@@ -7,10 +7,10 @@
 //!
 //! # Manifests of uncertain outcome
 //! After a failed put it is unknown whether the manifest exists, or will appear later. It is
-//! therefore recorded together with its references ([`Partition::begin_to_name`]), and is put again
-//! before the partition's next manifest and before the partition is closed. After that it exists.
-//! If a different object has its name, that object is left alone, and the next manifest gets a
-//! higher number.
+//! therefore recorded together with its references ([`Partition::begin_manifest_put`]), and is put
+//! again before the partition's next manifest and before the partition is closed. After that it
+//! exists. If a different object has its name, that object is left alone, and the next manifest
+//! gets a higher number.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -72,7 +72,7 @@ struct Flushing {
 
 /// Flushes partitions, in batches that share a segment. Returns the first error of any partition.
 pub(crate) async fn flush(maintenance: &Maintenance, partitions: Vec<Arc<Partition>>) -> Result<()> {
-    let _one = maintenance.flusher.settled().await;
+    let _one = maintenance.flusher.lock_flushes().await;
     flush_settled(maintenance, partitions).await
 }
 
@@ -84,13 +84,14 @@ pub(crate) fn flush_settled(
 ) -> BoxFuture<'_, Result<()>> {
     async move {
         let mut wait_budget = LogWaitBudget::new();
-        let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
-        if !unsure.is_empty() {
+        let uncertain: Vec<_> =
+            partitions.iter().filter(|partition| partition.has_uncertain_manifest()).cloned().collect();
+        if !uncertain.is_empty() {
             maintenance.node().check_term().await?;
         }
-        let settling = unsure
-            .iter()
-            .map(|partition| async move { (partition.id, settle_unsure(maintenance, partition).await) });
+        let settling = uncertain.iter().map(|partition| async move {
+            (partition.id, settle_uncertain_manifests(maintenance, partition).await)
+        });
         let mut settling =
             stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MAX_CONCURRENT_MANIFESTS);
         let (mut result, mut failed) = (Ok(()), HashSet::new());
@@ -120,18 +121,21 @@ pub(crate) fn flush_settled(
 }
 
 /// Writes a manifest for a partition whose segments have been merged, together with its changes
-/// since. The caller holds the flush lock and has called [`settle_unsure`].
-pub(crate) async fn name_anew(maintenance: &Maintenance, partition: Arc<Partition>) -> Result<()> {
-    let flush = partition.begin_any_flush();
+/// since. The caller holds the flush lock and has called [`settle_uncertain_manifests`].
+pub(crate) async fn write_manifest(maintenance: &Maintenance, partition: Arc<Partition>) -> Result<()> {
+    let flush = partition.begin_forced_flush();
     let batch = vec![Flushing { partition, flush, outcome: Ok(()) }];
     flush_batch(maintenance, batch, &mut LogWaitBudget::new()).await?
 }
 
 /// Stores the manifest of an earlier flush whose outcome is unknown. The caller holds the flush
 /// lock.
-pub(crate) async fn settle_unsure(maintenance: &Maintenance, partition: &Partition) -> Result<Result<()>> {
-    let unsure = partition.unsure_manifest().filter(|_| !partition.is_dropped());
-    let Some((manifest, pages)) = unsure else { return Ok(Ok(())) };
+pub(crate) async fn settle_uncertain_manifests(
+    maintenance: &Maintenance,
+    partition: &Partition,
+) -> Result<Result<()>> {
+    let uncertain = partition.uncertain_manifest().filter(|_| !partition.is_dropped());
+    let Some((manifest, pages)) = uncertain else { return Ok(Ok(())) };
     if let Err(fenced) = check_fence(partition) {
         return Ok(Err(fenced));
     }
@@ -149,7 +153,7 @@ async fn flush_batch(
     mut batch: Vec<Flushing>,
     wait_budget: &mut LogWaitBudget,
 ) -> Result<Result<()>> {
-    let _unnamed = maintenance.node().naming.enter();
+    let _unnamed = maintenance.node().publication.enter();
     let (begun, deadline) = (Instant::now(), wait_budget.deadline());
     for one in &mut batch {
         one.outcome = wait_durable(one, deadline).await;
@@ -163,7 +167,7 @@ async fn flush_batch(
     let failed = OnceLock::new();
     // Written concurrently: each manifest is a few syncs of small files, and the disk handles many
     // in parallel.
-    let naming = batch.into_iter().map(|Flushing { partition, flush, outcome }| {
+    let publication = batch.into_iter().map(|Flushing { partition, flush, outcome }| {
         let (segment, failed) = (segment.clone(), &failed);
         async move {
             let segment = failed.get().map_or(segment, |error: &Error| Err(error.clone()));
@@ -186,7 +190,7 @@ async fn flush_batch(
         }
     });
     let outcomes: Vec<Result<Option<Manifest>>> =
-        stream::iter(naming).buffer_unordered(MAX_CONCURRENT_MANIFESTS).collect().await;
+        stream::iter(publication).buffer_unordered(MAX_CONCURRENT_MANIFESTS).collect().await;
     maintenance.flusher.count();
     let (mut stored, mut result) = (Vec::new(), Ok(()));
     for outcome in outcomes {
@@ -327,7 +331,7 @@ async fn name_segment(
         outcomes_horizon,
     };
     let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
-    partition.begin_to_name(&manifest, &pages);
+    partition.begin_manifest_put(&manifest, &pages);
     if let Err(error) = put(maintenance, partition, &manifest).await? {
         return Ok(Err(error));
     }
@@ -335,7 +339,7 @@ async fn name_segment(
     // Done before the manifest is recorded as named: if this fails the flush has failed, and the
     // pages are written again.
     if let Some(segment) = segment {
-        partition.learn_frames(flush, segment).await?;
+        partition.set_flushed_frames(flush, segment).await?;
     }
     partition.set_named(&manifest, &pages);
     Ok(Ok(Some(manifest)))

@@ -6,8 +6,8 @@
 //!     -> segment   (synced; not referenced yet: garbage if the process dies here)
 //!     -> manifest  (synced, created only if absent: from here on the partition opens without the
 //!                   log's older records)
-//!     -> log truncation (whole files without unflushed records; [`forward`] handles records that
-//!                   cannot be flushed)
+//!     -> log truncation (whole files without unflushed records; [`log_relocation`] handles
+//!                   records that cannot be flushed)
 //! ```
 //!
 //! A crash between two of these steps leaves the previous step complete, and at most garbage: an
@@ -47,8 +47,8 @@
 //! the same case. A partition that cannot be opened stays in the first set.
 //!
 //! A flush writes only what has changed; [`crate::compact`] keeps the number of segments small.
-//! Earlier manifests are restore points ([`crate::history`]) until they expire. The collector
-//! ([`crate::collect`]) deletes them, and the segments that are no longer referenced.
+//! Earlier manifests are restore points ([`crate::restore_points`]) until they expire. The
+//! collector ([`crate::collect`]) deletes them, and the segments that are no longer referenced.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -64,12 +64,12 @@ use futures::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use self::batch::LOG_TIMEOUT;
-pub(crate) use self::batch::{flush, flush_settled, name_anew, settle_unsure};
+pub(crate) use self::batch::{flush, flush_settled, settle_uncertain_manifests, write_manifest};
 use self::pressure::{Pressure, first_uncovered};
 use crate::maintenance::Maintenance;
 
 mod batch;
-mod forward;
+mod log_relocation;
 mod pressure;
 
 /// Number of partitions with records of an earlier process that are opened and flushed before the
@@ -113,7 +113,7 @@ async fn flush_due(maintenance: &Maintenance) -> Result<()> {
             // flush.
             partition.close_idle();
         }
-        if partition.is_unsure() {
+        if partition.has_uncertain_manifest() {
             due.push(partition);
             continue;
         }
@@ -131,10 +131,10 @@ async fn flush_due(maintenance: &Maintenance) -> Result<()> {
         if now.saturating_sub(used_ms) > idle
             && let Some(closed) = maintenance.partitions.close_if_unused(id)
         {
-            maintenance.hot.closed(&closed);
+            maintenance.hot.store_on_close(&closed);
         }
     }
-    maintenance.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
+    maintenance.historical_versions.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
     opened.and(flushed).and(shorten(maintenance, &unopenable).await)
 }
 
@@ -216,7 +216,7 @@ pub(crate) async fn flush_all(maintenance: &Maintenance) -> Result<()> {
 async fn shorten(maintenance: &Maintenance, unopenable: &HashSet<PartitionId>) -> Result<()> {
     let deadline = Instant::now() + LOG_TIMEOUT;
     loop {
-        let relocated = forward::relocate(maintenance, unopenable, deadline).await;
+        let relocated = log_relocation::relocate(maintenance, unopenable, deadline).await;
         truncate(maintenance);
         if !relocated? || Instant::now() >= deadline {
             return Ok(());
@@ -241,8 +241,8 @@ fn truncate(maintenance: &Maintenance) {
 /// Deletes a dropped partition's manifests, anchors, holds and its list of hot pages.
 pub(crate) fn delete(maintenance: &Maintenance, id: PartitionId) -> BoxFuture<'_, Result<()>> {
     async move {
-        let past_guard = maintenance.node().past.write().await;
-        let flush_guard = maintenance.flusher.settled().await;
+        let past_guard = maintenance.node().old_manifests.write().await;
+        let flush_guard = maintenance.flusher.lock_flushes().await;
         let store = &maintenance.node().store;
         let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
         maintenance.node().check_term().await?;

@@ -6,7 +6,7 @@
 //! ```text
 //!   a partition is closed: idle, or the node stops    the partition opens again
 //!     -> select touched pages that are in memory        -> the manifest's listing has the list
-//!     -> store their list, hottest first                -> a task reads these pages ([`warm`])
+//!     -> store their list, hottest first                -> a task reads these pages ([`prewarm`])
 //!     -> delete the previous list                       -> the first statement does not wait
 //! ```
 //!
@@ -32,7 +32,7 @@
 //! an older epoch are not used; for other lists the current versions of the pages are read,
 //! wherever they are.
 
-mod warm;
+mod prewarm;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +89,7 @@ impl HotLists {
     }
 
     /// Stores the list of a partition that was closed because it was idle, in the background.
-    pub(crate) fn closed(&self, partition: &Partition) {
+    pub(crate) fn store_on_close(&self, partition: &Partition) {
         let Ok(permit) = self.waiting.clone().try_acquire_owned() else {
             tracing::debug!(partition = %partition.id, "hot pages not stored: the object store is slow");
             return;
@@ -105,7 +105,7 @@ impl HotLists {
 
     /// Stores the lists of the partitions that are open when the node stops, and finishes pending
     /// ones, within a time limit.
-    pub(crate) async fn node_ends(&self, partitions: Vec<Arc<Partition>>) {
+    pub(crate) async fn store_all(&self, partitions: Vec<Arc<Partition>>) {
         let all = async {
             let lists = partitions.iter().filter_map(|partition| ClosingRecord::of(partition));
             let puts = lists.map(|last| last.store(&self.store));
@@ -118,7 +118,7 @@ impl HotLists {
     }
 
     /// Stops all prewarming.
-    pub(crate) fn stop_reading(&self) {
+    pub(crate) fn stop_prewarming(&self) {
         self.reads.close();
     }
 }

@@ -4,7 +4,7 @@
 //! ```text
 //!   primary:  Embedded --- notification --> Publisher --- catalog/000c ---> object store
 //!                                                                              | list, every 1 s
-//!   replica:  Catalog <--- snapshot --- Followed <--- catalog/000c ------------'
+//!   replica:  Catalog <-- snapshot -- CatalogReplica <-- catalog/000c ----------'
 //! ```
 //!
 //! Catalogs are numbered, and the greatest number is the current one. The number counts

@@ -24,7 +24,7 @@ pub struct LargeSegment {
 }
 
 /// A commit whose replaced versions have not been freed.
-pub(super) struct Recent {
+pub(super) struct UncollectedCommit {
     pub snapshot: Snapshot,
     pub pages: Box<[PageNo]>,
     /// Pages that the partition had before; more than now if the commit shrank it.
@@ -39,7 +39,7 @@ pub(super) struct Commits {
     pub last_number: u64,
     /// The hybrid timestamp of the last commit since the partition was opened; 0 if there was none.
     pub last_timestamp: u64,
-    pub recent: VecDeque<Recent>,
+    pub recent: VecDeque<UncollectedCommit>,
     /// The sum over `recent`.
     pub replaced_bytes: u64,
     /// The newest version that is durable and below all of `recent`.
@@ -96,7 +96,7 @@ impl Commits {
         self.last_number
     }
 
-    pub(super) fn push_recent(&mut self, recent: Recent) {
+    pub(super) fn push_recent(&mut self, recent: UncollectedCommit) {
         self.replaced_bytes += recent.replaced_bytes;
         self.recent.push_back(recent);
     }

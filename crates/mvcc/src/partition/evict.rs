@@ -8,18 +8,18 @@ use crate::cache::Evictable;
 impl Evictable for Partition {
     fn is_at_its_floor(&self) -> bool {
         // The floor applies to the current database, not to a historical version.
-        !self.is_past() && self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
+        !self.is_historical() && self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
     }
 
     fn evict(&self, clock: u64, most: usize) -> (usize, bool) {
         let _commits = self.commits.lock();
-        let (evicted, more) = self.residence.evict(clock, most, &self.pages, |version| self.cost(version));
+        let (evicted, more) = self.residency.evict(clock, most, &self.pages, |version| self.cost(version));
         self.stats.pages_evicted.fetch_add(evicted as u64, Ordering::Relaxed);
         (evicted, more)
     }
 
     fn free_limbo(&self) -> bool {
-        self.residence.free_limbo()
+        self.residency.free_limbo()
     }
 
     fn close_idle_if_crowded(&self) {

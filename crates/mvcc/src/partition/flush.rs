@@ -51,11 +51,11 @@ impl Partition {
 
     /// Begins a flush of the changes since the last one; `None` if there are none.
     pub fn begin_flush(&self) -> Option<Flush> {
-        self.oldest_dirty().is_some().then(|| self.begin_any_flush())
+        self.oldest_dirty().is_some().then(|| self.begin_forced_flush())
     }
 
     /// Begins a flush that stores a manifest even without changes.
-    pub fn begin_any_flush(&self) -> Flush {
+    pub fn begin_forced_flush(&self) -> Flush {
         let mut commits = self.commits.lock();
         commits.flushing_since = commits.dirty_since.take();
         let changed = std::mem::take(&mut commits.dirty);
@@ -104,31 +104,31 @@ impl Partition {
     /// Records that a manifest is about to be stored. If its put gets no answer, it may exist, or
     /// appear later. Therefore its segments are kept, and the next flush stores it first: then it
     /// exists, or never will.
-    pub fn begin_to_name(&self, manifest: &Manifest, pages: &[u64]) {
-        self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
+    pub fn begin_manifest_put(&self, manifest: &Manifest, pages: &[u64]) {
+        self.named.lock().uncertain = Some((manifest.clone(), pages.to_vec()));
     }
 
     /// Returns true if a manifest names all commits, and it is known which one.
     pub fn is_settled(&self) -> bool {
-        self.oldest_dirty().is_none() && !self.is_unsure()
+        self.oldest_dirty().is_none() && !self.has_uncertain_manifest()
     }
 
-    /// Returns true if there is a manifest in doubt ([`Partition::unsure_manifest`]).
-    pub fn is_unsure(&self) -> bool {
-        self.named.lock().unsure.is_some()
+    /// Returns true if there is a manifest in doubt ([`Partition::uncertain_manifest`]).
+    pub fn has_uncertain_manifest(&self) -> bool {
+        self.named.lock().uncertain.is_some()
     }
 
     /// Drops the uncertain manifest: another one has its name, so it will never be stored.
     pub fn number_is_taken(&self, manifest: &Manifest) {
         let mut named = self.named.lock();
-        named.unsure = None;
+        named.uncertain = None;
         named.number = named.number.max(manifest.version.number);
     }
 
     /// The manifest whose put by an earlier flush is uncertain, and the partition's pages in each
     /// of its segments.
-    pub fn unsure_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
-        self.named.lock().unsure.clone()
+    pub fn uncertain_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
+        self.named.lock().uncertain.clone()
     }
 
     /// Records that the new manifest is durable. `pages` are the partition's pages in each of its
@@ -162,7 +162,7 @@ impl Partition {
 
     /// Records the frames of flushed pages, after a manifest that names the segment is durable. The
     /// pages can then be evicted.
-    pub async fn learn_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
+    pub async fn set_flushed_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
         let index =
             self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;
         let segment = self.pages.segments().index_of(segment);
@@ -174,7 +174,7 @@ impl Partition {
             }
         }
         self.pages.account().settle(tally);
-        self.residence.queue(index.frames(self.id).map(|(no, _)| no), self.node.cache.clock());
+        self.residency.queue(index.frames(self.id).map(|(no, _)| no), self.node.cache.clock());
         Ok(())
     }
 
@@ -216,7 +216,8 @@ impl Partition {
         let mut segments = self.pages.segments().in_use();
         segments.extend(self.commits.lock().large.iter().map(|large| large.segment.id));
         let named = self.named.lock();
-        segments.extend(named.unsure.iter().flat_map(|(manifest, _)| &manifest.segments).map(|part| part.id));
+        segments
+            .extend(named.uncertain.iter().flat_map(|(manifest, _)| &manifest.segments).map(|part| part.id));
         segments
     }
 

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use fulmar_pages::hot_pages::MAX_PAGES;
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 
-use super::{Partition, ahead};
+use super::{Partition, readahead};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 
 /// Pages that are close to each other in a segment, in their order there.
-pub struct Run {
+pub struct PageRun {
     /// The segment.
     pub segment: SegmentId,
     /// The pages, and where they are in it.
@@ -24,13 +24,13 @@ impl Partition {
         let snapshot = self.pin();
         // SAFETY: pinned.
         let heat = |page| unsafe { self.find(page, &snapshot) }.and_then(|version| version.heat());
-        let hottest = self.residence.hottest(self.node.cache.clock(), MAX_PAGES, heat);
+        let hottest = self.residency.hottest(self.node.cache.clock(), MAX_PAGES, heat);
         self.unpin(snapshot);
         hottest
     }
 
     /// The given pages that exist and are not in memory, grouped by reads.
-    pub fn absent(&self, pages: &[PageNo]) -> Vec<Run> {
+    pub fn absent_runs(&self, pages: &[PageNo]) -> Vec<PageRun> {
         let snapshot = self.pin();
         let lies = |no: &PageNo| {
             // SAFETY: pinned. (No page is requested as 0: a list has none.)
@@ -41,9 +41,9 @@ impl Partition {
         let mut absent: Vec<_> = pages.iter().filter_map(lies).collect();
         self.unpin(snapshot);
         absent.sort_unstable_by_key(|(segment, _, location)| (*segment, location.offset));
-        let near = absent.chunk_by(|(in_a, _, a), (in_b, _, b)| in_a == in_b && ahead::are_near(a, b));
-        let near = near.flat_map(|run| run.chunks(ahead::MOST_PAGES as usize));
-        let run = |near: &[(SegmentId, PageNo, FrameLocation)]| Run {
+        let near = absent.chunk_by(|(in_a, _, a), (in_b, _, b)| in_a == in_b && readahead::are_near(a, b));
+        let near = near.flat_map(|run| run.chunks(readahead::MAX_READAHEAD_PAGES as usize));
+        let run = |near: &[(SegmentId, PageNo, FrameLocation)]| PageRun {
             segment: near[0].0,
             pages: near.iter().map(|(_, no, location)| (*no, *location)).collect(),
         };
@@ -55,7 +55,7 @@ impl Partition {
     /// A version gets the bytes only if its frame is still the one that was read. Then the bytes
     /// are its own, whatever was committed, flushed or merged since. A version that has moved stays
     /// absent.
-    pub fn warmed(&self, run: &Run, bytes: &[u8]) -> bool {
+    pub fn fill_run(&self, run: &PageRun, bytes: &[u8]) -> bool {
         let memory = &self.node.memory;
         let snapshot = self.pin();
         let mut pages = run.pages.iter().zip(bytes.as_chunks::<PAGE_SIZE>().0);
@@ -71,7 +71,7 @@ impl Partition {
                 return false;
             }
             let room = Reservation::of(memory.clone(), PAGE_SIZE as u64);
-            version.comes_along();
+            version.mark_prefetched();
             self.arrived(*no, version, PageBytes::copy_of(page), room);
             self.stats.pages_warmed.fetch_add(1, Ordering::Relaxed);
             true

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::record::{self, Record, RecordKind};
-use fulmar_pages::{Era, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
+use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, PartitionId, Timeline, diff};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, Lsn, SingleFlight, StoreError};
 use futures::FutureExt;
@@ -27,7 +27,8 @@ use tokio::sync::Notify;
 
 use super::commits::{Commits, LargeSegment};
 use super::{
-    Outcomes, PageVersion, Partition, Replay, Residence, RowLocks, Snapshot, Turns, named, snapshots, table,
+    BufferResidency, Outcomes, PageVersion, Partition, Replay, RowLocks, Snapshot, TurnQueue, named,
+    snapshots, table,
 };
 use crate::cache::Evictable;
 use crate::error::{corrupt, store_error};
@@ -43,11 +44,11 @@ impl Partition {
         log: Arc<CommitLog>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
-        era: Era,
+        timeline: Timeline,
         manifest: Option<&Manifest>,
         replay: Option<&Replay>,
     ) -> Result<Arc<Partition>> {
-        let Era { lineage, epoch } = era;
+        let Timeline { lineage, epoch } = timeline;
         let account = Account::new(node.memory.clone());
         let pages = table::PageTable::new(account.clone());
         let mut recovered = Recovered::new(epoch, manifest);
@@ -94,23 +95,23 @@ impl Partition {
             lineage,
             epoch,
             pages,
-            residence: Residence::new(account, node.cache.classes()),
+            residency: BufferResidency::new(account, node.cache.classes()),
             snapshots: Mutex::new(snapshots::Snapshots::new(current)),
             commits: Mutex::new(commits),
-            turns: Turns::new(),
+            turns: TurnQueue::new(),
             rows: RowLocks::default(),
             outcomes,
             attachment: OnceLock::new(),
             stats,
             closed: AtomicU8::new(super::OPEN),
-            doomed: RwLock::default(),
-            any_doomed: AtomicBool::new(false),
+            discarded: RwLock::default(),
+            any_discarded: AtomicBool::new(false),
             loading: SingleFlight::default(),
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
             hot_name: OnceLock::new(),
             hot_list: OnceLock::new(),
-            following: OnceLock::new(),
+            replica_state: OnceLock::new(),
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(named::Named::new(manifest, &recovered.named_pages)),
             node,
@@ -130,7 +131,7 @@ impl Partition {
         // SAFETY: pinned until after the load.
         let loaded = match unsafe { self.find(1, &snapshot) } {
             Some(version) if !version.is_resident() => self.read(version).await.map(|page| {
-                let room = Reservation::unasked(self.node.memory.clone(), PAGE_SIZE as u64);
+                let room = Reservation::unconditional(self.node.memory.clone(), PAGE_SIZE as u64);
                 self.arrived(1, version, page, room);
             }),
             _ => Ok(()),
@@ -141,7 +142,7 @@ impl Partition {
 
     /// Reads the bytes of an absent version into memory. They may be evicted again before the
     /// caller reads them. The caller holds a pin on a snapshot that sees the version, and is
-    /// outside the residence. `ahead` is the maximum number of pages to read, including this one.
+    /// outside the residency. `ahead` is the maximum number of pages to read, including this one.
     pub(crate) async fn load(
         &self,
         page: PageNo,
@@ -172,7 +173,8 @@ impl Partition {
             if ahead > 1
                 && let Some((segment, location)) = self.pages.frame(version)?
             {
-                let near = self.near((segment, (page, version, location)), ahead, snapshot)?;
+                let near =
+                    self.readahead_candidates((segment, (page, version, location)), ahead, snapshot)?;
                 // If that fails for any reason, read the one page.
                 if near.len() > 1 && self.read_near(segment, &near).await.is_ok() && version.is_resident() {
                     version.touch();
@@ -190,7 +192,7 @@ impl Partition {
     pub(super) fn arrived(&self, no: PageNo, version: &PageVersion, page: PageBytes, room: Reservation) {
         if version.fill(page) {
             self.pages.account().keep(room);
-            self.residence.queue([no], self.node.cache.clock());
+            self.residency.queue([no], self.node.cache.clock());
         }
     }
 
@@ -217,8 +219,9 @@ impl Partition {
         // SAFETY: pinned by the caller.
         let Some(version) = (unsafe { self.find(no, snapshot) }) else { return Ok(false) };
         // SAFETY: nothing is freed while it is copied.
-        let copied =
-            self.residence.undisturbed(|| unsafe { version.data() }.map(|page| *out = *page).is_some());
+        let copied = self
+            .residency
+            .with_eviction_blocked(|| unsafe { version.data() }.map(|page| *out = *page).is_some());
         if !copied {
             *out = *self.read(version).await?;
         }

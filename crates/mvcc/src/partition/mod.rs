@@ -1,31 +1,31 @@
 //! A partition: one SQLite database stored as multi-version pages.
 //!
 //! - [`table`]: the versions ([`version`]) of the pages. [`snapshots`]: which versions are pinned.
-//!   [`residence`]: which pages are in memory.
+//!   [`buffer_residency`]: which pages are in memory.
 //! - [`commits`], [`named`]: the state of commits and of the newest manifest.
 //! - [`commit`]: validates a transaction's changes and makes them the next version, or reports a
 //!   conflict.
-//! - [`large`]: writes the pages of large commits to the store before the commit.
+//! - [`large_commit`]: writes the pages of large commits to the store before the commit.
 //! - [`turns`], [`rows`]: the write turn and the row locks, for which transactions wait.
 //! - [`outcomes`]: the outcomes of transactions whose clients may ask for them.
 //! - [`flush`]: the changes since the last manifest.
-//! - [`follow`]: a read replica; applies the commits of another process.
+//! - [`replica_apply`]: a read replica; applies the commits of another process.
 //! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
-//! - [`ahead`]: read-ahead for scans. [`hot`]: prewarming after an opening.
+//! - [`readahead`]: read-ahead for scans. [`hot`]: prewarming after an opening.
 
-mod ahead;
+mod buffer_residency;
 mod commit;
 mod commits;
 mod evict;
 mod flush;
-mod follow;
 mod hot;
-mod large;
+mod large_commit;
 mod load;
 mod named;
 mod outcomes;
+mod readahead;
 mod replay;
-mod residence;
+mod replica_apply;
 mod rows;
 mod snapshots;
 mod table;
@@ -43,27 +43,30 @@ use fulmar_store::{CommitLog, HotPagesName, SingleFlight};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-pub(crate) use ahead::Ahead;
+pub(crate) use buffer_residency::{BufferResidency, EVICTION_CLASSES, Reader, TIERED_EVICTION_CLASSES};
 pub use commit::page_one;
-pub(crate) use commit::{Refused, Room, Waits};
+pub(crate) use commit::{CommitError, CommitResource, CommitWaiter};
 pub use commits::LargeSegment;
 pub use flush::{CopiedFrame, Flush};
-pub use follow::{Followed, Following};
-pub use hot::Run;
-pub(crate) use large::Large;
+pub use hot::PageRun;
+pub(crate) use large_commit::LargeCommit;
 pub use load::read_frames;
 pub use named::NamedSegment;
 pub(crate) use outcomes::{Outcomes, Status};
+pub(crate) use readahead::Readahead;
 pub use replay::{Logged, Replay};
-pub(crate) use residence::{CLASSES, CLASSES_OF_TIERS, Reader, Residence};
+pub use replica_apply::{ApplyResult, ReplicaState};
 pub use rows::{Deadlock, RowLocks};
 pub use snapshots::Snapshot;
-pub use turns::{Turn, Turns};
+pub use turns::{Turn, TurnQueue};
 pub(crate) use version::PageVersion;
 
-use crate::error::{dropped_error, left_behind, log_error, owner_writes, past_is_read_only, taken_over};
+use crate::error::{
+    dropped_error, historical_session_is_read_only, log_error, replica_is_read_only, snapshot_deleted,
+    taken_over,
+};
 use crate::node::Node;
-use crate::tenure::Tenure;
+use crate::ownership::StoreOwnership;
 
 /// Statistics of one partition, the input to placement decisions, and its cache floor. They outlive
 /// the closing of the partition.
@@ -153,11 +156,11 @@ pub struct Partition {
     /// The log that makes its commits durable.
     pub log: Arc<CommitLog>,
     pages: table::PageTable,
-    pub(crate) residence: Arc<Residence>,
+    pub(crate) residency: Arc<BufferResidency>,
     snapshots: Mutex<snapshots::Snapshots>,
     commits: Mutex<commits::Commits>,
     /// The write turn.
-    pub turns: Turns,
+    pub turns: TurnQueue,
     /// The row locks.
     pub rows: RowLocks,
     pub(crate) outcomes: Outcomes,
@@ -167,8 +170,8 @@ pub struct Partition {
     /// [`OPEN`], or the reason why commits are rejected.
     closed: AtomicU8,
     /// Ranges (after, up to) of versions that were discarded, and that a snapshot may still show.
-    doomed: RwLock<Vec<(u64, u64)>>,
-    any_doomed: AtomicBool,
+    discarded: RwLock<Vec<(u64, u64)>>,
+    any_discarded: AtomicBool,
     /// Loads in progress, so that concurrent readers of one absent page cause one read.
     loading: SingleFlight<usize, Result<()>>,
     named: Mutex<named::Named>,
@@ -180,7 +183,7 @@ pub struct Partition {
     /// Its content, once it has been read.
     pub hot_list: OnceLock<HotPages>,
     /// Set on a read replica: the position up to which the primary's log has been applied.
-    pub following: OnceLock<Following>,
+    pub replica_state: OnceLock<ReplicaState>,
     /// When it was last used (milliseconds on the node's monotonic clock).
     pub used_ms: AtomicU64,
 }
@@ -269,7 +272,7 @@ impl Partition {
 
     /// Pages that statements have found in memory since the partition was opened.
     pub fn page_hits(&self) -> u64 {
-        self.residence.hits()
+        self.residency.hits()
     }
 
     /// Bytes of its pages in memory.
@@ -279,16 +282,16 @@ impl Partition {
 
     /// Returns true if it is a historical version (`past` in `fulmar_maintenance`), which is
     /// read-only.
-    pub fn is_past(&self) -> bool {
-        self.log.is_read_only() && self.following.get().is_none()
+    pub fn is_historical(&self) -> bool {
+        self.log.is_read_only() && self.replica_state.get().is_none()
     }
 
     /// The error for a write if the partition is read-only here; `None` if it accepts writes.
-    pub(crate) fn refuses_writes(&self) -> Option<Error> {
-        match (self.log.is_read_only(), self.following.get()) {
+    pub(crate) fn write_error(&self) -> Option<Error> {
+        match (self.log.is_read_only(), self.replica_state.get()) {
             (false, _) => None,
-            (true, None) => Some(past_is_read_only()),
-            (true, Some(_)) => Some(owner_writes()),
+            (true, None) => Some(historical_session_is_read_only()),
+            (true, Some(_)) => Some(replica_is_read_only()),
         }
     }
 
@@ -315,10 +318,10 @@ impl Partition {
     }
 
     /// Returns true if the snapshot's version was discarded after a failed log write.
-    pub fn is_doomed(&self, snapshot: &Snapshot) -> bool {
-        self.any_doomed.load(Ordering::Acquire)
+    pub fn is_discarded(&self, snapshot: &Snapshot) -> bool {
+        self.any_discarded.load(Ordering::Acquire)
             && self
-                .doomed
+                .discarded
                 .read()
                 .iter()
                 .any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
@@ -344,20 +347,20 @@ impl Partition {
 
     /// Marks a replica's partition as stale: the primary has deleted or replaced what it was built
     /// from. The next session opens the partition again.
-    pub fn leave(&self) {
+    pub fn mark_stale(&self) {
         let _was_closed = self.closed.compare_exchange(OPEN, STALE, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns true if it is stale ([`Partition::leave`]).
-    pub fn is_left_behind(&self) -> bool {
+    /// Returns true if it is stale ([`Partition::mark_stale`]).
+    pub fn is_stale(&self) -> bool {
         self.closed.load(Ordering::Acquire) == STALE
     }
 
     /// Releases its resources after it was removed from the list of open partitions.
-    pub fn let_go(&self) {
+    pub fn release_resources(&self) {
         self.close_idle();
         self.stats.turns.fetch_add(self.turns.taken(), Ordering::Relaxed);
-        self.stats.page_hits.fetch_add(self.residence.hits(), Ordering::Relaxed);
+        self.stats.page_hits.fetch_add(self.residency.hits(), Ordering::Relaxed);
     }
 
     /// Returns true if commits are rejected.
@@ -372,17 +375,17 @@ impl Partition {
 
     /// The reason why commits are rejected: it is closed, or another process has taken over the
     /// store. `None` if they are accepted.
-    pub(crate) fn takes_nothing(&self) -> Option<Error> {
+    pub(crate) fn commit_error(&self) -> Option<Error> {
         if self.is_closed() {
             return Some(self.closed_error());
         }
-        self.node.tenure.as_ref().filter(|tenure| tenure.is_over()).map(|_| taken_over())
+        self.node.ownership.as_ref().filter(|ownership| ownership.is_fenced()).map(|_| taken_over())
     }
 
     /// Rejects reads if another process is known to have taken over the store, or the log that the
     /// partition commits to.
     pub fn check_not_taken_over(&self) -> Result<()> {
-        if self.node.tenure.as_ref().is_some_and(Tenure::is_over) {
+        if self.node.ownership.as_ref().is_some_and(StoreOwnership::is_fenced) {
             return Err(taken_over());
         }
         // The failure counter is checked first: it is read without a lock, and a fenced log has
@@ -397,7 +400,7 @@ impl Partition {
     pub fn closed_error(&self) -> Error {
         match self.closed.load(Ordering::Acquire) {
             DROPPED => dropped_error(),
-            STALE => left_behind(),
+            STALE => snapshot_deleted(),
             _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "database is being restored to an earlier version")
                 .hint("Reconnect in a moment, and check the data."),
         }

@@ -21,7 +21,7 @@ pub(super) struct Named {
     pub opened_number: u64,
     pub page_count: u32,
     /// A newer manifest that is being stored, or whose put has an unknown outcome.
-    pub unsure: Option<(Manifest, Vec<u64>)>,
+    pub uncertain: Option<(Manifest, Vec<u64>)>,
 }
 
 impl Named {
@@ -36,7 +36,7 @@ impl Named {
             number: manifest.version.number,
             opened_number: manifest.version.number,
             page_count: manifest.page_count,
-            unsure: None,
+            uncertain: None,
         }
     }
 }

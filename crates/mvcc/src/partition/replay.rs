@@ -37,7 +37,7 @@ pub struct Replay {
 /// A record in the log.
 pub struct Logged {
     /// At or before its beginning.
-    place: AtomicU64,
+    position: AtomicU64,
     /// The end of a copy that was appended and is not known to be durable; 0 if there is none.
     copy: AtomicU64,
     /// The record.
@@ -54,7 +54,7 @@ impl Default for Replay {
 
 impl Logged {
     /// A position at or before the beginning of a record that ends at `end`.
-    fn place(end: Lsn, body: &[u8]) -> u64 {
+    fn start_position(end: Lsn, body: &[u8]) -> u64 {
         end.0.saturating_sub(body.len() as u64 + FRAME_BYTES)
     }
 
@@ -80,7 +80,7 @@ impl Logged {
 
     /// Moves the record to the position of its copy, which is durable.
     pub fn move_to(&self, end: Lsn) {
-        self.place.store(Logged::place(end, &self.body), Ordering::Release);
+        self.position.store(Logged::start_position(end, &self.body), Ordering::Release);
         self.forget_copy();
     }
 }
@@ -91,17 +91,17 @@ impl Replay {
     pub fn push(&mut self, end: Lsn, record: &Record<'_>) {
         let header = &record.header;
         let key = (header.version.epoch, header.version.number, header.kind as u8);
-        let place = Logged::place(end, record.body());
+        let position = Logged::start_position(end, record.body());
         let since = self.since.get_mut();
-        *since = place.min(*since);
+        *since = position.min(*since);
         let new = || Logged {
-            place: AtomicU64::new(0),
+            position: AtomicU64::new(0),
             copy: AtomicU64::new(0),
             body: record.body().into(),
             is_ambiguous: false,
         };
         let logged = self.records.entry(key).or_insert_with(new);
-        *logged.place.get_mut() = place;
+        *logged.position.get_mut() = position;
         logged.is_ambiguous |= *logged.body != *record.body();
         self.may_move &= header.previous.is_some() && !logged.is_ambiguous;
     }
@@ -125,13 +125,13 @@ impl Replay {
 
     /// The records at positions before `upto`.
     pub fn placed_before(&self, upto: Lsn) -> impl Iterator<Item = &Logged> {
-        self.records().filter(move |record| record.place.load(Ordering::Acquire) < upto.0)
+        self.records().filter(move |record| record.position.load(Ordering::Acquire) < upto.0)
     }
 
     /// Updates [`Replay::since`] after records were moved.
-    pub fn look_for_first(&self) {
-        let places = self.records().map(|record| record.place.load(Ordering::Acquire));
-        self.since.store(places.min().unwrap_or(u64::MAX), Ordering::Release);
+    pub fn update_since(&self) {
+        let positions = self.records().map(|record| record.position.load(Ordering::Acquire));
+        self.since.store(positions.min().unwrap_or(u64::MAX), Ordering::Release);
     }
 }
 
@@ -208,21 +208,21 @@ mod tests {
     fn log_is_kept_for_the_later_copy() {
         let replay = read(&[(1000, 1, 1), (2000, 1, 2), (3000, 1, 3), (4000, 1, 1)]);
         assert!(replay.since() < Lsn(1000), "the log must be kept until the positions are updated");
-        replay.look_for_first();
+        replay.update_since();
         assert!((1000..2000).contains(&replay.since().0), "{}", replay.since());
         assert_eq!(numbers(replay.placed_before(Lsn(3000))), [(1, 2), (1, 3)]);
         for (record, end) in replay.records().skip(1).zip([5000, 6000]) {
             record.move_to(Lsn(end));
         }
         assert_eq!(numbers(replay.placed_before(Lsn(3000))), []);
-        replay.look_for_first();
+        replay.update_since();
         assert!((3000..4000).contains(&replay.since().0), "{}", replay.since());
     }
 
     #[test]
     fn empty_replay_keeps_no_log() {
         let replay = Replay::default();
-        replay.look_for_first();
+        replay.update_since();
         assert_eq!(replay.since(), Lsn(u64::MAX));
     }
 

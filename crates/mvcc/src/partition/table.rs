@@ -20,7 +20,8 @@
 //!
 //! - An *absent* version has no bytes in memory. They are in a segment of the store ([`Frame`]) and
 //!   are read on the next access.
-//! - A version with a known frame may be evicted; [`super::residence`] makes that safe for readers.
+//! - A version with a known frame may be evicted; [`super::buffer_residency`] makes that safe for
+//!   readers.
 //! - A version without a frame stays in memory until a flush has written it. Page 1 always stays.
 //! - An *end marker* has neither bytes nor a frame: the page was cut off, and does not exist until
 //!   a newer version. It is freed when the page is written, or when no version from it on covers
@@ -163,7 +164,7 @@ impl PageTable {
     /// would show its old bytes once the partition has grown over it again, until it is written:
     /// SQLite does not write a page that one transaction allocates and frees. Callers hold the
     /// commit lock.
-    pub(crate) fn end(&self, page: PageNo, number: u64, tally: &mut Tally) {
+    pub(crate) fn install_end_marker(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) != 0 {
             self.install(page, number, None, None, tally);
         }
@@ -191,7 +192,7 @@ impl PageTable {
     }
 
     /// As [`PageTable::set_frame`]. Returns true if the frame was not known before.
-    pub(crate) fn place(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) -> bool {
+    pub(crate) fn set_frame_if_new(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) -> bool {
         let is_new = {
             let _guard = self.frame_lock.lock();
             version.frame() != Some(frame)
@@ -222,7 +223,7 @@ impl PageTable {
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
         while let Some(candidate) = unsafe { version.as_ref() } {
             if candidate.segment().is_some() && candidate.is_resident() {
-                match candidate.cool() {
+                match candidate.take_heat() {
                     0 => taken.extend(candidate.take()),
                     touched if matches!(hottest, Evicted::Touched(heat, _) if heat >= touched) => {}
                     touched => hottest = Evicted::Touched(touched, candidate),

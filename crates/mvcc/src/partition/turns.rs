@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The queue for a partition's turn.
-pub struct Turns {
+pub struct TurnQueue {
     queue: Arc<Semaphore>,
     /// The ticket of the exclusive turn; 0 if there is none.
     holder: Arc<AtomicU64>,
@@ -39,7 +39,7 @@ impl Turn {
     }
 
     /// Makes the turn exclusive: other transactions cannot commit until it ends.
-    pub fn exclude_others(&self) {
+    pub fn make_exclusive(&self) {
         self.holder.store(self.ticket, Ordering::Release);
     }
 }
@@ -55,9 +55,9 @@ impl Drop for Turn {
 /// run the losers twice, on all CPUs, than to run every transaction once, one after the other.
 const CONTENTION_THRESHOLD: u64 = 65536 / 2;
 
-impl Turns {
+impl TurnQueue {
     pub(crate) fn new() -> Self {
-        Turns {
+        TurnQueue {
             queue: Arc::new(Semaphore::new(1)),
             holder: Arc::default(),
             tickets: AtomicU64::new(0),
@@ -84,7 +84,7 @@ impl Turns {
     }
 
     /// Records whether an optimistic commit conflicted.
-    pub fn note(&self, conflicted: bool) {
+    pub fn record_commit(&self, conflicted: bool) {
         let old = self.contention.load(Ordering::Relaxed);
         let sample = if conflicted { 65536 } else { 0 };
         // Lost updates by concurrent callers do not matter.
@@ -93,7 +93,7 @@ impl Turns {
 
     /// Decays the contention. Called for each commit in a turn, so that the partition becomes
     /// optimistic again after some hundred commits and measures the contention again.
-    pub fn fade(&self) {
+    pub fn decay_contention(&self) {
         let old = self.contention.load(Ordering::Relaxed);
         self.contention.store(old - old / 256, Ordering::Relaxed);
     }

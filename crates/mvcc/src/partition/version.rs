@@ -18,7 +18,7 @@ pub(super) const PAGE_BYTES: i64 = PAGE_SIZE as i64;
 const NO_SEGMENT: u32 = u32::MAX;
 
 /// The maximum of the access counter.
-pub(super) const HOTTEST: u8 = 7;
+pub(super) const MAX_HEAT: u8 = 7;
 
 /// It was prefetched and has not been accessed since. The first access is not counted.
 const PREFETCHED: u8 = u8::MAX;
@@ -73,8 +73,8 @@ impl PageVersion {
     /// The page's bytes, if they are in memory.
     ///
     /// # Safety
-    /// While the result is used, the caller is inside the partition's [`super::residence`], or
-    /// holds its lock; or the page is page 1.
+    /// While the result is used, the caller is inside the partition's [`super::buffer_residency`],
+    /// or holds its lock; or the page is page 1.
     pub(crate) unsafe fn data(&self) -> Option<&Page> {
         // SAFETY: bytes that are evicted are kept for readers inside.
         unsafe { self.data.load(Ordering::Acquire).as_ref() }
@@ -128,7 +128,7 @@ impl PageVersion {
     #[inline]
     pub(crate) fn touch(&self) {
         let heat = self.heat.load(Ordering::Relaxed);
-        if heat < HOTTEST {
+        if heat < MAX_HEAT {
             self.heat.store(heat + 1, Ordering::Relaxed);
         } else if heat == PREFETCHED {
             self.heat.store(0, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl PageVersion {
     }
 
     /// Marks the version as prefetched.
-    pub(crate) fn comes_along(&self) {
+    pub(crate) fn mark_prefetched(&self) {
         self.heat.store(PREFETCHED, Ordering::Relaxed);
     }
 
@@ -148,7 +148,7 @@ impl PageVersion {
     }
 
     /// Resets the access counter, and returns its previous value.
-    pub(super) fn cool(&self) -> u8 {
+    pub(super) fn take_heat(&self) -> u8 {
         match self.heat.swap(0, Ordering::Relaxed) {
             PREFETCHED => 0,
             touched => touched,

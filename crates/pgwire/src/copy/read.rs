@@ -15,7 +15,7 @@ use crate::protocol;
 use crate::types::{Type, decode};
 
 /// Maximum size of a row's text.
-const MAX_ROW_BYTES: usize = protocol::MESSAGE_BYTES;
+const MAX_ROW_BYTES: usize = protocol::MAX_MESSAGE_BYTES;
 
 /// Buffer capacity retained for the next row.
 const RETAINED_BYTES: usize = 64 << 10;

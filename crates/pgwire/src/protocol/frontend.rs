@@ -37,7 +37,7 @@ pub fn frame(input: &[u8], limit_bytes: usize) -> Result<Option<Frame<'_>>, Malf
 
 /// The kind and the size in bytes of the first message in `input`, once its header has been
 /// received.
-pub fn head(input: &[u8]) -> Option<(u8, usize)> {
+pub fn header(input: &[u8]) -> Option<(u8, usize)> {
     let (&kind, rest) = input.split_first()?;
     let length = u32::from_be_bytes(*rest.first_chunk::<4>()?);
     Some((kind, length as usize + 1))

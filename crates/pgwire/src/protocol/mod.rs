@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 /// Maximum size of a message. A message must fit in memory; a client that sends a larger one is
 /// disconnected.
-pub const MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
 /// The encoding of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

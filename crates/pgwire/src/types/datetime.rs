@@ -175,7 +175,7 @@ impl Scanner<'_> {
 
 /// A point in time, in milliseconds since 1970, as SQLite text. It is converted to the client's
 /// format when it is sent.
-pub fn moment(unix_ms: u64) -> Value {
+pub fn timestamp_text(unix_ms: u64) -> Value {
     let mut text = Vec::new();
     let since_1970_us = i64::try_from(unix_ms).unwrap_or(i64::MAX).saturating_mul(1000);
     let since_2000_us = since_1970_us.saturating_sub(946_684_800_000_000);

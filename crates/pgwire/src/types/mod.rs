@@ -282,7 +282,7 @@ impl Type {
 
 /// The type of a column, derived from its declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Declared {
+pub struct DeclaredType {
     /// The type.
     pub kind: Type,
     /// `atttypmod`: length or precision as PostgreSQL encodes it, or -1.
@@ -308,7 +308,7 @@ impl Column {
 }
 
 /// The supported type of that name. The suffix `[]` selects its array type.
-pub fn named(name: &str) -> Option<Type> {
+pub fn type_by_name(name: &str) -> Option<Type> {
     match name.strip_suffix("[]") {
         Some(element) => by_name(element)?.array(),
         None => by_name(name),
@@ -317,7 +317,7 @@ pub fn named(name: &str) -> Option<Type> {
 
 /// The type for a declaration such as `VARCHAR(20)`: by name, otherwise by SQLite's affinity rules.
 /// `None` if the declaration is empty.
-pub fn declared(declaration: &str) -> Option<Declared> {
+pub fn declared_type(declaration: &str) -> Option<DeclaredType> {
     let (name, arguments) = match declaration.split_once('(') {
         Some((name, rest)) => (name, rest.split(')').next().unwrap_or("")),
         None => (declaration, ""),
@@ -330,9 +330,9 @@ pub fn declared(declaration: &str) -> Option<Declared> {
         // Multidimensional arrays are text. Only the last `[]` is removed, so the recursion is at
         // most one level deep.
         let nested = element.trim_end().ends_with("[]");
-        let element = if nested { None } else { declared(element) };
+        let element = if nested { None } else { declared_type(element) };
         let kind = element.and_then(|element| element.kind.array()).unwrap_or(Type::Text);
-        return Some(Declared { kind, modifier: -1 });
+        return Some(DeclaredType { kind, modifier: -1 });
     }
     let tail = declaration.rsplit_once(')').map_or("", |(_, tail)| tail.trim());
     let kind = if tail.eq_ignore_ascii_case("with time zone") && name.eq_ignore_ascii_case("timestamp") {
@@ -340,7 +340,7 @@ pub fn declared(declaration: &str) -> Option<Declared> {
     } else {
         by_name(name).unwrap_or_else(|| by_affinity(name))
     };
-    Some(Declared { kind, modifier: modifier(kind, arguments) })
+    Some(DeclaredType { kind, modifier: modifier(kind, arguments) })
 }
 
 fn by_name(name: &str) -> Option<Type> {
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn derives_types_from_declarations() {
-        let kind = |text| declared(text).map(|declared| declared.kind);
+        let kind = |text| declared_type(text).map(|declared| declared.kind);
         assert_eq!(kind("integer"), Some(Type::Int8));
         assert_eq!(kind("int"), Some(Type::Int8));
         assert_eq!(kind("double precision"), Some(Type::Float8));
@@ -447,9 +447,9 @@ mod tests {
         assert_eq!(kind(""), None);
         assert_eq!(kind("varchar(3)[]"), Some(Type::VarcharArray));
         assert_eq!(kind("INT[][]"), Some(Type::Text));
-        assert_eq!(declared("char(84)"), Some(Declared { kind: Type::Bpchar, modifier: 88 }));
-        let money = Declared { kind: Type::Numeric, modifier: ((10 << 16) | 2) + 4 };
-        assert_eq!(declared("numeric(10, 2)"), Some(money));
-        assert_eq!(declared("varchar(").map(|declared| declared.modifier), Some(-1));
+        assert_eq!(declared_type("char(84)"), Some(DeclaredType { kind: Type::Bpchar, modifier: 88 }));
+        let money = DeclaredType { kind: Type::Numeric, modifier: ((10 << 16) | 2) + 4 };
+        assert_eq!(declared_type("numeric(10, 2)"), Some(money));
+        assert_eq!(declared_type("varchar(").map(|declared| declared.modifier), Some(-1));
     }
 }

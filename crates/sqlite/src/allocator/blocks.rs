@@ -124,7 +124,7 @@ pub(super) unsafe fn keep(block: NonNull<c_void>, bytes: c_int) -> bool {
 /// Frees all cached blocks of this thread. Called after a connection was closed: its blocks are not
 /// what the next statement needs. They are spread among blocks in use, so each of them could keep
 /// 64 KiB of the allocator from being released.
-pub(crate) fn let_go() {
+pub(crate) fn free_cached_blocks() {
     let _ = BLOCK_CACHE.try_with(BlockCache::clear); // fails if the thread is being torn down
 }
 

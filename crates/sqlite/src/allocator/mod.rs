@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libsqlite3_sys as ffi;
 
-pub(crate) use blocks::let_go;
+pub(crate) use blocks::free_cached_blocks;
 
 use crate::lease;
 

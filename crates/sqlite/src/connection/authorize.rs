@@ -66,7 +66,7 @@ unsafe extern "C" fn authorize(
     let (link, first, second) = unsafe { (&*link.cast::<Link>(), text(first), text(second)) };
     // SQLite calls this while it compiles. It compiles a running statement again after a schema
     // change.
-    link.held.begin_compiling();
+    link.heap_account.begin_compiling();
     let allowed = match action {
         // VACUUM attaches a nameless temporary database.
         ffi::SQLITE_ATTACH => link.trusted.get() && first.unwrap_or_default().is_empty(),

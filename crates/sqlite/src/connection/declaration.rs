@@ -3,7 +3,7 @@
 //! Some changes of a table change only its declaration. For example, rows that are in the order of
 //! a column can be *declared* with that column as their key. SQLite rejects changes to the text in
 //! `sqlite_schema` unless they are enabled. Here they are enabled for one statement at a time,
-//! which the gateway has written, not a tenant ([`crate::Known::declares`]).
+//! which the gateway has written, not a tenant ([`crate::StatementContext::declares`]).
 //!
 //! The change is a change of pages like any other: it is part of its transaction, is rolled back
 //! with it, and conflicts with other changes of the schema. The schema version is incremented in

@@ -67,14 +67,14 @@ impl Connection {
         }
         let step = match self.refresh_text_tables() {
             Step::Done(_) => {
-                self.link.held.was_refused();
+                self.link.heap_account.was_refused();
                 self.run_here(run, sink)
             }
             other => other,
         };
         // A table's check reports a lack of memory as damage.
         let step = match step {
-            Step::Done(_) if self.link.held.was_refused() => Step::Failed(heap::exhausted()),
+            Step::Done(_) if self.link.heap_account.was_refused() => Step::Failed(heap::exhausted()),
             step => step,
         };
         // SQLite may have rolled back already, after an I/O error.

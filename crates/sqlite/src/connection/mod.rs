@@ -183,7 +183,7 @@ impl Connection {
         // SAFETY: a valid handle and a C string.
         let code =
             unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
-        self.link.held.end_compiling();
+        self.link.heap_account.end_compiling();
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
     }
 
@@ -319,7 +319,7 @@ impl Connection {
             // SAFETY: a valid handle that no other thread uses now.
             unsafe { ffi::sqlite3_db_release_memory(self.db) };
         }
-        self.link.held.settle(self.link.heap());
+        self.link.heap_account.settle(self.link.heap());
     }
 
     /// Memory of SQLite's page cache: copies of the pages that were written.
@@ -336,7 +336,7 @@ impl Connection {
         self.statements.clear();
         // SAFETY: all statements are finalized; the handle is not used again.
         unsafe { ffi::sqlite3_close(std::mem::replace(&mut self.db, ptr::null_mut())) };
-        allocator::let_go();
+        allocator::free_cached_blocks();
     }
 }
 

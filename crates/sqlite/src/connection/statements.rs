@@ -9,7 +9,7 @@ use super::Connection;
 use super::cache::Handle;
 use super::errors::{statement_too_long, too_large};
 use crate::fiber::offload::OFFLOAD_BYTES;
-use crate::statement::{Nowhere, Row, RowSink};
+use crate::statement::{DiscardRows, Row, RowSink};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, heap, sqlstate};
 
@@ -134,13 +134,13 @@ impl Connection {
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
         let (start, length) = (sql.as_ptr().cast(), sql.len() as c_int);
-        self.link.held.begin_compiling();
+        self.link.heap_account.begin_compiling();
         // SAFETY: the text is `length` bytes long; SQLite copies it.
         let code = unsafe {
             let flags = ffi::SQLITE_PREPARE_PERSISTENT;
             ffi::sqlite3_prepare_v3(self.db, start, length, flags, &mut raw, &mut tail)
         };
-        self.link.held.end_compiling();
+        self.link.heap_account.end_compiling();
         if code != ffi::SQLITE_OK {
             return Err(self.error(code));
         }
@@ -170,7 +170,7 @@ impl Connection {
             ffi::sqlite3_reset(raw);
             ffi::sqlite3_clear_bindings(raw);
         }
-        self.link.held.end_compiling();
+        self.link.heap_account.end_compiling();
         step
     }
 
@@ -270,12 +270,12 @@ impl Connection {
     }
 
     /// The id of a procedure's SQL text, if it is cached.
-    pub fn known_text(&self, sql: &str) -> Option<u64> {
+    pub fn cached_text_id(&self, sql: &str) -> Option<u64> {
         self.statements.texts.get(sql).copied()
     }
 
     /// Assigns an id to a procedure's SQL text.
-    pub fn know_text(&mut self, sql: &str) -> u64 {
+    pub fn cache_text(&mut self, sql: &str) -> u64 {
         let cache = &mut self.statements;
         cache.clock += 1;
         let id = TEXT_IDS + cache.clock;
@@ -310,7 +310,7 @@ impl Connection {
             self.link.begin_statement();
         }
         self.link.controls.set(true);
-        let step = self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere);
+        let step = self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut DiscardRows);
         self.link.controls.set(false);
         step
     }

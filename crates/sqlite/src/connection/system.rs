@@ -27,7 +27,7 @@ use crate::{Error, Result, heap, lease, sqlstate};
 pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
     let system = {
         let mut slot = link.system.borrow_mut();
-        slot.kept.clear();
+        slot.row_cache.clear();
         slot.active = true;
         let Some(system) = slot.system.clone() else { return Ok(()) };
         system.begin();
@@ -51,7 +51,7 @@ pub(super) fn leave(link: &Link) {
     let mut slot = link.system.borrow_mut();
     slot.system = None;
     slot.active = false;
-    slot.kept.clear();
+    slot.row_cache.clear();
 }
 
 fn install(connection: &rusqlite::Connection, source: Source, system: &dyn System) -> rusqlite::Result<()> {
@@ -132,7 +132,7 @@ impl Source {
     fn part(&self, table: usize, part: usize) -> rusqlite::Result<Option<Rc<Rows>>> {
         // SAFETY: as in `ask`.
         let link = unsafe { &*self.link };
-        if let Some(rows) = link.system.borrow().kept.get(table, part) {
+        if let Some(rows) = link.system.borrow().row_cache.get(table, part) {
             return Ok(rows);
         }
         if link.checkpoint() {
@@ -142,7 +142,7 @@ impl Source {
             let rows = system.rows(table, part, database)?;
             rows.map(|rows| Rows::new(rows).map(Rc::new)).transpose()
         })?;
-        link.system.borrow_mut().kept.put(table, part, rows.clone());
+        link.system.borrow_mut().row_cache.put(table, part, rows.clone());
         Ok(rows)
     }
 }

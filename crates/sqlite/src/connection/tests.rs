@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::cancel::CancelFlag;
 use crate::fiber::Suspender;
-use crate::heap::{Heap, Held};
+use crate::heap::{Heap, HeapAccount};
 use crate::memory_pages::MemoryPages;
-use crate::statement::{Nowhere, Row, RowSink};
+use crate::statement::{DiscardRows, Row, RowSink};
 use crate::{CancelReason, Canceller};
 
 /// Identifies the database of the tests to the offload pool.
@@ -157,7 +157,7 @@ async fn check_without_memory_reports_no_damage() {
         let mut connection = database.connect().await;
         let mut others = Vec::new();
         while heap.used_bytes() + STEP <= heap.limit_bytes() - left * STEP {
-            let held = Held::default();
+            let held = HeapAccount::default();
             assert!(held.take(STEP, heap));
             others.push(held);
         }
@@ -229,7 +229,7 @@ async fn statements_that_need_much_memory_to_compile_are_offloaded() {
     let run = |number, sql: String| {
         move |connection: &mut Connection| {
             let run = Run { id: number, sql: &sql, columns: None, parameters: &[] };
-            connection.run_here(&run, &mut Nowhere);
+            connection.run_here(&run, &mut DiscardRows);
         }
     };
     // Its expression exceeds the tenant's memory before a single allocation exceeds 64 KiB.
@@ -276,7 +276,7 @@ async fn multi_row_inserts_in_a_transaction_are_not_offloaded() {
             let rows = vec!["(hex(randomblob(400)))"; 100].join(", ");
             let sql = format!("INSERT INTO t(v) VALUES {rows}");
             let run = Run { id: number, sql: &sql, columns: Some(0), parameters: &[] };
-            assert!(matches!(connection.run_here(&run, &mut Nowhere), Step::Done(_)));
+            assert!(matches!(connection.run_here(&run, &mut DiscardRows), Step::Done(_)));
         }
         connection.control_here(ROLLBACK.0, ROLLBACK.1);
         ended = true;
@@ -300,7 +300,7 @@ async fn statement_dropped_before_it_is_offloaded_fails() {
         let mut outcome = None;
         let moved = moves_to_pool(&mut connection, |connection| {
             let run = Run { id: 100, sql: &sql, columns: None, parameters: &parameters };
-            outcome = Some(connection.run_here(&run, &mut Nowhere));
+            outcome = Some(connection.run_here(&run, &mut DiscardRows));
         });
         assert!(moved.await, "{sql:.40}");
         assert!(matches!(outcome, Some(Step::Failed(_))), "{sql:.40}");

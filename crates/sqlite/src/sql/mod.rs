@@ -17,8 +17,8 @@ mod token;
 
 pub use classify::{Begin, classify};
 pub use kind::StatementKind;
-pub use shape::{NamedRow, ParameterPlace, RowName, Shape, shape};
-pub use token::{First, Kind, Token, first_statement, tokens};
+pub use shape::{NamedRow, ParameterColumn, RowName, Shape, shape};
+pub use token::{FirstStatement, Kind, Token, first_statement, tokens};
 
 /// What the engine knows about a statement from its text.
 #[derive(Debug, Default)]

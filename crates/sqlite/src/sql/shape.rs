@@ -55,7 +55,7 @@ impl NamedRow {
 
 /// The column that a parameter is compared with or assigned to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ParameterPlace {
+pub struct ParameterColumn {
     /// The number of the parameter.
     pub number: u16,
     /// Shared, since thousands of parameters may be compared with one column.
@@ -70,7 +70,7 @@ pub struct Shape {
     /// The row that the statement names by equality.
     pub row: Option<NamedRow>,
     /// The columns that parameters are compared with or assigned to.
-    pub parameters: Vec<ParameterPlace>,
+    pub parameters: Vec<ParameterColumn>,
     /// Byte offset of a trailing FOR UPDATE (or FOR SHARE, ...).
     pub for_update: Option<usize>,
 }
@@ -185,7 +185,7 @@ fn parameter_number(token: &Token<'_>) -> Option<u16> {
 
 /// Parameters in comparisons, assignments and arithmetic: `column = $1`, `column < $1`, `SET column
 /// = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`, `[NOT] IN ($1, $2)`.
-fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
+fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterColumn> {
     const COMPARES: [&str; 14] = ["=", "==", "<", ">", "<=", ">=", "<>", "!=", "+", "-", "*", "/", "%", "||"];
     let compares = |t: &Token<'_>| {
         COMPARES.iter().any(|c| t.is_symbol(c)) || t.is("LIKE") || t.is("IS") || t.is("BETWEEN")
@@ -226,7 +226,7 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
         };
         if let Some(column) = column {
             placed.insert(number);
-            places.push(ParameterPlace { number, column });
+            places.push(ParameterColumn { number, column });
         }
     }
     places
@@ -234,7 +234,7 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
 
 /// Parameters of `INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)`. Without a column list the
 /// columns are named by position: `#0`, `#1`.
-fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
+fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterColumn> {
     let Some(into) = tokens.iter().position(|t| t.is("INTO")) else { return Vec::new() };
     let Some(values) = tokens.iter().position(|t| t.is("VALUES")) else { return Vec::new() };
     if values < into {
@@ -272,7 +272,7 @@ fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
                 if let (Some(number), Some(column)) = (parameter_number(token), column)
                     && placed.insert(number)
                 {
-                    places.push(ParameterPlace { number, column });
+                    places.push(ParameterColumn { number, column });
                 }
             }
             _ if depth == 0 && token.kind == Kind::Word => break,

@@ -83,7 +83,7 @@ pub fn tokens(sql: &str) -> impl Iterator<Item = Token<'_>> {
 }
 
 /// The first statement of a text.
-pub struct First<'a> {
+pub struct FirstStatement<'a> {
     /// The statement's tokens, without surrounding semicolons.
     pub tokens: Vec<Token<'a>>,
     /// CREATE TRIGGER: its body contains semicolons, so `tokens` holds all tokens to the end of the
@@ -99,8 +99,8 @@ const LONG_BYTES: usize = 64 << 10;
 
 /// Finds the first statement of `sql` and reads no further than its end. Returns None if the
 /// statement is longer than `limit_bytes`; a long text is rejected before its tokens are stored.
-pub fn first_statement(sql: &str, limit_bytes: usize) -> Option<First<'_>> {
-    let mut first = First { tokens: Vec::new(), trigger: false, rest: "" };
+pub fn first_statement(sql: &str, limit_bytes: usize) -> Option<FirstStatement<'_>> {
+    let mut first = FirstStatement { tokens: Vec::new(), trigger: false, rest: "" };
     if sql.len() >= LONG_BYTES {
         first.tokens.reserve_exact(count_tokens(sql, limit_bytes)?);
     }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn finds_the_first_statement() {
         let texts = |sql| {
-            let First { tokens, trigger, rest } = first_statement(sql, usize::MAX).unwrap();
+            let FirstStatement { tokens, trigger, rest } = first_statement(sql, usize::MAX).unwrap();
             (tokens.iter().map(|t| t.text).collect::<Vec<_>>().join(" "), trigger, rest)
         };
         assert_eq!(texts(" ; ;a ';' b ; c;"), ("a ';' b".into(), false, " c;"));

@@ -1,15 +1,16 @@
-//! Pins and deletions of manifests that are not the newest: fates as objects, named
-//! `manifests/PARTITION/fate-EPOCH-NUMBER-TURN`, so that one listing finds them with the manifests.
+//! Pins and deletions of manifests that are not the newest: holds as objects, named
+//! `manifests/PARTITION/fate-EPOCH-NUMBER-SEQUENCE`, so that one listing finds them with the
+//! manifests.
 //!
 //! ```text
-//!   turn 0   pinned until 12:30      a branch is created from it
-//!   turn 1   pinned until 13:10      a replica opens it
-//!   turn 2   condemned               by the collector, at 13:11: deletes manifest, then fates
+//!   hold 0   pinned until 12:30      a branch is created from it
+//!   hold 1   pinned until 13:10      a replica opens it
+//!   hold 2   condemned               by the collector, at 13:11: deletes manifest, then holds
 //! ```
 //!
-//! The last turn counts. Each turn is created only if absent, so exactly one process decides it: a
+//! The last hold counts. Each hold is created only if absent, so exactly one process decides it: a
 //! pinned manifest is not condemned before the pin expires, and a condemned manifest is not pinned.
-//! Fates are deleted after their manifest, and the first turn last. A process that pins a deleted
+//! Holds are deleted after their manifest, and the first hold last. A process that pins a deleted
 //! manifest detects this, because it reads the manifest afterwards.
 //!
 //! # Time
@@ -34,10 +35,11 @@ const PIN_DURATION: Duration = Duration::from_secs(4 * 3600);
 /// A process that still needs the manifest after this time must pin it again.
 pub const PIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Number of lost races for a turn after which an operation fails.
+/// Number of lost races for a sequence number after which an operation fails.
 const MAX_ROUNDS: usize = 50;
 
-/// Name of a fate. Names sort in the order of a partition's manifests, and of the turns of each.
+/// Name of a hold. Names sort in the order of a partition's manifests, and of the sequence numbers
+/// of each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct HoldName {
     /// The manifest.
@@ -46,7 +48,7 @@ pub struct HoldName {
     pub sequence: u32,
 }
 
-/// Common prefix of the names of a manifest's fates; they sort after it.
+/// Common prefix of the names of a manifest's holds; they sort after it.
 fn holds_prefix(manifest: ManifestName) -> String {
     let ManifestName { partition, epoch, number } = manifest;
     format!("{}/{HOLD_PREFIX}{epoch:08x}-{number:016x}", directory(partition))
@@ -71,7 +73,7 @@ impl HoldName {
         (name.object() == object).then_some(name)
     }
 
-    /// Returns true if this is the name of a fate, which read-only processes may put.
+    /// Returns true if this is the name of a hold, which read-only processes may put.
     pub fn is_valid(object: &str) -> bool {
         HoldName::parse(object).is_some()
     }
@@ -111,7 +113,7 @@ impl PageStore {
                     }
                 }
             }
-            // The manifest and its fates may have been deleted, so that the pin has no effect.
+            // The manifest and its holds may have been deleted, so that the pin has no effect.
             return match self.read_manifest(manifest).await {
                 Ok(_) => Ok(PinOutcome::Pinned),
                 Err(StoreError::Missing { .. }) => Ok(PinOutcome::Deleted),
@@ -121,7 +123,7 @@ impl PageStore {
         Err(self.contended(manifest))
     }
 
-    /// Deletes a manifest unless it is pinned. `known` contains its fates according to a listing.
+    /// Deletes a manifest unless it is pinned. `known` contains its holds according to a listing.
     /// Returns true if the manifest is deleted.
     pub async fn condemn(
         &self,
@@ -152,13 +154,13 @@ impl PageStore {
         Err(self.contended(manifest))
     }
 
-    /// Returns true if a manifest with these fates was condemned but not yet deleted.
+    /// Returns true if a manifest with these holds was condemned but not yet deleted.
     pub async fn is_condemned(&self, holds: &[HoldName]) -> Result<bool, StoreError> {
         let Some(last) = holds.last() else { return Ok(false) };
         Ok(self.read_hold(*last).await?.is_some_and(|last| last.state == HoldState::Condemned))
     }
 
-    /// Deletes the fates of a manifest that does not exist, unless a process that has pinned it may
+    /// Deletes the holds of a manifest that does not exist, unless a process that has pinned it may
     /// not have noticed that yet.
     pub async fn delete_orphaned_holds(
         &self,
@@ -176,18 +178,18 @@ impl PageStore {
         }
     }
 
-    /// Deletes a fate. Succeeds if it does not exist. Only allowed after its manifest and all later
-    /// turns have been deleted.
+    /// Deletes a hold. Succeeds if it does not exist. Only allowed after its manifest and all later
+    /// holds have been deleted.
     pub async fn delete_hold(&self, name: HoldName) -> Result<(), StoreError> {
         self.delete(&name.object()).await
     }
 
-    /// Checks that a fate is not damaged.
+    /// Checks that a hold is not damaged.
     pub async fn verify_hold(&self, name: HoldName) -> Result<(), StoreError> {
         self.read_hold(name).await.map(drop)
     }
 
-    /// Deletes all turns up to `last`, the last one first, so that the remaining ones have no gap.
+    /// Deletes all holds up to `last`, the last one first, so that the remaining ones have no gap.
     async fn delete_holds(&self, manifest: ManifestName, last: u32) -> Result<(), StoreError> {
         for sequence in (0..=last).rev() {
             self.delete_hold(HoldName { manifest, sequence }).await?;
@@ -195,7 +197,7 @@ impl PageStore {
         Ok(())
     }
 
-    /// Puts a decision. Returns false if another process has taken the turn.
+    /// Puts a decision. Returns false if another process has taken the number.
     async fn decide(
         &self,
         manifest: ManifestName,
@@ -211,7 +213,7 @@ impl PageStore {
         }
     }
 
-    /// Reads the last decision on a manifest, out of `turns` or of the existing ones.
+    /// Reads the last decision on a manifest, out of `sequences` or of the existing ones.
     async fn last_hold(
         &self,
         manifest: ManifestName,

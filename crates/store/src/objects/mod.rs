@@ -6,7 +6,7 @@
 //!   manifests/PARTITION/00000002/000000000000005a        epoch/number, in sort order
 //!   manifests/PARTITION/hot-00000002-000000000000006b    epoch and time ([`hot`])
 //!   manifests/PARTITION/fate-00000002-000000000000005a-00000000
-//!                                                        pin or deletion of a manifest ([`manifest_holds`])
+//!                                                        pin or deletion ([`manifest_holds`])
 //!   manifests/PARTITION/anchor-00000002-000000000000005a
 //!                                                        the newest manifest ([`anchors`])
 //!   terms/00000007                                       ownership of the store ([`terms`])
@@ -118,7 +118,7 @@ pub struct PartitionObjects {
     pub manifests: Vec<ManifestName>,
     /// Lists of hot pages.
     pub hot_pages: Vec<HotPagesName>,
-    /// Fates of manifests.
+    /// Holds of manifests.
     pub holds: Vec<HoldName>,
     /// Anchors: manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
     pub anchors: Vec<ManifestName>,

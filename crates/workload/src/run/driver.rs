@@ -16,7 +16,7 @@ use super::collector::Collector;
 use super::session::{Session, Shared};
 use super::{RunEvent, RunOptions};
 use crate::arrival::{Arrival, OpenLoop, Schedule};
-use crate::cpu_affinity::{CpuHalf, keep_to};
+use crate::cpu_affinity::{CpuHalf, restrict_to};
 use crate::driver::{thread_cpu, use_idle_priority};
 use crate::measure::{Availability, Meter, Window};
 use crate::workload::{Dialect, Kind, Random, Terminal, TerminalId, Workload, generator};
@@ -106,7 +106,7 @@ pub(super) struct Outcome {
 /// Runs the terminals of one thread.
 pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> anyhow::Result<Outcome> {
     if plan.options.separate_cpus {
-        keep_to(CpuHalf::Drivers)?;
+        restrict_to(CpuHalf::Drivers)?;
     }
     if plan.options.idle_priority {
         use_idle_priority()?;

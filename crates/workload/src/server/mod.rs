@@ -35,7 +35,7 @@ pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
 use crate::Target;
 use crate::client::Client;
-use crate::cpu_affinity::{CpuHalf, keep_to};
+use crate::cpu_affinity::{CpuHalf, restrict_to};
 
 /// Timeouts: from the start of a server to the response to its first query; from a signal to the
 /// exit; and the same when a server is dropped.
@@ -70,11 +70,11 @@ pub trait Product: Send + Sync {
     /// The name in tables and messages.
     fn name(&self) -> &'static str;
     /// Creates an empty data directory.
-    fn initialise<'a>(&'a self, place: &'a ServerConfig) -> BoxFuture<'a, anyhow::Result<()>>;
+    fn initialise<'a>(&'a self, config: &'a ServerConfig) -> BoxFuture<'a, anyhow::Result<()>>;
     /// The command that runs the server in the foreground until it is stopped.
-    fn command(&self, place: &ServerConfig) -> Command;
+    fn command(&self, config: &ServerConfig) -> Command;
     /// The administrative database, with the administrative user.
-    fn target(&self, place: &ServerConfig) -> Target;
+    fn target(&self, config: &ServerConfig) -> Target;
     /// The signal for a clean shutdown that does not wait for clients.
     fn stop_signal(&self) -> Signal;
     /// The signal that ends the server and all its processes immediately.
@@ -120,7 +120,7 @@ impl Server {
         product: Box<dyn Product>,
         memory_bytes: u64,
         connections: u32,
-        apart: bool,
+        separate_cpus: bool,
     ) -> anyhow::Result<Server> {
         let directory = tempfile::Builder::new()
             .prefix("fulmar-bench-")
@@ -129,17 +129,10 @@ impl Server {
         let ports = [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
         let [sql_port, http_port] = ports.each_ref().map(ReservedPort::number);
         let data = directory.path().join("data");
-        let place = ServerConfig { data, sql_port, http_port, memory_bytes, connections };
-        product.initialise(&place).await.with_context(|| format!("could not set up {}", product.name()))?;
-        let mut server = Server {
-            product,
-            config: place,
-            child: None,
-            frozen: false,
-            separate_cpus: apart,
-            directory,
-            _ports: ports,
-        };
+        let config = ServerConfig { data, sql_port, http_port, memory_bytes, connections };
+        product.initialise(&config).await.with_context(|| format!("could not set up {}", product.name()))?;
+        let mut server =
+            Server { product, config, child: None, frozen: false, separate_cpus, directory, _ports: ports };
         server.restart().await?;
         Ok(server)
     }
@@ -325,7 +318,7 @@ impl Drop for Server {
 /// it.
 fn spawn_apart(command: &mut Command) -> anyhow::Result<std::io::Result<Child>> {
     let spawn = || {
-        keep_to(CpuHalf::Server)?;
+        restrict_to(CpuHalf::Server)?;
         Ok(command.spawn())
     };
     let spawned = std::thread::scope(|scope| scope.spawn(spawn).join());

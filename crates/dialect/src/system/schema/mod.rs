@@ -18,4 +18,4 @@ mod read;
 mod values;
 
 pub(crate) use objects::{ForeignKey, Index, Key, Relation, Schema, shown};
-pub(crate) use outline::{CONSTRAINT_OIDS, Outline};
+pub(crate) use outline::{CONSTRAINT_OID_BASE, Outline};

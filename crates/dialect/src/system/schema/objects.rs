@@ -1,6 +1,6 @@
 //! The objects of a schema, and their definitions as PostgreSQL writes them.
 
-use fulmar_pgwire::types::Declared;
+use fulmar_pgwire::types::DeclaredType;
 
 use super::outline::{CONSTRAINTS_PER_KIND, FIRST_OID, OTHER_CONSTRAINT_OIDS};
 use crate::token::{Lexer, Token, quote_name};
@@ -36,7 +36,7 @@ pub(crate) struct Relation {
 
 pub(crate) struct Column {
     pub(crate) name: String,
-    pub(crate) declared: Declared,
+    pub(crate) declared: DeclaredType,
     pub(crate) not_null: bool,
     pub(crate) default: Option<String>,
     /// The position in the primary key, starting at 1. 0 if the column is not part of it.
@@ -117,13 +117,13 @@ impl Relation {
         let tokens: Vec<Token<'_>> = Lexer::new(&self.sql).collect();
         let mut checks = Vec::new();
         for at in 0..tokens.len() {
-            let opens = tokens.get(at + 1).is_some_and(|token| token.is_sign('('));
+            let opens = tokens.get(at + 1).is_some_and(|token| token.is_symbol('('));
             if self.is_view || !tokens[at].is("check") || !opens {
                 continue;
             }
             let mut depth = 0;
             let end = tokens[at + 1..].iter().position(|token| {
-                depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+                depth += i32::from(token.is_symbol('(')) - i32::from(token.is_symbol(')'));
                 depth == 0
             });
             let Some(end) = end else { break };
@@ -160,7 +160,7 @@ impl Index {
         let tokens: Vec<Token<'_>> = Lexer::new(&self.written).collect();
         let mut depth = 0;
         let condition = tokens.iter().position(|token| {
-            depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+            depth += i32::from(token.is_symbol('(')) - i32::from(token.is_symbol(')'));
             depth == 0 && token.is("where")
         })?;
         Some(self.written[tokens[condition].end()..].trim().to_owned())

@@ -13,9 +13,9 @@ use crate::Result;
 pub(super) const FIRST_OID: i64 = 16_384;
 /// OID ranges of objects that are not in `sqlite_schema`. Primary keys without an index: the
 /// table's OID plus this.
-pub(crate) const KEY_OIDS: i64 = 0x2000_0000;
+pub(crate) const KEY_OID_BASE: i64 = 0x2000_0000;
 /// PRIMARY KEY and UNIQUE constraints: the index's OID plus this.
-pub(crate) const CONSTRAINT_OIDS: i64 = 0x4000_0000;
+pub(crate) const CONSTRAINT_OID_BASE: i64 = 0x4000_0000;
 /// CHECK constraints and foreign keys; see
 /// [`Relation::constraint_oid`](super::objects::Relation::constraint_oid).
 pub(super) const OTHER_CONSTRAINT_OIDS: i64 = 0x6100_0000;
@@ -137,10 +137,10 @@ impl Outline {
     pub(crate) fn group_of_oid(&self, oid: i64) -> Option<usize> {
         let object = match oid {
             OTHER_CONSTRAINT_OIDS.. => FIRST_OID + (oid - OTHER_CONSTRAINT_OIDS) / (2 * CONSTRAINTS_PER_KIND),
-            CONSTRAINT_OIDS.. => oid - CONSTRAINT_OIDS,
+            CONSTRAINT_OID_BASE.. => oid - CONSTRAINT_OID_BASE,
             oid => oid,
         };
-        let object = if object >= KEY_OIDS { object - KEY_OIDS } else { object };
+        let object = if object >= KEY_OID_BASE { object - KEY_OID_BASE } else { object };
         self.by_oid.get(&object).map(|relation| self.relations[*relation].group)
     }
 
@@ -215,9 +215,9 @@ mod tests {
         };
         let oids = [
             FIRST_OID + 9,
-            FIRST_OID + 9 + CONSTRAINT_OIDS,
-            c.oid + KEY_OIDS,
-            c.oid + KEY_OIDS + CONSTRAINT_OIDS,
+            FIRST_OID + 9 + CONSTRAINT_OID_BASE,
+            c.oid + KEY_OID_BASE,
+            c.oid + KEY_OID_BASE + CONSTRAINT_OID_BASE,
             c.constraint_oid(0),
             c.constraint_oid(2 * CONSTRAINTS_PER_KIND - 1),
             FIRST_OID,

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use fulmar_pgwire::types::{self, Declared, Type};
+use fulmar_pgwire::types::{self, DeclaredType, Type};
 use fulmar_sqlite::{Database, Value, ValueRef};
 
 use super::objects::{Column, ForeignKey, Index, Key, Relation, Schema, Trigger};
-use super::outline::{CONSTRAINTS_PER_KIND, FIRST_OID, KEY_OIDS, KEY_SUFFIX, Outline};
+use super::outline::{CONSTRAINTS_PER_KIND, FIRST_OID, KEY_OID_BASE, KEY_SUFFIX, Outline};
 use super::values::{integer, text, text_of_ref};
 use crate::Result;
 use crate::token::Lexer;
@@ -100,7 +100,7 @@ impl Schema {
             let origin = text(&row[3]);
             // An index without an entry in `sqlite_schema` is the primary key of a WITHOUT ROWID
             // table, which is the table itself.
-            let default = (relation.oid + KEY_OIDS, String::new());
+            let default = (relation.oid + KEY_OID_BASE, String::new());
             let (oid, written) = written.get(&name).cloned().unwrap_or(default);
             let index = Index {
                 oid,
@@ -131,7 +131,7 @@ impl Schema {
             }
             keys.sort_by_key(|(position, _)| *position);
             self.indexes.push(Index {
-                oid: relation.oid + KEY_OIDS,
+                oid: relation.oid + KEY_OID_BASE,
                 name: format!("{}{KEY_SUFFIX}", relation.name),
                 table: relation.oid,
                 table_name: relation.name.clone(),
@@ -184,7 +184,7 @@ fn column(row: &[Value]) -> Column {
     let is_rowid = key > 0 && declared.eq_ignore_ascii_case("INTEGER");
     Column {
         name: text(&row[0]),
-        declared: types::declared(&declared).unwrap_or(Declared { kind: Type::Text, modifier: -1 }),
+        declared: types::declared_type(&declared).unwrap_or(DeclaredType { kind: Type::Text, modifier: -1 }),
         not_null: integer(&row[2]) != 0 || is_rowid,
         default: (row[3] != Value::Null).then(|| text(&row[3])),
         key,
@@ -196,6 +196,6 @@ fn column(row: &[Value]) -> Column {
 pub(crate) fn written(sql: &str) -> String {
     let mut tokens = Lexer::new(sql);
     let found = tokens.by_ref().any(|token| token.is("on"));
-    let start = tokens.find(|token| token.is_sign('(')).filter(|_| found).map(|token| token.start);
+    let start = tokens.find(|token| token.is_symbol('(')).filter(|_| found).map(|token| token.start);
     start.map_or_else(String::new, |start| sql[start..].to_owned())
 }

@@ -8,7 +8,7 @@ use fulmar_engine::{Result, Row, RowSink, Scope, TransactionStatus, Value, sqlst
 use fulmar_pages::PartitionId;
 use tokio::runtime::Handle;
 
-use crate::common::{Client, Node, Rows, within};
+use crate::common::{Client, Node, Rows, with_timeout};
 
 /// Runs the rest of a transaction. Returns true if it committed. The only permitted error is 40001.
 async fn committed(client: &mut Client, rest: &str) -> bool {
@@ -255,7 +255,7 @@ async fn write_turn_and_row_lock_do_not_deadlock() {
     let both = async {
         (committed(&mut row, "UPDATE accounts SET n = n + 1 WHERE id = 1").await, waiting.await.unwrap())
     };
-    assert_eq!(within("turn and row are released", both).await, (true, true));
+    assert_eq!(with_timeout("turn and row are released", both).await, (true, true));
     assert_eq!(row.int("SELECT n FROM accounts WHERE id = 1").await, 2);
 }
 
@@ -278,7 +278,7 @@ async fn for_update_of_one_row_and_of_many_do_not_deadlock() {
             waiting.await.unwrap(),
         )
     };
-    let (read, first, second) = within("the rows are released", both).await;
+    let (read, first, second) = with_timeout("the rows are released", both).await;
     assert!(read && (first || second));
     let sum = i64::from(first) + i64::from(second);
     assert_eq!(one.int("SELECT n FROM accounts WHERE id = 1").await, sum);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fulmar_engine::sqlstate;
 
-use crate::common::{Client, Node, within};
+use crate::common::{Client, Node, with_timeout};
 use crate::seeds;
 
 const SESSIONS: u64 = 6;
@@ -49,7 +49,7 @@ async fn row_locks_and_write_turns_do_not_deadlock() {
             let transaction = if session % 2 == 0 { TURN_FIRST } else { ROW_FIRST };
             tasks.spawn(repeat(node.client(1 + round), transaction));
         }
-        within("the transactions complete without a deadlock", tasks.join_all()).await;
+        with_timeout("the transactions complete without a deadlock", tasks.join_all()).await;
         assert!(client.int("SELECT n FROM t").await > 0);
         client.close().await;
     }

@@ -27,7 +27,7 @@ use fulmar_engine::{CancelReason, Config, Engine, Result, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use worker::{Account, PAD, Worker, make_tables};
 
-use crate::common::{Client, MEMORY, Node, start_when_free, within};
+use crate::common::{Client, MEMORY, Node, start_when_free, with_timeout};
 use crate::seeds::{self, Random};
 
 const SESSIONS: u64 = 6;
@@ -122,7 +122,7 @@ async fn file_stays_intact_under_growth_shrinking_spills_and_rollbacks() {
     for round in 0..seeds::rounds(6) {
         let seed = seeds::first() + round;
         let when = format!("FULMAR_TEST_SEED={seed}");
-        accounts = within(&when, run_round(&engine, accounts, seed, &when)).await;
+        accounts = with_timeout(&when, run_round(&engine, accounts, seed, &when)).await;
         check(&engine, &accounts, &when).await;
         let statistics = engine.statistics();
         println!(
@@ -135,10 +135,10 @@ async fn file_stays_intact_under_growth_shrinking_spills_and_rollbacks() {
         // Every second round ends like a crash: changes that are only in the log are recovered from
         // it.
         if round % 2 == 0 {
-            within(&when, engine.shutdown()).await.unwrap();
+            with_timeout(&when, engine.shutdown()).await.unwrap();
         }
         drop(engine);
-        engine = within(&when, start()).await;
+        engine = with_timeout(&when, start()).await;
         check(&engine, &accounts, &format!("{when}, after the restart")).await;
     }
 }
@@ -180,9 +180,9 @@ async fn statement_dropped_midway_leaves_the_partition_usable() {
         // others.
         let others =
             b.run("UPDATE stock SET n = n WHERE id = 1; INSERT INTO ledger0(n, count) VALUES (1, 1)");
-        within("another session writes", others).await.unwrap();
+        with_timeout("another session writes", others).await.unwrap();
         let own = a.run("ROLLBACK; INSERT INTO ledger0(n, count) VALUES (1, 1)");
-        within("the session itself writes", own).await.unwrap();
+        with_timeout("the session itself writes", own).await.unwrap();
         assert_eq!(b.int("SELECT count(*) FROM stock").await, 0);
     }
     assert_eq!(b.int("SELECT sum(count) FROM ledger0").await, 120);
@@ -201,7 +201,7 @@ async fn cancelled_statement_keeps_changes_before_the_savepoint() {
             let mut slow = pin!(a.run(SLOW));
             poll_pending(10 + 10 * round, slow.as_mut()).await;
             canceller.cancel(CancelReason::User);
-            let error = within("the statement is cancelled", slow).await.unwrap_err();
+            let error = with_timeout("the statement is cancelled", slow).await.unwrap_err();
             assert_eq!(error.state(), sqlstate::QUERY_CANCELED);
         }
         assert_eq!(a.state("SELECT 1").await, sqlstate::IN_FAILED_TRANSACTION);

@@ -5,7 +5,7 @@ use futures::SinkExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{check_sqlstate, log_in, node_with_roles};
-use crate::common::{Node, ends, state, until};
+use crate::common::{Node, ends, state, wait_until};
 
 /// Runs until it is cancelled.
 const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
@@ -157,7 +157,7 @@ async fn cpu_time_is_shared_fairly_between_tenants() {
     }
     let active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'WITH%' AND state = 'active'";
     let are_active = async || admin.query_one(active, &[]).await.unwrap().get::<_, i64>(0) == 9;
-    until("every statement runs", are_active).await;
+    wait_until("every statement runs", are_active).await;
     let busy_ms = async || {
         let stats =
             "SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant IN ('shop', 'other') ORDER BY tenant";

@@ -7,7 +7,7 @@ use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, Lsn, Urgency};
 
 use crate::error::log_error;
-use crate::partition::commits::Recent;
+use crate::partition::commits::UncollectedCommit;
 use crate::partition::{Partition, Snapshot, Status};
 
 impl Partition {
@@ -18,7 +18,7 @@ impl Partition {
 
     /// The outcome of a transaction. **Asking decides** if `decides`: an undecided transaction
     /// becomes aborted. The outcome is durable when this returns.
-    pub async fn ask(&self, id: u64, decides: bool) -> Result<TransactionOutcome> {
+    pub async fn resolve_outcome(&self, id: u64, decides: bool) -> Result<TransactionOutcome> {
         if id > self.node.clock.newest_id().saturating_add(1 << 32) {
             return Err(Error::new(
                 sqlstate::INVALID_PARAMETER_VALUE,
@@ -55,7 +55,7 @@ impl Partition {
         if let Status::Decided(committed, lsn) = self.outcomes.status(id) {
             return Ok((committed, lsn));
         }
-        if let Some(error) = self.takes_nothing() {
+        if let Some(error) = self.commit_error() {
             return Err(error);
         }
         let current = self.current();
@@ -73,12 +73,12 @@ impl Partition {
         record.push_outcome(Outcome { transaction: id, committed });
         let start = self.log.appended();
         let lsn = self.log.append(record.finish(), Urgency::Immediate);
-        let lsn = lsn.map_err(|error| self.refuses_writes().unwrap_or_else(|| log_error(error)))?;
+        let lsn = lsn.map_err(|error| self.write_error().unwrap_or_else(|| log_error(error)))?;
         self.node.buffers.give(record.into_buffer());
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         commits.last_number = number;
-        commits.push_recent(Recent {
+        commits.push_recent(UncollectedCommit {
             snapshot,
             pages: Box::default(),
             page_count_before: current.page_count,

@@ -8,7 +8,7 @@ use fulmar_store::Lsn;
 
 use crate::memory::Tally;
 use crate::partition::Partition;
-use crate::partition::commits::{Commits, Recent};
+use crate::partition::commits::{Commits, UncollectedCommit};
 
 impl Partition {
     /// Frees the versions that no snapshot sees and no discard can need.
@@ -50,7 +50,7 @@ impl Partition {
         // has pinned: it walks from the head to its own. Pins taken since the discard are on the
         // version that the partition has fallen back to, or on versions above all discarded ones.
         // So if all pins are above the discarded versions, none is older than the discard.
-        let discarded = self.doomed.read().last().map_or(0, |(_, upto)| *upto);
+        let discarded = self.discarded.read().last().map_or(0, |(_, upto)| *upto);
         if !commits.graveyard.is_empty() && self.snapshots.lock().all_above(discarded) {
             commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
         }
@@ -62,7 +62,7 @@ impl Partition {
     pub fn discard(&self, durable: Lsn) {
         let mut commits = self.commits.lock();
         let keep = commits.recent.partition_point(|commit| commit.snapshot.lsn <= durable);
-        let lost: Vec<Recent> = commits.recent.split_off(keep).into();
+        let lost: Vec<UncollectedCommit> = commits.recent.split_off(keep).into();
         commits.replaced_bytes -= lost.iter().map(|commit| commit.replaced_bytes).sum::<u64>();
         if lost.is_empty() {
             return;
@@ -81,8 +81,8 @@ impl Partition {
         // in the store.
         commits.dirty.extend(lost.iter().flat_map(|commit| commit.pages.iter().copied()));
         self.outcomes.discard(durable);
-        self.doomed.write().push((last_good.number, commits.last_number));
-        self.any_doomed.store(true, Ordering::Release);
+        self.discarded.write().push((last_good.number, commits.last_number));
+        self.any_discarded.store(true, Ordering::Release);
         self.snapshots.lock().fall_back(last_good);
     }
 }

@@ -49,8 +49,8 @@ use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
 use fulmar_sqlite::{Error, spill, sqlstate};
 use fulmar_store::LogError;
 
-use super::commits::{Commits, Recent};
-use super::{Large, Partition, Snapshot, Turn};
+use super::commits::{Commits, UncollectedCommit};
+use super::{LargeCommit, Partition, Snapshot, Turn};
 use crate::error::{decided_aborted, log_error};
 use crate::memory::Tally;
 use crate::page_memory::PageBytes;
@@ -58,7 +58,7 @@ use crate::store::Frame;
 use crate::transaction::{Committed, Conflict, Transaction};
 
 /// A resource that a commit waits for before it becomes visible.
-pub enum Room {
+pub enum CommitResource {
     /// Space in the log for a record of this many bytes.
     Log(usize),
     /// Memory for this many bytes of changed pages, and whether the database grows. Reserved when
@@ -67,7 +67,7 @@ pub enum Room {
 }
 
 /// Why a commit was rejected.
-pub enum Refused {
+pub enum CommitError {
     /// The transaction can be replayed on a newer snapshot.
     Conflict(Conflict),
     /// The transaction cannot be retried by the engine.
@@ -76,7 +76,7 @@ pub enum Refused {
 
 /// Why changes were not installed.
 enum NotInstalled {
-    Refused(Refused),
+    Rejected(CommitError),
     /// The log has no space for a record of this many bytes at the moment. The changes are
     /// untouched.
     LogBusy(usize),
@@ -84,19 +84,19 @@ enum NotInstalled {
     Excluded,
 }
 
-impl From<Refused> for NotInstalled {
-    fn from(refused: Refused) -> NotInstalled {
-        NotInstalled::Refused(refused)
+impl From<CommitError> for NotInstalled {
+    fn from(refused: CommitError) -> NotInstalled {
+        NotInstalled::Rejected(refused)
     }
 }
 
 /// How a commit waits, on its fiber.
-pub trait Waits {
+pub trait CommitWaiter {
     /// Waits until the resource is available.
-    fn for_room(&self, room: Room) -> Result<(), Error>;
+    fn wait_for_resource(&self, resource: CommitResource) -> Result<(), Error>;
 
     /// Waits for the partition's turn.
-    fn for_turn(&self) -> Result<Turn, Error>;
+    fn wait_for_turn(&self) -> Result<Turn, Error>;
 }
 
 /// The pages in which a version differs from the one before.
@@ -114,7 +114,7 @@ struct Changes {
     record: RecordBuilder,
     pages: Vec<(PageNo, PageBytes)>,
     /// Pages that are in the store already.
-    large: Option<Large>,
+    large: Option<LargeCommit>,
     /// Page 1 as the transaction leaves it; not in `pages`.
     page_one: PageBytes,
     changed_allocation: bool,
@@ -129,17 +129,17 @@ impl Partition {
     /// - `waits` waits for space in the log, for memory, and for the end of another transaction's
     ///   exclusive turn. None of these is a conflict.
     ///
-    /// The caller is inside the residence until the commit waits. After a wait only page 1 is read,
+    /// The caller is inside the residency until the commit waits. After a wait only page 1 is read,
     /// which is always in memory.
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
         page_one: PageBytes,
-        large: Option<Large>,
-        waits: &impl Waits,
-    ) -> Result<Option<Committed>, Refused> {
+        large: Option<LargeCommit>,
+        waiter: &impl CommitWaiter,
+    ) -> Result<Option<Committed>, CommitError> {
         let Some(snapshot) = transaction.snapshot else {
-            return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "commit without a snapshot")));
+            return Err(CommitError::Failed(Error::new(sqlstate::INTERNAL, "commit without a snapshot")));
         };
         let mut changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
         let same_pages = changes.pages.is_empty() && changes.large.is_none();
@@ -148,7 +148,7 @@ impl Partition {
         }
         let bytes = (changes.pages.len() as u64 + 1) * PAGE_SIZE as u64;
         let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
-        self.node.disk.admit(grows).map_err(Refused::Failed)?;
+        self.node.disk.admit(grows).map_err(CommitError::Failed)?;
         let reserve = || self.node.memory.reserve_unwritten(bytes, grows);
         // Versions that the last commits replaced are freed by the next commit, which is this one.
         let reserved = reserve() || {
@@ -156,23 +156,23 @@ impl Partition {
             reserve()
         };
         if !reserved {
-            waits.for_room(Room::Memory(bytes, grows)).map_err(Refused::Failed)?;
+            waiter.wait_for_resource(CommitResource::Memory(bytes, grows)).map_err(CommitError::Failed)?;
         }
         let mut turn = None;
         let result = loop {
             match self.install(transaction, &snapshot, &mut changes, bytes) {
                 Ok(committed) => break Ok(Some(committed)),
-                Err(NotInstalled::Refused(refused)) => break Err(refused),
+                Err(NotInstalled::Rejected(refused)) => break Err(refused),
                 Err(NotInstalled::LogBusy(bytes)) => {
-                    if let Err(error) = waits.for_room(Room::Log(bytes)) {
-                        break Err(Refused::Failed(error));
+                    if let Err(error) = waiter.wait_for_resource(CommitResource::Log(bytes)) {
+                        break Err(CommitError::Failed(error));
                     }
                 }
                 Err(NotInstalled::Excluded) => {
                     drop(turn.take());
-                    match waits.for_turn() {
+                    match waiter.wait_for_turn() {
                         Ok(taken) => turn = Some(taken),
-                        Err(error) => break Err(Refused::Failed(error)),
+                        Err(error) => break Err(CommitError::Failed(error)),
                     }
                 }
             }
@@ -191,8 +191,8 @@ impl Partition {
         transaction: &mut Transaction,
         snapshot: &Snapshot,
         page_one: PageBytes,
-        large: Option<Large>,
-    ) -> Result<Changes, Refused> {
+        large: Option<LargeCommit>,
+    ) -> Result<Changes, CommitError> {
         let mut record = RecordBuilder::new(self.node.buffers.take());
         record.begin(&RecordHeader {
             kind: RecordKind::Commit,
@@ -209,7 +209,7 @@ impl Partition {
         let mut pages = Vec::with_capacity(transaction.overlay.len());
         let page_count = page_one::page_count(&page_one);
         let drained = transaction.overlay.drain();
-        for (no, data) in drained.map_err(|cause| Refused::Failed(spill::error(&cause)))? {
+        for (no, data) in drained.map_err(|cause| CommitError::Failed(spill::error(&cause)))? {
             if no == 1 || no > page_count {
                 continue;
             }
@@ -243,8 +243,8 @@ impl Partition {
         let Changes { record, pages, large, page_one, .. } = changes;
         let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
-        if let Some(error) = self.takes_nothing() {
-            return Err(Refused::Failed(error).into());
+        if let Some(error) = self.commit_error() {
+            return Err(CommitError::Failed(error).into());
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
@@ -255,14 +255,14 @@ impl Partition {
         // allocation fields of page 1. But its diff is relative to the snapshot's version, so check
         // that too.
         if let Some((page, _)) = pages.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
-            return Err(Refused::Conflict(Conflict::PageChanged(*page)).into());
+            return Err(CommitError::Conflict(Conflict::PageChanged(*page)).into());
         }
         if transaction.id != 0 && !self.outcomes.may_commit(transaction.id) {
-            return Err(Refused::Failed(decided_aborted(transaction.id)).into());
+            return Err(CommitError::Failed(decided_aborted(transaction.id)).into());
         }
         let frames = large.as_ref().map(|large| large.frames(self)).unwrap_or_default();
         if let Some((page, _)) = frames.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
-            return Err(Refused::Conflict(Conflict::PageChanged(*page)).into());
+            return Err(CommitError::Conflict(Conflict::PageChanged(*page)).into());
         }
         let number = commits.last_number + 1;
         let unmerged_bytes = record.len();
@@ -294,8 +294,8 @@ impl Partition {
                 return Err(NotInstalled::LogBusy(body_bytes));
             }
             Err(other) => {
-                let error = self.refuses_writes().unwrap_or_else(|| log_error(other));
-                return Err(Refused::Failed(error).into());
+                let error = self.write_error().unwrap_or_else(|| log_error(other));
+                return Err(CommitError::Failed(error).into());
             }
         };
         let mut pages = std::mem::take(pages);
@@ -310,7 +310,7 @@ impl Partition {
         }
         let snapshot = Snapshot { number, lsn, page_count };
         if let Some(large) = large {
-            commits.large.push(large.named(self, number));
+            commits.large.push(large.manifest_entry(self, number));
         }
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         commits.last_timestamp = timestamp;
@@ -343,15 +343,15 @@ impl Partition {
             changed.push(no);
         }
         for no in new.ended {
-            self.pages.end(no, number, tally);
+            self.pages.install_end_marker(no, number, tally);
             commits.dirty.remove(&no);
             changed.push(no);
         }
         for no in snapshot.page_count + 1..=before.page_count {
-            self.pages.end(no, number, tally);
+            self.pages.install_end_marker(no, number, tally);
         }
         commits.last_number = number;
-        commits.push_recent(Recent {
+        commits.push_recent(UncollectedCommit {
             snapshot,
             pages: changed.into_boxed_slice(),
             page_count_before: before.page_count,
@@ -362,18 +362,18 @@ impl Partition {
     }
 
     /// Checks that everything the transaction read is still current. Returns the current version.
-    fn validate(&self, transaction: &Transaction, snapshot: &Snapshot) -> Result<Snapshot, Refused> {
-        if self.is_doomed(snapshot) {
-            return Err(Refused::Conflict(Conflict::Discarded));
+    fn validate(&self, transaction: &Transaction, snapshot: &Snapshot) -> Result<Snapshot, CommitError> {
+        if self.is_discarded(snapshot) {
+            return Err(CommitError::Conflict(Conflict::Discarded));
         }
         let current = self.current();
         if current.number == snapshot.number {
             return Ok(current);
         }
         match transaction.reads.find_changed(|page| !self.unchanged_since(page, snapshot)) {
-            Some(page) => Err(Refused::Conflict(Conflict::PageChanged(page))),
+            Some(page) => Err(CommitError::Conflict(Conflict::PageChanged(page))),
             None if !self.same_schema_page(snapshot, &current) => {
-                Err(Refused::Conflict(Conflict::PageChanged(1)))
+                Err(CommitError::Conflict(Conflict::PageChanged(1)))
             }
             None => Ok(current),
         }
@@ -414,14 +414,14 @@ impl Partition {
         page_one: &mut Page,
         changed_allocation: bool,
         changed_rest: bool,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), CommitError> {
         // SAFETY: the snapshot is pinned, and the commit lock is held.
         let (Some(base), Some(newest)) = (unsafe { (self.resident(1, snapshot), self.resident(1, current)) })
         else {
             return Ok(()); // The partition was empty at the snapshot, and still is (validated).
         };
         if changed_allocation && !page_one::same_allocation(base, newest) {
-            return Err(Refused::Conflict(Conflict::Allocation));
+            return Err(CommitError::Conflict(Conflict::Allocation));
         }
         if !changed_allocation {
             page_one[page_one::ALLOCATION].copy_from_slice(&newest[page_one::ALLOCATION]);

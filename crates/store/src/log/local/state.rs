@@ -81,7 +81,7 @@ pub(super) struct Batch {
     /// Frames whose heads are not filled in yet.
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
-    /// The most urgent haste of the records.
+    /// The most urgent sync policy of the records.
     pub(super) sync_policy: SyncPolicy,
     /// Offsets in `bytes` at which the next file starts.
     pub(super) switches: Vec<(usize, ReadyFile)>,

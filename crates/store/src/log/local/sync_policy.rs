@@ -74,7 +74,7 @@ mod tests {
         LocalLog::open(LogOptions::default(), Arc::new(files), &mut |_, _| Ok(())).unwrap()
     }
 
-    /// Appends to a log that holds records, and returns the haste of the pending batch.
+    /// Appends to a log that holds records, and returns the sync policy of the pending batch.
     fn append(log: &LocalLog, urgency: Urgency) -> (Lsn, SyncPolicy) {
         let record = own_record(RecordKind::Seal, None);
         let mut state = log.core.state.lock();

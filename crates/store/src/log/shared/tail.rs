@@ -1,12 +1,12 @@
 //! Reads a shared log while its owner writes it: finds its end, and the records of a partition.
 //!
 //! ```text
-//!   look():  list after the last object read -> read the new ones -> find the valid prefix
+//!   poll():  list after the last object read -> read the new ones -> find the valid prefix
 //!
 //!            0 1 2 3 4 5 . 7           valid up to 5; 7 is read, and waits for 6
 //!                ^needed   ^end
 //!
-//!   next(partition, from, to):  the first object between two places with records of the partition
+//!   next(partition, from, to):  the first object between two positions, for the partition
 //! ```
 //!
 //! Nothing is written. The log is polled only on request, so a log without readers costs nothing.
@@ -77,7 +77,7 @@ const MAX_ROUNDS: usize = 50;
 /// Typical size of a cached object.
 const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 
-/// A place between two objects of a log. The places of a node's logs grow, also across its
+/// A position between two objects of a log. The positions of a node's logs grow, also across its
 /// restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct LogPosition(Slot);
@@ -85,16 +85,16 @@ pub struct LogPosition(Slot);
 /// Result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogEnd {
-    /// Everything before this place is covered by manifests.
+    /// Everything before this position is covered by manifests.
     pub needed: LogPosition,
-    /// Everything that counts is before this place.
+    /// Everything that counts is before this position.
     pub end: LogPosition,
 }
 
 /// The next records of a partition.
 #[derive(Debug)]
 pub enum NextRecords {
-    /// An object with records of the partition, and the place after it.
+    /// An object with records of the partition, and the position after it.
     Records(Arc<LogObject>, LogPosition),
     /// There are no more records.
     End,
@@ -320,8 +320,8 @@ impl LogTail {
         Ok(())
     }
 
-    /// Finds the first object between two places, which a poll has returned, that has records of a
-    /// partition.
+    /// Finds the first object between two positions, which a poll has returned, that has records of
+    /// a partition.
     pub async fn next(
         &self,
         partition: PartitionId,

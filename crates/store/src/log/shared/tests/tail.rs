@@ -11,7 +11,7 @@ fn tail_of(store: &impl CloneStore, memory_bytes: u64) -> LogTail {
     LogTail::new(Reliable::new(store.share(), Limits::default()), NODE, memory_bytes)
 }
 
-/// Reads the transactions from a place to the end. Also returns the end.
+/// Reads the transactions from a position to the end. Also returns the end.
 async fn read(tail: &LogTail, mut from: LogPosition) -> (Vec<u64>, LogPosition) {
     let LogEnd { needed, end } = tail.poll().await.unwrap();
     from = from.max(needed);

@@ -1,0 +1,198 @@
+//! Statistics of each tenant at the gateway: statements, execution times, rows, errors.
+//!
+//! Counters belong to a partition, like those of the engine; a tenant has one partition. They exist
+//! from its first session on, and outlive its sessions. All workers update the same counters, with
+//! a few relaxed additions per statement.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_pages::PartitionId;
+use parking_lot::Mutex;
+
+use crate::histogram::{BUCKETS, bucket, bucket_bound_us};
+
+/// The weight of a new sample in the smoothed time is 1/8.
+const SMOOTHING_SHIFT: u32 = 3;
+
+/// The counters of a tenant.
+#[derive(Default)]
+pub(crate) struct TenantStats {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    rows: AtomicU64,
+    errors: AtomicU64,
+    time_us: AtomicU64,
+    smoothed_us: AtomicU64,
+    /// In nanoseconds: busy periods of a worker are often a few microseconds, and truncation errors
+    /// would add up.
+    busy_ns: AtomicU64,
+    buckets: [AtomicU64; BUCKETS + 1],
+}
+
+/// The values of the counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TenantCounts {
+    pub(crate) statements: u64,
+    /// The statements that read data, and those that may have changed data.
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) rows: u64,
+    pub(crate) errors: u64,
+    /// Total execution time.
+    pub(crate) time_us: u64,
+    /// Smoothed execution time of recent statements.
+    pub(crate) smoothed_us: u64,
+    /// Total time for which its sessions kept workers busy.
+    pub(crate) busy_us: u64,
+    /// Statements by execution time, in the buckets bounded by [`bucket_bound_us`].
+    pub(crate) buckets: [u64; BUCKETS + 1],
+}
+
+/// How a statement accesses the tenant's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataAccess {
+    /// No access: it controls a session or transaction.
+    None,
+    Read,
+    /// It may change data.
+    Write,
+}
+
+impl TenantStats {
+    /// Records an executed statement.
+    pub(crate) fn record_statement(&self, access: DataAccess, time: Duration, rows: u64) {
+        let time_us = time.as_micros() as u64;
+        match access {
+            DataAccess::None => (),
+            DataAccess::Read => add(&self.reads, 1),
+            DataAccess::Write => add(&self.writes, 1),
+        }
+        add(&self.time_us, time_us);
+        add(&self.buckets[bucket(time_us)], 1);
+        if rows > 0 {
+            add(&self.rows, rows);
+        }
+        // If two workers update this concurrently, one sample is lost. The value is smoothed, so
+        // that does not matter.
+        let before = self.smoothed_us.load(Ordering::Relaxed);
+        let after = if before == 0 {
+            time_us
+        } else {
+            before - (before >> SMOOTHING_SHIFT) + (time_us >> SMOOTHING_SHIFT)
+        };
+        self.smoothed_us.store(after, Ordering::Relaxed);
+    }
+
+    /// Records an error sent to a client.
+    pub(crate) fn record_error(&self) {
+        add(&self.errors, 1);
+    }
+
+    /// Records time for which a session kept a worker busy.
+    pub(crate) fn record_busy_time(&self, time: Duration) {
+        add(&self.busy_ns, time.as_nanos() as u64);
+    }
+
+    /// The current values.
+    pub(crate) fn counts(&self) -> TenantCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let buckets = self.buckets.each_ref().map(load);
+        TenantCounts {
+            statements: buckets.iter().sum(),
+            reads: load(&self.reads),
+            writes: load(&self.writes),
+            rows: load(&self.rows),
+            errors: load(&self.errors),
+            time_us: load(&self.time_us),
+            smoothed_us: load(&self.smoothed_us),
+            busy_us: load(&self.busy_ns) / 1000,
+            buckets,
+        }
+    }
+}
+
+impl TenantCounts {
+    /// An upper bound of the execution time of this percentage of the statements: the bound of the
+    /// bucket that contains the quantile.
+    pub(crate) fn quantile_us(&self, percent: u64) -> u64 {
+        let wanted = (self.statements * percent).div_ceil(100);
+        let mut below = 0;
+        let bucket_index = self.buckets.iter().position(|count| {
+            below += count;
+            below >= wanted
+        });
+        if wanted == 0 { 0 } else { bucket_index.map_or(0, bucket_bound_us) }
+    }
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}
+
+/// The counters of all tenants that have had a session.
+#[derive(Default)]
+pub(crate) struct TenantStatsRegistry(Mutex<HashMap<PartitionId, Arc<TenantStats>>>);
+
+impl TenantStatsRegistry {
+    /// The counters of a tenant, for one of its sessions.
+    pub(crate) fn of(&self, tenant: PartitionId) -> Arc<TenantStats> {
+        self.0.lock().entry(tenant).or_default().clone()
+    }
+
+    /// The values of a tenant's counters. `None` if it has had no session.
+    pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
+        let stats = self.0.lock().get(&tenant).cloned();
+        stats.map(|stats| stats.counts())
+    }
+
+    /// The `count` tenants that have kept workers busy longest.
+    pub(crate) fn busiest(&self, count: usize) -> HashMap<PartitionId, TenantCounts> {
+        let busy_ns = |stats: &Arc<TenantStats>| stats.busy_ns.load(Ordering::Relaxed);
+        let mut all: Vec<(u64, PartitionId, Arc<TenantStats>)> =
+            self.0.lock().iter().map(|(tenant, stats)| (busy_ns(stats), *tenant, stats.clone())).collect();
+        all.sort_unstable_by_key(|(busy_ns, tenant, _)| (Reverse(*busy_ns), *tenant));
+        all.iter().take(count).map(|(_, tenant, stats)| (*tenant, stats.counts())).collect()
+    }
+
+    /// Removes a tenant that has been dropped.
+    pub(crate) fn forget(&self, tenant: PartitionId) {
+        self.0.lock().remove(&tenant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_upper_bounds() {
+        let stats = TenantStats::default();
+        assert_eq!(stats.counts(), TenantCounts::default());
+        for _ in 0..99 {
+            stats.record_statement(DataAccess::Read, Duration::from_micros(20), 1);
+        }
+        stats.record_statement(DataAccess::Write, Duration::from_millis(10), 0);
+        let counts = stats.counts();
+        assert_eq!((counts.statements, counts.reads, counts.writes, counts.rows), (100, 99, 1, 99));
+        assert_eq!([50, 99, 100].map(|percent| counts.quantile_us(percent)), [32, 32, 16_384]);
+        stats.record_statement(DataAccess::None, Duration::from_millis(10), 0);
+        let counts = stats.counts();
+        assert_eq!((counts.statements, counts.reads + counts.writes), (101, 100));
+        assert_eq!(counts.quantile_us(99), 16_384);
+    }
+
+    #[test]
+    fn returns_the_busiest_tenants() {
+        let tenants = TenantStatsRegistry::default();
+        for id in 1..=5 {
+            tenants.of(PartitionId(id)).record_busy_time(Duration::from_micros(id % 4));
+        }
+        let busiest = tenants.busiest(3);
+        assert_eq!(busiest.len(), 3);
+        assert_eq!([3, 2, 1].map(|id| busiest[&PartitionId(id)].busy_us), [3, 2, 1]);
+    }
+}
