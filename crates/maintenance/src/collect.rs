@@ -43,7 +43,7 @@
 //!   reference one.
 //!
 //! # A damaged shared log
-//! A shared log that was rejected at startup (`places` in `fulmar_engine`) may reference segments
+//! A shared log that was rejected at startup (`log_routing` in `fulmar_engine`) may reference segments
 //! of large commits that no manifest references yet. The operator can restore its damaged object,
 //! and the next start then needs these segments. A process that has rejected the log therefore
 //! deletes no segments. Manifests are deleted as usual: the records of a log continue from the

@@ -1,5 +1,5 @@
 //! Time travel: transactions that read the partition as of a time (`fulmar.as_of`,
-//! `past` in `fulmar_maintenance`), and transactions on replicas.
+//! `time_travel` in `fulmar_maintenance`), and transactions on replicas.
 //!
 //! The session keeps the historical version from the first transaction that reads it until
 //! `fulmar.as_of` changes, so all its transactions read the same version. An open transaction keeps

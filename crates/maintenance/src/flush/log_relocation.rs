@@ -38,7 +38,7 @@
 //! opening began, until it is flushed. Copies that come after its own commits have no effect: their
 //! version numbers are lower, and their contents are already applied.
 //!
-//! A replica (`beside` in `fulmar_engine`) that has followed so far skips known records by their
+//! A replica (`replica` in `fulmar_engine`) that has followed so far skips known records by their
 //! numbers. A replica that starts while only part of the older copies is left finds that they
 //! continue from a version that it does not have. It reports 40001 for the partition until the
 //! primary has opened the repaired partition and flushed it. Records of format version 1 do not

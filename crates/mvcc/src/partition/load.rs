@@ -1,6 +1,6 @@
 //! Opening a partition from its manifest and the log, and reading its pages from the store.
 //!
-//! - Opening reads only the manifest (the newest one, or a historical one, see `past` in
+//! - Opening reads only the manifest (the newest one, or a historical one, see `time_travel` in
 //!   `fulmar_maintenance`) and
 //!   the indexes of its segments.
 //! - Pages are read on access, or prewarmed because they were in use before the partition was

@@ -280,7 +280,7 @@ impl Partition {
         self.pages.account().resident_bytes()
     }
 
-    /// Returns true if it is a historical version (`past` in `fulmar_maintenance`), which is
+    /// Returns true if it is a historical version (`time_travel` in `fulmar_maintenance`), which is
     /// read-only.
     pub fn is_historical(&self) -> bool {
         self.log.is_read_only() && self.replica_state.get().is_none()
