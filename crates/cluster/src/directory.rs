@@ -4,7 +4,7 @@
 //! Local logs and private partitions exist only in the data directory. A node that started with an
 //! empty one, or with an old copy, would serve them without their last commits. The directory
 //! therefore carries a [`Stamp`], and a node starts only if its record in the metadata store was
-//! written by a process that used this directory (rule 12):
+//! written by a process that used this directory (`match_directory`):
 //!
 //! 1. Before a process changes the node's record, it adds its random number to the stamp.
 //! 2. The record carries the number of the process that began the incarnation. The next process

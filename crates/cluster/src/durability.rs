@@ -1,4 +1,4 @@
-//! Changing the durability of a partition: the kind of log that its owner writes (rule 12).
+//! Changing the durability of a partition: the kind of log that its owner writes.
 //!
 //! The owner holds new commits, waits until the accepted ones are durable, and stores a manifest
 //! that covers all of them. Then one transaction begins a new epoch: that manifest is its base, and

@@ -1,6 +1,6 @@
 //! Replacing a node that has died.
 //!
-//! Any node can run a failover, so the death of the node that decides is no special case (rule 3).
+//! Any node can run a failover, so the death of the node that decides is no special case.
 //! The steps are idempotent: a node that loses a race continues with the next step, and a failover
 //! that stops halfway is completed by the next node that detects the failure.
 //!
@@ -8,9 +8,9 @@
 //! 2. Seal its log. From here on it cannot commit.
 //! 3. Record the end: `sealed`.
 //! 4. Assign its partitions, each by a transaction that compares the partition's record, the dead
-//!    node's `sealed` and the new owner's `alive` (rule 2). If the dead node starts again
+//!    node's `sealed` and the new owner's `alive` (`compare_nodes`). If the dead node starts again
 //!    meanwhile, the comparison fails and it keeps the remaining partitions. Partitions with a
-//!    local log are not assigned: they wait for their node (rule 12).
+//!    local log are not assigned: they wait for their node (`local_stays`).
 
 use std::time::Duration;
 

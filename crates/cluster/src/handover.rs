@@ -4,7 +4,7 @@
 //! follows all of the partition's commits, is durable. Then one transaction changes the owner (rule
 //! 2). If it fails, or if its outcome is unknown, the owner takes the partition back by another
 //! transaction. A read would not be enough: a transaction of unknown outcome may still be applied
-//! after the read (rule 4).
+//! after the read (`settle_by_writing`).
 
 use fulmar_pages::PartitionId;
 

@@ -20,7 +20,7 @@ pub const RENEWAL_INTERVAL: Duration = Duration::from_millis(300);
 const LEASE_WAIT: Duration = Duration::from_millis(1050);
 
 /// How long a new owner, or a new incarnation, answers nothing after it has observed that another
-/// incarnation ended (rule 5).
+/// incarnation ended (`wait_out_lease`).
 pub fn lease_wait(rules: &Rules) -> Duration {
     match (rules.wait_out_lease, rules.lease_margin) {
         (true, true) => LEASE_WAIT,
@@ -40,12 +40,12 @@ pub struct Begun {
     pub serve_from: Duration,
 }
 
-/// Begins the next incarnation of a node (rule 1).
+/// Begins the next incarnation of a node (`seal_own_log`).
 ///
 /// A previous incarnation that is `alive` or `ended` is taken through `ended` and `sealed` first. A
 /// crash at any step leaves a record from which the next start, or a failover, continues. `run` is
 /// a random number of this process. Fails if the data directory is not the previous incarnation's
-/// (rule 12).
+/// (`match_directory`).
 pub async fn begin<E: Environment>(env: &E, node: NodeId, run: u64) -> Result<Begun, Error> {
     let mut serve_from = Duration::ZERO;
     let mut read = metadata::node(env, node).await?;
@@ -95,7 +95,7 @@ impl Lease {
         (now.as_micros() as u64) < self.valid_until_us.load(Ordering::Acquire)
     }
 
-    /// Renews the lease until the incarnation is fenced. Returns [`Error::Fenced`] then (rule 5).
+    /// Renews the lease until the incarnation is fenced. Returns [`Error::Fenced`] then (`lease`).
     ///
     /// A renewal compares the node's record and writes nothing, so a full metadata store does not
     /// stop reads, and an ended incarnation cannot renew.

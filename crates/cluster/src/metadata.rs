@@ -87,7 +87,7 @@ pub async fn change_node<E: Environment>(
 }
 
 /// Replaces a partition's record if it and the records of these nodes are still those that were
-/// read. (Rule 2; without the rule only the partition's record is compared.)
+/// read. (`compare_nodes`; without that rule only the partition's record is compared.)
 pub async fn change_owner<E: Environment>(
     env: &E,
     partition: PartitionId,

@@ -1,4 +1,4 @@
-//! Statements that kill: a bad statement must not kill one node after the other (rule 15).
+//! Statements that kill: a bad statement must not kill one node after the other.
 //!
 //! Two limits, because no single one is enough:
 //! - **A transaction** that was executing when its owner died is replayed once. If the next owner

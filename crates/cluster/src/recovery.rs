@@ -1,4 +1,4 @@
-//! Recovery: reads the commits of all owners of a partition (rule 8).
+//! Recovery: reads the commits of all owners of a partition.
 //!
 //! The partition's record names a base manifest and, for each epoch since, a range of the owner's
 //! logs. Records outside of the ranges are not applied: a fenced owner may have stored them.
@@ -34,7 +34,7 @@ pub struct Missing {
 }
 
 /// Returns true if a manifest of the partition may be used: it is the base, or it is not a draft
-/// and a range names its epoch and node (rule 9).
+/// and a range names its epoch and node (`named_manifests`).
 pub fn is_named(record: &PartitionRecord, manifest: ManifestName) -> bool {
     let is_of_range = |range: &Range| range.epoch == manifest.epoch && range.node == manifest.node;
     record.base == Some(manifest) || (!manifest.is_draft && record.ranges.iter().any(is_of_range))
@@ -94,7 +94,7 @@ async fn read_range<E: Environment>(
             body,
         }));
     }
-    // A missing object must have been truncated. Otherwise it is an error (rule 7).
+    // A missing object must have been truncated. Otherwise it is an error (`no_gaps`).
     let is_lost = |position: &&Position| **position >= kept_from;
     if let Some(position) = missing.iter().find(is_lost).filter(|_| env.rules().no_gaps) {
         return Err(Missing { node: range.node, position: *position });

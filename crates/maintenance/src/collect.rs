@@ -35,7 +35,8 @@
 //! takeover, since a later process can reference a segment only by copying from a manifest that
 //! references it, or if it stored the segment itself:
 //! - An expired manifest is *condemned* before it is deleted, unless it is *pinned*
-//!   ([`fulmar_store`]'s `objects/manifest_holds`). Replicas and branches see that before they use it.
+//!   ([`fulmar_store`]'s `objects/manifest_holds`). Replicas and branches see that before they use
+//!   it.
 //! - A branch checks that its source manifest still exists after its own manifest is stored.
 //!   References are listed after the last manifest was deleted, so the listing contains the branch
 //!   or its source.
@@ -43,11 +44,11 @@
 //!   reference one.
 //!
 //! # A damaged shared log
-//! A shared log that was rejected at startup (`log_routing` in `fulmar_engine`) may reference segments
-//! of large commits that no manifest references yet. The operator can restore its damaged object,
-//! and the next start then needs these segments. A process that has rejected the log therefore
-//! deletes no segments. Manifests are deleted as usual: the records of a log continue from the
-//! newest one, which is kept.
+//! A shared log that was rejected at startup (`log_routing` in `fulmar_engine`) may reference
+//! segments of large commits that no manifest references yet. The operator can restore its damaged
+//! object, and the next start then needs these segments. A process that has rejected the log
+//! therefore deletes no segments. Manifests are deleted as usual: the records of a log continue
+//! from the newest one, which is kept.
 //!
 //! # Damaged holds and manifests
 //! A hold that cannot be read keeps its manifest and logs a warning. While any manifest cannot be

@@ -84,8 +84,8 @@ pub struct Transaction {
 /// The outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The compares held. The operations are durable, at this revision. Without operations it is the
-    /// revision of the last change.
+    /// The compares held. The operations are durable, at this revision. Without operations it is
+    /// the revision of the last change.
     Committed(Revision),
     /// A compare did not hold at this revision. Nothing was changed.
     Conflict(Revision),
@@ -175,8 +175,8 @@ impl Transaction {
         self
     }
 
-    /// Rejects a transaction with too many steps or bytes, too long keys or values, or a key that is
-    /// changed twice.
+    /// Rejects a transaction with too many steps or bytes, too long keys or values, or a key that
+    /// is changed twice.
     pub fn check(&self) -> Result<(), MetaError> {
         if self.compares.len().max(self.operations.len()) > MAX_TRANSACTION_STEPS {
             return Err(refused(format!("accepts at most {MAX_TRANSACTION_STEPS} steps per transaction")));

@@ -15,7 +15,8 @@
 //! operator's usual remedy.
 //!
 //! The disk cache has been shrunk by then: it keeps 1.25 times the reserve free
-//! ([`fulmar_store::DiskCache::limit_to_free_space`]), and every poll passes it the available space.
+//! ([`fulmar_store::DiskCache::limit_to_free_space`]), and every poll passes it the available
+//! space.
 
 use std::io;
 use std::path::PathBuf;

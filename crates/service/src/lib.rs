@@ -8,8 +8,8 @@
 //! A session prepares statements, executes them into a row sink, and ends or abandons its
 //! transaction. It does not depend on where the partition is: an implementation for a partition of
 //! another node answers the same calls. [`LocalPartition`] is the implementation for a partition of
-//! this node. Callers select the implementation statically, and a call of [`LocalPartition`] returns
-//! the engine's own future, without a wrapper or an allocation.
+//! this node. Callers select the implementation statically, and a call of [`LocalPartition`]
+//! returns the engine's own future, without a wrapper or an allocation.
 //!
 //! # Requests
 //!

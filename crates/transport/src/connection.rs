@@ -2,9 +2,9 @@
 //!
 //! Senders append frames to one output buffer; the driver writes all of it with one system call, so
 //! that many small messages of concurrent streams share it. The reader never waits for the output
-//! buffer: two nodes whose readers wait for their writers would wait for each other forever. Its own
-//! frames are few: it answers only streams that it refuses, and closes a connection whose peer opens
-//! more of them than it reads answers.
+//! buffer: two nodes whose readers wait for their writers would wait for each other forever. Its
+//! own frames are few: it answers only streams that it refuses, and closes a connection whose peer
+//! opens more of them than it reads answers.
 
 use std::sync::Arc;
 

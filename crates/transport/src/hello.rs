@@ -20,8 +20,8 @@
 //!       44    ...  ignored: reserved for later versions
 //! ```
 //!
-//! Neighbouring versions of Fulmar have a common protocol version, so that a cluster can be upgraded
-//! node by node. Both sides use the highest common one.
+//! Neighbouring versions of Fulmar have a common protocol version, so that a cluster can be
+//! upgraded node by node. Both sides use the highest common one.
 
 use std::ops::RangeInclusive;
 

@@ -23,7 +23,7 @@
 //!   about [`MAX_OUTPUT_BYTES`] that the peer has not taken yet; then its senders wait.
 //! - **Failure.** When a connection ends, all its streams end with an error. An error never tells
 //!   whether the peer has processed a message: the cluster's protocols settle that
-//!   (`docs/architecture/ownership.md`, rule 6).
+//!   (`ask_outcome` in `docs/architecture/ownership.md`).
 //! - **Identity.** Both sides state their cluster, node, incarnation and protocol versions before
 //!   anything else ([`hello`]). A node of another cluster, another node than the expected one, or
 //!   one without a common protocol version is refused.

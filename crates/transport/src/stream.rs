@@ -132,8 +132,8 @@ impl Stream {
     }
 
     /// Sends a message. Waits while the peer does not read, or the connection's output buffer is
-    /// full. If the future is dropped, a part of the message may have been sent: the stream can then
-    /// only be dropped.
+    /// full. If the future is dropped, a part of the message may have been sent: the stream can
+    /// then only be dropped.
     pub async fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         if self.has_finished || self.is_torn {
             return Err(Error::Closed);

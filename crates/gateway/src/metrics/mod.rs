@@ -2,8 +2,8 @@
 //!
 //! Each metric is declared once, with its name, its help text and its value: the counters of
 //! workers in [`worker`], those of the engine and the store in [`engine`], those of tenants in
-//! [`tenant`], and those of connections here. `docs/operations.md` explains them; a test compares it with the
-//! output.
+//! [`tenant`], and those of connections here. `docs/operations.md` explains them; a test compares
+//! it with the output.
 
 mod engine;
 mod tenant;

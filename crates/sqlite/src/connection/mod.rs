@@ -110,8 +110,8 @@ impl Connection {
         Connection::run_with(self, |connection| connection, body)
     }
 
-    /// Runs `body` on a fiber, where it may call SQLite. `owner` contains the connection, and `body`
-    /// must not replace it.
+    /// Runs `body` on a fiber, where it may call SQLite. `owner` contains the connection, and
+    /// `body` must not replace it.
     pub fn run_with<'a, O, T: 'a>(
         owner: &'a mut O,
         connection: impl FnOnce(&mut O) -> &mut Connection,

@@ -2,8 +2,8 @@
 //! for eviction.
 //!
 //! A page in the disk cache costs 1. Any other page costs the ratio of the recent read latencies of
-//! the store and of the disk cache, up to [`MAX_READ_COST`]. Without that limit, a page that is only in
-//! the store would stay in memory for a very long time without being used.
+//! the store and of the disk cache, up to [`MAX_READ_COST`]. Without that limit, a page that is
+//! only in the store would stay in memory for a very long time without being used.
 //!
 //! Each latency is an exponentially weighted mean of successful reads of a single page; for larger
 //! reads the time depends mostly on the number of pages. Concurrent updates may lose a sample,
@@ -79,8 +79,8 @@ impl DiskCache {
         self.shared.costs.store.add(latency);
     }
 
-    /// Returns the cost of reading the page at this location of a segment: 1 to [`MAX_READ_COST`]. Only
-    /// looks up the index, and does not count as a use of the entry.
+    /// Returns the cost of reading the page at this location of a segment: 1 to [`MAX_READ_COST`].
+    /// Only looks up the index, and does not count as a use of the entry.
     pub fn cost(&self, id: SegmentId, location: FrameLocation) -> u64 {
         match self.shared.index.contains(Key::frame(id, location.offset).hash()) {
             true => 1,

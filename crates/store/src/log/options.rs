@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
     /// As soon as the disk is idle: a session waits for it and will continue afterwards. If the
-    /// appending thread announces when it is idle ([`announce_idle`](super::announce_idle)) and the log is busy, the
-    /// record may wait until then.
+    /// appending thread announces when it is idle ([`announce_idle`](super::announce_idle)) and the
+    /// log is busy, the record may wait until then.
     Immediate,
     /// As `Immediate`, unless the appender commits infrequently. The duration is the time since its
     /// last commit. If it is long enough, the record may wait for others to share its sync, for at

@@ -18,8 +18,8 @@
 //! Starting a term takes the store away from the owner of the previous term, which is not asked and
 //! may not notice for some time. Operations that only the owner may perform therefore follow this
 //! rule: *list, check that the term is still the last one, then act on the listing*. All listed
-//! objects then existed while the process owned the store. `maintenance/collect` explains why acting on
-//! the listing later is safe.
+//! objects then existed while the process owned the store. `maintenance/collect` explains why
+//! acting on the listing later is safe.
 
 use std::time::Duration;
 

@@ -232,7 +232,8 @@ mod tests {
         counts
     }
 
-    /// Pearson's statistic divided by its degrees of freedom: about 1 if `counts` were drawn from `expected`.
+    /// Pearson's statistic divided by its degrees of freedom: about 1 if `counts` were drawn from
+    /// `expected`.
     fn misfit(counts: &[f64], expected: &[f64]) -> f64 {
         let terms =
             counts.iter().zip(expected).map(|(count, expected)| (count - expected).powi(2) / expected);

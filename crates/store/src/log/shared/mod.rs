@@ -59,9 +59,10 @@
 //!    objects before it are ignored. The statement is a fact about manifests and durable objects.
 //!    It remains true whether or not the object itself counts. An object with the greatest
 //!    statement always exists.
-//! 2. **The seal that ends a log is never deleted.** A fenced writer that retries a slot below the seal can only put
-//!    the object that was read when the log was sealed, so it is right to acknowledge it. At the
-//!    seal itself it always fails. A seal has about 100 bytes, and there is one per start.
+//! 2. **The seal that ends a log is never deleted.** A fenced writer that retries a slot below the
+//!    seal can only put the object that was read when the log was sealed, so it is right to
+//!    acknowledge it. At the seal itself it always fails. A seal has about 100 bytes, and there is
+//!    one per start.
 //! 3. **A lost slot proves a loss only if nothing was deleted there.** A writer that finds another
 //!    object in a slot where its own put timed out cannot conclude from that object which one was
 //!    first. Its own object may have been stored, read by a successor, covered by manifests and

@@ -73,8 +73,8 @@ use crate::log::{LogError, Lsn};
 
 /// Number of concurrent reads. At 30 ms per read, this reads 4,000 objects in 1 s.
 pub(super) const CONCURRENT_READS: usize = 128;
-/// Number of rounds after which an open fails because other processes keep opening the log. A living
-/// writer can cost [`BARRIER_DISTANCE`] of them.
+/// Number of rounds after which an open fails because other processes keep opening the log. A
+/// living writer can cost [`BARRIER_DISTANCE`] of them.
 pub(super) const MAX_ROUNDS: usize = 50 + BARRIER_DISTANCE as usize;
 /// Number of slots between the last known object of a log and its barrier.
 const BARRIER_DISTANCE: u64 = 64;

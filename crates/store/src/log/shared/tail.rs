@@ -35,7 +35,8 @@
 //! - Deleted objects are covered by manifests, or by copies later in the log. Before they are
 //!   deleted, a later object states this (`needed`), and exists until a later one states more. The
 //!   listing contains one of them, so the walk continues from the slot that it states. A reader
-//!   that has not reached that slot cannot continue ([`NextRecords::Gone`]) and restarts from a manifest.
+//!   that has not reached that slot cannot continue ([`NextRecords::Gone`]) and restarts from a
+//!   manifest.
 //!
 //! A listing is not atomic: an object that was put in the meantime may be listed, while an earlier
 //! one is not. An object that was created when more was durable than the walk has found (a
