@@ -2,8 +2,8 @@
 //! are applied when the partition is opened.
 //!
 //! The log may contain a record more than once. Records of a partition that cannot be opened are
-//! copied to the end of the log ([`crate::flush`]); older copies that have not been truncated are
-//! read as well.
+//! copied to the end of the log (`flush` in `fulmar_maintenance`); older copies that have not been
+//! truncated are read as well.
 //!
 //! ```text
 //!  log:      | 7  8  9 | 10 . . . | 7 . 8  9 |      (the file with 1 to 6 has been truncated)

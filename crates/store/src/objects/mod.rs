@@ -21,8 +21,8 @@
 //!
 //! The indexes of segments are read once and cached, and so are manifests for time-travel reads,
 //! each within a fixed number of bytes. Callers decide what else to cache. If there is a disk
-//! cache, it is checked before the store ([`cached`]). Any [`Store`] can be used; [`Reliable`] adds
-//! retries and time-outs.
+//! cache, it is checked before the store ([`disk_cache_access`]). Any [`Store`] can be used;
+//! [`Reliable`] adds retries and time-outs.
 
 mod adopt;
 mod anchors;

@@ -30,8 +30,8 @@
 //!
 //! A process that takes over a log closes it: it puts a *seal* into the slot after the last
 //! contiguous object. If it loses that slot to a put in flight, it tries the next one, and limits
-//! how far the old writer can get by a second seal further ahead ([`open`]). Once the first seal is
-//! stored, the log's end is fixed permanently. If the old writer is still alive, it finds
+//! how far the old writer can get by a second seal further ahead ([`recovery`]). Once the first
+//! seal is stored, the log's end is fixed permanently. If the old writer is still alive, it finds
 //! the seal in a slot that it needed for records, and is *fenced*: none of its later objects will
 //! ever be part of a contiguous prefix, even if some exist after the seal, and it has acknowledged
 //! none of them. It reports their commits as lost if rule 3 below makes that certain, and their
@@ -105,7 +105,7 @@
 //! of a log. However, each object also states up to which slot the log was durable when it was
 //! created, and a gap below that is a lost object, which is refused too. As with log files, the
 //! loss of the last acknowledged object cannot be detected if no later object and no seal was
-//! created. [`check`] reads all objects and reports each one that is damaged or missing.
+//! created. [`verify`] reads all objects and reports each one that is damaged or missing.
 
 mod object_format;
 mod objects;
