@@ -37,6 +37,7 @@
 //! | [`engine`] | start, shutdown, statistics |
 //! | [`opener`] | opens partitions |
 //! | [`log_routing`] | which log a partition commits to |
+//! | [`membership`] | a node of a cluster owns what the cluster assigns to it |
 //! | [`replica`] | read replicas |
 //! | [`health`], [`temporary`] | health of a node; temporary files of the layers above |
 //!
@@ -54,6 +55,7 @@ mod engine;
 mod health;
 mod idle;
 mod log_routing;
+mod membership;
 mod opener;
 mod procedure;
 mod replica;
@@ -80,6 +82,7 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
+pub use membership::{Assignment, Assignments, Membership, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
 pub use session::Session;

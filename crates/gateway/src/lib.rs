@@ -54,6 +54,7 @@ mod activity;
 mod admin;
 mod admission;
 mod advisory;
+pub mod cluster;
 mod connection_slots;
 mod cpu_stats;
 pub mod events;

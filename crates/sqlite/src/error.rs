@@ -56,6 +56,9 @@ pub mod sqlstate {
     pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
     pub const OBJECT_IN_USE: &str = "55006";
     pub const QUERY_CANCELED: &str = "57014";
+    /// The partition has another owner. The statement has had no effect. Internal: a gateway repeats
+    /// the work at the new owner, and shows the client another state if it cannot.
+    pub const PARTITION_MOVED: &str = "FM001";
     pub const ADMIN_SHUTDOWN: &str = "57P01";
     pub const CANNOT_CONNECT_NOW: &str = "57P03";
     pub const DATABASE_DROPPED: &str = "57P04";

@@ -12,6 +12,7 @@ use fulmar_sqlite::{DEFAULT_STACK_BYTES, DEFAULT_TIME_SLICE};
 use fulmar_store::{LogFiles, LogOptions, SharedLogOptions, Store};
 use hashbrown::HashMap;
 
+use crate::membership::Membership;
 use crate::replica::Primary;
 
 /// Default maximum length of one statement's SQL text in bytes.
@@ -81,6 +82,8 @@ pub struct Config {
     /// Makes the node a read replica of this primary: it has no log, and `data` contains only
     /// temporary files.
     pub replica_of: Option<Primary>,
+    /// Makes the engine one of a cluster, which owns only what the cluster assigns to it.
+    pub membership: Option<Membership>,
 }
 
 /// The partitions in the catalog, existing or dropped. Data of any other partition proves that the
@@ -154,6 +157,7 @@ impl Config {
             node_id: 0,
             shared: HashSet::new(),
             replica_of: None,
+            membership: None,
         }
     }
 }

@@ -1,0 +1,126 @@
+//! What a gateway needs from the cluster that its node belongs to.
+//!
+//! A node without a cluster owns every partition, and its gateway has no [`Cluster`]. In a cluster
+//! the gateway asks for the owner of a session's partition, relays the session to it, and asks
+//! again when the owner has changed. Statements that create, drop or move databases change the
+//! ownership records through this trait as well.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_transport::Stream;
+
+use crate::Result;
+
+/// The owner of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The id of the node.
+    pub node: u32,
+    /// The epoch of its ownership.
+    pub epoch: u32,
+}
+
+/// What became of a transaction whose answer was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransactionOutcome {
+    /// It was committed.
+    Committed,
+    /// It was not committed, and cannot be any more.
+    Aborted,
+    /// It is too long ago: unknown.
+    Forgotten,
+}
+
+/// A node of the cluster, for `fulmar.nodes`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its id.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// `alive`, `ended` or `sealed`; `suspect` if this node does not hear from it.
+    pub state: &'static str,
+    /// Its newest incarnation.
+    pub incarnation: u64,
+    /// Where it listens for other nodes.
+    pub rpc: String,
+    /// Where it listens for clients.
+    pub sql: String,
+    /// How many partitions it owns.
+    pub partitions: u64,
+    /// How long ago this node heard from it. `None` for itself and for nodes it never heard.
+    pub heard: Option<Duration>,
+}
+
+/// A partition of the cluster, for `fulmar.partitions`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionInfo {
+    /// Its id.
+    pub id: PartitionId,
+    /// The name of its owner.
+    pub owner: String,
+    /// The epoch of its owner.
+    pub epoch: u32,
+    /// The log that it commits to.
+    pub durability: Durability,
+}
+
+/// The cluster as seen by one of its nodes.
+#[async_trait]
+pub trait Cluster: Send + Sync + 'static {
+    /// The id of this node.
+    fn this_node(&self) -> u32;
+
+    /// The owner of a partition, from memory. `None` if this node has not heard of the partition.
+    fn owner(&self, partition: PartitionId) -> Option<Owner>;
+
+    /// The owner of a partition, read linearizably. `None` if the partition does not exist.
+    async fn find_owner(&self, partition: PartitionId) -> Result<Option<Owner>>;
+
+    /// Waits until the owner of a partition in memory has another epoch than `epoch`, or until the
+    /// node of that epoch lives again as a new incarnation.
+    async fn owner_changed(&self, partition: PartitionId, epoch: u32);
+
+    /// Opens a stream for a session to a node, this one included. The other side passes it to
+    /// [`Gateway::serve_relayed`](crate::Gateway::serve_relayed).
+    async fn open_session_stream(&self, node: u32) -> Result<Stream>;
+
+    /// Whether this node may answer now: its lease is valid.
+    fn may_answer(&self) -> bool;
+
+    /// Waits until this node may answer. Fails if its incarnation has ended.
+    async fn wait_to_answer(&self) -> Result<()>;
+
+    /// Asks the owner of a partition what became of a transaction. A transaction that was not
+    /// committed cannot be committed after the answer.
+    async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
+
+    /// Creates the ownership record of a new partition, at the least loaded node.
+    async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
+
+    /// Drops a partition at its owner, and deletes its ownership record. Does nothing if it has
+    /// none.
+    async fn drop_partition(&self, partition: PartitionId) -> Result<()>;
+
+    /// Moves a partition to the node with this name, and returns when that node owns it.
+    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()>;
+
+    /// All nodes, by id.
+    fn nodes(&self) -> Vec<NodeInfo>;
+
+    /// All partitions, by id.
+    fn partitions(&self) -> Vec<PartitionInfo>;
+
+    /// The address where clients reach this node. Set once by the gateway when it listens.
+    fn listening(&self, sql: SocketAddr);
+}
+
+impl fmt::Debug for dyn Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cluster(node {})", self.this_node())
+    }
+}
