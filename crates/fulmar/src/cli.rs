@@ -28,7 +28,7 @@ pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
 Run the demo:
-  fulmar demo                                   one minute: a node, 100 tenants, a crash
+  fulmar demo                                   one minute: three nodes, 100 tenants, a kill
 
 Run a node on this machine, without passwords:
   fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
@@ -65,7 +65,7 @@ pub enum Command {
     Top(TopArgs),
     /// Run benchmarks, and compare Fulmar with PostgreSQL
     Bench(BenchArgs),
-    /// Run a one-minute demo: a node, 100 tenants and a crash
+    /// Run a one-minute demo: three nodes, 100 tenants, and the death of a node
     Demo(DemoArgs),
 }
 
@@ -432,7 +432,7 @@ pub enum Comparison {
     after_help = "Requires pgbench (Debian: apt-get install postgresql-15). Removes all its files at the end."
 )]
 pub struct DemoArgs {
-    /// Seconds of load, half before the crash and half after it
+    /// Seconds of load, half before a node is killed and half after it
     #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=3600))]
     pub seconds: u64,
     /// Number of tenants: four run pgbench, one keeps a ledger, and the rest run YCSB
