@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{ClusterArgs, CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -277,6 +277,9 @@ pub enum BenchAction {
     /// Measure the overhead and the performance of the store, on this machine
     #[command(after_help = BENCH_STORE_EXAMPLES)]
     Store(StoreArgs),
+    /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
+    #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
+    Cluster(ClusterArgs),
 }
 
 /// `fulmar bench report`
@@ -297,6 +300,14 @@ Examples:
 
 Starts dedicated Fulmar nodes, and an S3 server for the cases that need one: versitygw, which
 `make tools` builds (or set its path with --s3-server). docs/benchmarks.md describes each case.";
+
+const BENCH_CLUSTER_EXAMPLES: &str = "\
+Examples:
+  fulmar bench cluster                                       all cases
+  fulmar bench cluster --case failover-median-ms --kills 3   three kills
+
+Starts three Fulmar nodes, etcd (Debian's etcd-server and etcd-client) and versitygw, which
+`make tools` builds. docs/benchmarks.md describes each case.";
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
