@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fulmar_workload::Target;
 use fulmar_workload::history::{Event, Transaction};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -19,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What all clients share.
 pub struct Shared {
-    ports: Vec<u16>,
+    targets: Vec<Target>,
     /// A logical clock.
     clock: AtomicU64,
     /// The next value to append.
@@ -27,8 +28,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(ports: Vec<u16>) -> Shared {
-        Shared { ports, clock: AtomicU64::new(1), value: AtomicU32::new(1) }
+    pub fn new(targets: Vec<Target>) -> Shared {
+        Shared { targets, clock: AtomicU64::new(1), value: AtomicU32::new(1) }
     }
 
     fn tick(&self) -> u64 {
@@ -74,9 +75,9 @@ impl Client {
             // A connection is used for some transactions, then another tenant and node are chosen.
             if connection.is_none() || self.random.random_bool(0.1) {
                 let tenant = self.random.random_range(0..TENANTS);
-                let port = self.shared.ports[self.random.random_range(0..self.shared.ports.len())];
+                let target = &self.shared.targets[self.random.random_range(0..self.shared.targets.len())];
                 let name = database(tenant);
-                let connected = tokio::time::timeout(ANSWER_TIMEOUT, connect(port, &name));
+                let connected = tokio::time::timeout(ANSWER_TIMEOUT, connect(target, &name));
                 match connected.await.expect("a login was neither answered nor refused") {
                     Ok(client) => connection = Some((tenant, client)),
                     Err(_) => {
@@ -92,9 +93,7 @@ impl Client {
             let record = record.await.expect("a transaction was neither answered nor refused");
             let failed = record.failure.is_some();
             records.push(record);
-            if client.is_closed() {
-                connection = None;
-            } else if failed && client.batch_execute("ROLLBACK").await.is_err() {
+            if client.is_closed() || (failed && client.batch_execute("ROLLBACK").await.is_err()) {
                 connection = None;
             }
             if failed {

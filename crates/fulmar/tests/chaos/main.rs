@@ -1,9 +1,10 @@
-//! A cluster of real processes under faults: three nodes, etcd with three members and an S3 server,
-//! on loopback.
+//! A cluster of real processes under faults: three nodes, each in a network namespace of its own,
+//! etcd with three members, and an S3 server. Needs the rights of root.
 //!
 //! ```text
 //!   clients ── transactions that read and append to lists, through random nodes      [`client`]
-//!   faults ─── kill -9, SIGSTOP, graceful stops, moves of tenants, kills of etcd      [`faults`]
+//!   faults ─── kill -9, SIGSTOP, graceful stops, cut links, moves of tenants,
+//!              kills of etcd's members                                               [`faults`]
 //!   at the end: every tenant answers through every node, with the same lists;
 //!               the history of every tenant is strictly serializable
 //! ```
@@ -26,8 +27,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fulmar_workload::Target;
 use fulmar_workload::history::{Event, History, Transaction};
-use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore};
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio_postgres::NoTls;
@@ -39,6 +41,8 @@ const TENANTS: usize = 6;
 const CLIENTS: usize = 8;
 /// Lists per tenant.
 const KEYS: usize = 4;
+/// How long a client waits for a connection, and for the acknowledgement of what it has sent.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the cluster may take to answer everything after the last fault.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -51,15 +55,26 @@ fn database(tenant: usize) -> String {
     format!("chaos{tenant}")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn histories_under_faults_are_strictly_serializable() {
+#[test]
+fn histories_under_faults_are_strictly_serializable() {
+    let arguments = ["--exact", "histories_under_faults_are_strictly_serializable", "--nocapture"];
+    if let Some(status) = run_in_private(&arguments.map(str::to_owned)).unwrap() {
+        assert!(status.success(), "the test in the private network namespace failed");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(run());
+}
+
+async fn run() {
     let (seed, seconds) = (setting("CHAOS_SEED", 1), setting("CHAOS_SECONDS", 60));
     println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
-    let setup = ClusterSetup { etcd_members: 3, store: ClusterStore::S3, ..ClusterSetup::default() };
+    let setup =
+        ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() };
     let mut cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
     create_tenants(&cluster).await;
 
-    let shared = Arc::new(Shared::new((0..cluster.nodes()).map(|node| cluster.target(node).port).collect()));
+    let shared = Arc::new(Shared::new((0..cluster.nodes()).map(|node| cluster.target(node)).collect()));
     let stop = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
@@ -99,11 +114,11 @@ async fn histories_under_faults_are_strictly_serializable() {
 
 /// Creates the tenants and their lists.
 async fn create_tenants(cluster: &Cluster) {
-    let admin = connect(cluster.target(0).port, "fulmar").await.unwrap();
+    let admin = connect(&cluster.target(0), "fulmar").await.unwrap();
     for tenant in 0..TENANTS {
         let name = database(tenant);
         admin.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let client = connect(cluster.target(tenant % cluster.nodes()).port, &name).await.unwrap();
+        let client = connect(&cluster.target(tenant % cluster.nodes()), &name).await.unwrap();
         client.batch_execute("CREATE TABLE lists (k INTEGER PRIMARY KEY, v TEXT NOT NULL)").await.unwrap();
         for key in 0..KEYS {
             client.execute("INSERT INTO lists VALUES ($1, '')", &[&(key as i64)]).await.unwrap();
@@ -118,7 +133,7 @@ async fn final_lists(cluster: &Cluster) -> Vec<Vec<Vec<u32>>> {
         let mut lists: Option<Vec<Vec<u32>>> = None;
         for node in 0..cluster.nodes() {
             let read = loop {
-                match read_lists(cluster.target(node).port, &database(tenant)).await {
+                match read_lists(&cluster.target(node), &database(tenant)).await {
                     Ok(read) => break read,
                     Err(error) => {
                         println!("waiting for tenant {tenant} at node {node}: {error}");
@@ -134,16 +149,21 @@ async fn final_lists(cluster: &Cluster) -> Vec<Vec<Vec<u32>>> {
     all
 }
 
-async fn read_lists(port: u16, database: &str) -> Result<Vec<Vec<u32>>, tokio_postgres::Error> {
-    let client = connect(port, database).await?;
+async fn read_lists(target: &Target, database: &str) -> Result<Vec<Vec<u32>>, tokio_postgres::Error> {
+    let client = connect(target, database).await?;
     let rows = client.query("SELECT v FROM lists ORDER BY k", &[]).await?;
     Ok(rows.iter().map(|row| client::parse(row.get(0))).collect())
 }
 
-/// Connects to a database through the node with this port.
-async fn connect(port: u16, database: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
-    let config = format!("host=127.0.0.1 port={port} user=fulmar dbname={database} connect_timeout=10");
-    let (client, connection) = tokio_postgres::connect(&config, NoTls).await?;
+/// Connects to a database through a node.
+async fn connect(target: &Target, database: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let mut config = tokio_postgres::Config::new();
+    config.host(&target.host).port(target.port).user(&target.user).dbname(database);
+    config.password(target.password.as_deref().unwrap_or_default()).connect_timeout(CONNECT_TIMEOUT);
+    // A client whose node is cut off must notice it.
+    config.tcp_user_timeout(CONNECT_TIMEOUT).keepalives_idle(CONNECT_TIMEOUT);
+    config.keepalives_interval(Duration::from_secs(1)).keepalives_retries(3);
+    let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
