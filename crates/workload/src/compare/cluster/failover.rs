@@ -102,7 +102,7 @@ async fn kill_nodes(
 
 /// Waits until every tenant has answered a transaction that was sent after `death`. Returns when
 /// the last one did.
-async fn all_answered(samples: &[Samples], death: Instant) -> anyhow::Result<Instant> {
+pub(super) async fn all_answered(samples: &[Samples], death: Instant) -> anyhow::Result<Instant> {
     let first = |samples: &Samples| {
         let samples = samples.borrow();
         samples.iter().find(|sample| sample.sent >= death && sample.error.is_none()).map(|sample| sample.done)
@@ -132,7 +132,7 @@ fn errors(samples: &[Samples], begin: Instant, killed: usize) -> impl Iterator<I
 }
 
 /// Moves the tenants so that each node owns the same number of them.
-async fn spread(cluster: &Cluster, active: &[String]) -> anyhow::Result<()> {
+pub(super) async fn spread(cluster: &Cluster, active: &[String]) -> anyhow::Result<()> {
     let target = cluster.target(0);
     let move_one = async |(number, database): (usize, &String)| {
         let mut client = Client::connect(&target).await?;

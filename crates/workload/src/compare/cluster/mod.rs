@@ -1,7 +1,9 @@
 //! `bench cluster`: three nodes with etcd and an S3 server, all on this machine.
 //!
-//! The cases measure a cluster of one build. `docs/benchmarks.md` describes each case.
+//! Cases that cut a node off run each node in a network namespace of its own, which needs the rights
+//! of root. The cases measure a cluster of one build. `docs/benchmarks.md` describes each case.
 
+mod cut;
 mod failover;
 mod forward;
 mod probe;
@@ -19,7 +21,7 @@ use super::print_results;
 use super::result::{Bound, CaseResult};
 use super::rounds::Progress;
 use crate::client::Client;
-use crate::server::{Cluster, ClusterSetup, ClusterStore};
+use crate::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
 use crate::tenants;
 
 /// The number of nodes.
@@ -31,7 +33,7 @@ const CONCURRENT: usize = 16;
 #[derive(Args, Clone, Debug)]
 pub struct ClusterArgs {
     /// Run only this case (repeatable): failover-median-ms (with failover-worst-ms and
-    /// failover-failed), forward-ratio, idle-core-percent, metadata-per-txn
+    /// failover-failed), cutoff-ms (with heal-ms), forward-ratio, idle-core-percent, metadata-per-txn
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Nodes that are killed, one after the other
@@ -46,10 +48,10 @@ pub struct ClusterArgs {
     /// Tenants of idle-core-percent
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub idle_tenants: u32,
-    /// Length of each measurement in seconds, except those of kills
+    /// Length of each measurement in seconds, except those of kills and cuts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Measurements of each case without kills
+    /// Measurements of each case without kills, and number of cuts
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Memory of each node (--memory) in MiB
@@ -67,15 +69,19 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
 const MEDIAN: &str = "failover-median-ms";
 const WORST: &str = "failover-worst-ms";
 const FAILED: &str = "failover-failed";
+const CUTOFF: &str = "cutoff-ms";
+const HEAL: &str = "heal-ms";
 const FORWARD: &str = "forward-ratio";
 const IDLE: &str = "idle-core-percent";
 const METADATA: &str = "metadata-per-txn";
 
 #[rustfmt::skip]
-static CASES: [Case; 6] = [
+static CASES: [Case; 8] = [
     row(MEDIAN, "from kill -9 of a node until the last active tenant answers", "ms", Bound::AtMost(2500.0)),
     row(WORST, "the longest of these times", "ms", Bound::AtMost(8000.0)),
     row(FAILED, "failed transactions of clients of other nodes, above a run without kills", "", Bound::AtMost(0.0)),
+    row(CUTOFF, "from cutting a node off until its last tenant answers elsewhere", "ms", Bound::AtMost(4000.0)),
+    row(HEAL, "from the end of the cut until a statement through the node is answered", "ms", Bound::AtMost(500.0)),
     row(FORWARD, "YCSB with 8 connections through a node that owns nothing, over the owner", "ratio", Bound::AtLeast(0.35)),
     row(IDLE, "CPU of three idle nodes together, of one core", "%", Bound::AtMost(4.0)),
     row(METADATA, "requests to etcd per transaction, above an idle cluster", "", Bound::AtMost(0.001)),
@@ -98,11 +104,17 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Starts a cluster.
     async fn cluster(&self) -> anyhow::Result<Cluster> {
+        self.start(false).await
+    }
+
+    /// Starts a cluster, with or without a network whose links can be cut.
+    async fn start(&self, isolated: bool) -> anyhow::Result<Cluster> {
         self.progress.step("starting etcd, the S3 server and three nodes");
         let setup = ClusterSetup {
             nodes: NODES,
             store: ClusterStore::S3,
             memory_bytes: self.arguments.memory_mib << 20,
+            isolated,
             ..ClusterSetup::default()
         };
         Cluster::start(self.binary, setup).await
@@ -138,10 +150,16 @@ pub async fn cluster(arguments: &ClusterArgs, binary: PathBuf) -> anyhow::Result
         names => names.iter().map(|name| case(name)).collect::<anyhow::Result<_>>()?,
     };
     let is_wanted = |names: &[&str]| wanted.iter().any(|case| names.contains(&case.name));
+    if is_wanted(&[CUTOFF, HEAL]) {
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        if let Some(status) = run_in_private(&arguments)? {
+            std::process::exit(status.code().unwrap_or(1));
+        }
+    }
     let measuring = async {
         let bench = Bench { arguments, binary: &binary, progress: Progress::new() };
         let mut results = Vec::new();
-        for names in [&[MEDIAN, WORST, FAILED][..], &[FORWARD], &[IDLE], &[METADATA]] {
+        for names in [&[MEDIAN, WORST, FAILED][..], &[CUTOFF, HEAL], &[FORWARD], &[IDLE], &[METADATA]] {
             if is_wanted(names) {
                 let failed = |error: anyhow::Error| {
                     let failed =
@@ -164,6 +182,7 @@ fn measure<'a>(
     async move {
         match name {
             MEDIAN => failover::measure(bench).await,
+            CUTOFF => cut::measure(bench).await,
             FORWARD => forward::measure(bench).await.map(|result| vec![result]),
             IDLE => steady::idle(bench).await.map(|result| vec![result]),
             _ => steady::metadata(bench).await.map(|result| vec![result]),
