@@ -17,6 +17,11 @@ pub trait Reload: Send + Sync {
 
     /// Loads the files again. If they are invalid, the old certificates stay in use.
     fn reload(&self) -> Result<(), Error>;
+
+    /// A warning to log at the start, after each reload and once a day.
+    fn warning(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Identifies a version of a file: device, inode, size and modification time. `None` if it cannot

@@ -1,5 +1,6 @@
 //! Subcommands, flags and help texts of `fulmar`.
 
+mod cert;
 mod events;
 mod tenant;
 mod token;
@@ -21,6 +22,7 @@ use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
+pub use cert::{CertAction, CertArgs};
 pub use events::EventsArgs;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
@@ -55,6 +57,8 @@ pub enum Command {
     Tenant(TenantArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
+    /// Create certificates for TLS between the nodes of a cluster
+    Cert(CertArgs),
     /// Show node events (--follow streams new ones)
     Events(EventsArgs),
     /// Verify the checksums of all stored data

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use super::catalog_check::{CatalogCheck, with_remedy};
 use super::data::DataDirectory;
 use super::store::NodeStore;
-use super::tls::Tls;
+use super::tls::{Tls, reload_on_change};
 use super::{disk_cache, store, superuser};
 use crate::cli::StartArgs;
 use crate::size::Bytes;
@@ -228,7 +228,7 @@ fn progress(config: &Config) -> StartProgress {
 /// called only if there are certificates.
 fn spawn_tls_reload(tls: Arc<Tls>, event_log: Arc<EventLog>) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    Ok(tokio::spawn(tls.reload_on_change(hangups, event_log)))
+    Ok(tokio::spawn(reload_on_change(vec![tls], hangups, event_log)))
 }
 
 /// Returns the event for the start of the node.

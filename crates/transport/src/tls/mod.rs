@@ -40,6 +40,9 @@ use refusal::{DIALING_NODE, Peer, refusal};
 /// The byte that the accepting node sends after the handshake.
 const CONFIRMATION: u8 = 1;
 
+/// A certificate that expires within this time causes a warning.
+const EXPIRY_NOTICE: Duration = Duration::from_hours(14 * 24);
+
 /// The files with which a node authenticates itself to others, and others to itself.
 #[derive(Clone, Debug)]
 pub struct NodeTlsFiles {
@@ -122,17 +125,6 @@ impl NodeTls {
         confirmed.await.map_err(|error| refusal(error, Peer::Dialing))
     }
 
-    /// Returns a warning if the certificate expires within this time.
-    pub fn expiry_warning(&self, within: Duration) -> Option<String> {
-        let current = self.current();
-        current.trusted.check(&current.chain, SystemTime::now() + within).err()?;
-        let days = within.as_secs() / 86_400;
-        Some(format!(
-            "{} expires within {days} days, and other nodes reject it then; issue a new one with `fulmar cert node`",
-            self.pair.certificate
-        ))
-    }
-
     fn current(&self) -> Arc<Credentials> {
         self.current.read().clone()
     }
@@ -150,6 +142,16 @@ impl Reload for NodeTls {
     fn reload(&self) -> Result<(), CertificateError> {
         *self.current.write() = Arc::new(Credentials::read(&self.ca, &self.pair, &self.name)?);
         Ok(())
+    }
+
+    fn warning(&self) -> Option<String> {
+        let current = self.current();
+        current.trusted.check(&current.chain, SystemTime::now() + EXPIRY_NOTICE).err()?;
+        Some(format!(
+            "{} expires within {} days, and other nodes reject it then; issue a new one with `fulmar cert node`",
+            self.pair.certificate,
+            EXPIRY_NOTICE.as_secs() / 86_400
+        ))
     }
 }
 
