@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use fulmar_certificates::{Authority, Issued, Reload};
-use fulmar_transport::tls::{NodeTls, NodeTlsFiles, check_peer_name};
+use fulmar_transport::tls::{NodeStream, NodeTls, NodeTlsFiles};
 use fulmar_transport::{Error, Identity};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tempfile::TempDir;
@@ -152,38 +152,55 @@ async fn refusal_of_client(cluster: &Cluster, node: &NodeTls, issued: Option<&Is
     in_time(async { tokio::join!(node.accept(accepted), client).0 }).await
 }
 
+/// Sends a message in each direction, through the streams of a connection.
+async fn call(dialed: NodeStream, accepted: NodeStream) {
+    let (reader, writer) = tokio::io::split(dialed);
+    let (far_reader, far_writer) = tokio::io::split(accepted);
+    let (first, second) = (identity(1), identity(2));
+    let (dialed, accepted) = tokio::join!(
+        fulmar_transport::connect(reader, writer, &first, Some(2)),
+        fulmar_transport::accept(far_reader, far_writer, &second)
+    );
+    let ((connection, driver), (mut incoming, far_driver)) = (dialed.unwrap(), accepted.unwrap());
+    tokio::spawn(driver.run());
+    tokio::spawn(far_driver.run());
+    let answering = async {
+        let mut stream = incoming.accept().await.unwrap();
+        let request = stream.receive().await.unwrap().unwrap();
+        stream.send(&request).await.unwrap();
+        stream.finish();
+    };
+    // Several TLS records.
+    let request = vec![7; 300_000];
+    let (answer, ()) = tokio::join!(connection.call(&request), answering);
+    assert_eq!(answer.unwrap(), request);
+}
+
 #[tokio::test]
 async fn nodes_of_one_authority_connect() {
     let cluster = Cluster::new();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let (dialed, accepted) = connect(&a, &b, "b").await;
+    let (dialed, accepted) = tcp().await;
+    let streams = async {
+        tokio::join!(NodeStream::connect(dialed, Some(&a), "b"), NodeStream::accept(accepted, Some(&b)))
+    };
+    let (dialed, accepted) = in_time(streams).await;
     let (dialed, accepted) = (dialed.unwrap(), accepted.unwrap());
-    check_peer_name(&accepted, "a").unwrap();
-    check_peer_name(&dialed, "b").unwrap();
-    let error = check_peer_name(&accepted, "b").unwrap_err().to_string();
+    accepted.check_peer_name("a").unwrap();
+    dialed.check_peer_name("b").unwrap();
+    let error = accepted.check_peer_name("b").unwrap_err().to_string();
     assert!(error.contains("the dialing node is not node \"b\"") && error.contains("for \"a\""), "{error}");
+    in_time(call(dialed, accepted)).await;
+}
 
-    // A message in each direction, through the streams of a connection.
-    let (reader, writer) = tokio::io::split(dialed);
-    let (far_reader, far_writer) = tokio::io::split(accepted);
-    let (first, second) = (identity(1), identity(2));
-    let answer = in_time(async {
-        let (dialed, accepted) = tokio::join!(
-            fulmar_transport::connect(reader, writer, &first, Some(2)),
-            fulmar_transport::accept(far_reader, far_writer, &second)
-        );
-        let ((connection, driver), (mut incoming, far_driver)) = (dialed.unwrap(), accepted.unwrap());
-        tokio::spawn(driver.run());
-        tokio::spawn(far_driver.run());
-        let answering = async {
-            let mut stream = incoming.accept().await.unwrap();
-            let request = stream.receive().await.unwrap().unwrap();
-            stream.send(&request).await.unwrap();
-            stream.finish();
-        };
-        tokio::join!(connection.call(b"request"), answering).0
-    });
-    assert_eq!(answer.await.unwrap(), "request");
+#[tokio::test]
+async fn nodes_without_certificates_connect_without_tls() {
+    let (dialed, accepted) = tcp().await;
+    let (dialed, accepted) =
+        tokio::join!(NodeStream::connect(dialed, None, "b"), NodeStream::accept(accepted, None));
+    let (dialed, accepted) = (dialed.unwrap(), accepted.unwrap());
+    accepted.check_peer_name("any").unwrap();
+    in_time(call(dialed, accepted)).await;
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@
 //! Every connection checks both certificates: sessions are not resumed.
 
 mod refusal;
+mod stream;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use crate::Error;
 pub(crate) use refusal::ALL_OR_NONE;
 use refusal::{DIALING_NODE, Peer, refusal};
+pub use stream::NodeStream;
 
 /// The byte that the accepting node sends after the handshake.
 const CONFIRMATION: u8 = 1;
@@ -110,7 +112,7 @@ impl NodeTls {
     }
 
     /// Authenticates a byte stream that another node has dialed. The peer may be any node of the
-    /// cluster; [`check_peer_name`] checks which.
+    /// cluster; [`NodeStream::check_peer_name`] checks which.
     pub async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, Error>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -189,7 +191,7 @@ impl Credentials {
 
 /// Checks that the peer has a certificate for the node `name`. An accepting node calls it once it
 /// knows from the handshake of the connection which node the peer claims to be.
-pub fn check_peer_name<S>(stream: &TlsStream<S>, name: &str) -> Result<(), Error> {
+fn check_peer_name<S>(stream: &TlsStream<S>, name: &str) -> Result<(), Error> {
     let (_, connection) = stream.get_ref();
     let certificate = connection.peer_certificates().and_then(<[_]>::first);
     let certificate = certificate.ok_or(Error::Protocol("the peer has no certificate"))?;
