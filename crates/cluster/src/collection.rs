@@ -176,7 +176,10 @@ impl Collector {
     }
 
     /// Deletes the registered batch, which an earlier collector may have left behind.
-    async fn finish<E: ObjectEnvironment>(&mut self, env: &E) -> Result<Option<Read<CollectionRecord>>, Error> {
+    async fn finish<E: ObjectEnvironment>(
+        &mut self,
+        env: &E,
+    ) -> Result<Option<Read<CollectionRecord>>, Error> {
         let Some(read) = metadata::read::<E, CollectionRecord>(env, COLLECTION_KEY).await? else {
             return Ok(None);
         };
@@ -214,7 +217,10 @@ impl Collector {
     }
 }
 
-async fn delete<E: ObjectEnvironment>(env: &E, object: ObjectName) -> Result<(), crate::environment::Uncertain> {
+async fn delete<E: ObjectEnvironment>(
+    env: &E,
+    object: ObjectName,
+) -> Result<(), crate::environment::Uncertain> {
     match object {
         ObjectName::Segment(segment) => env.objects().delete_segment(segment).await,
         ObjectName::Manifest(partition, manifest) => env.objects().delete_manifest(partition, manifest).await,

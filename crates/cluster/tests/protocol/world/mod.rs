@@ -18,9 +18,7 @@ use std::time::Duration;
 
 use fulmar_cluster::Rules;
 use fulmar_cluster::directory::DataDirectory;
-use fulmar_cluster::environment::{
-    Environment, LogObjects, ObjectEnvironment, PartitionObjects, Uncertain,
-};
+use fulmar_cluster::environment::{Environment, LogObjects, ObjectEnvironment, PartitionObjects, Uncertain};
 use fulmar_meta::MetadataStore;
 use fulmar_pages::PartitionId;
 use fulmar_simulation::{Process, Simulation};
