@@ -12,6 +12,7 @@ use fulmar_meta::MetadataStore;
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
 use fulmar_transport::hello::VERSIONS;
+use fulmar_transport::tls::NodeTls;
 use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
@@ -47,6 +48,8 @@ pub struct NodeOptions {
     pub sql: SocketAddr,
     /// The data directory, which this process has locked.
     pub data: PathBuf,
+    /// TLS for connections between nodes. All nodes of a cluster use it, or none.
+    pub tls: Option<Arc<NodeTls>>,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -93,6 +96,7 @@ impl Node {
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
+        let peering = rpc::Peering::new(identity, options.tls, owners.clone());
         let node = Arc::new(Node {
             name: options.name,
             cluster,
@@ -104,7 +108,7 @@ impl Node {
             term,
             lease: Lease::default(),
             owners,
-            peers: Peers::new(rpc::TcpDial { identity: identity.clone() }),
+            peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
             moving: Mutex::default(),
             partitions: OnceLock::new(),
@@ -116,7 +120,7 @@ impl Node {
         let serve = Arc::new(move |stream| {
             tokio::spawn(serving.clone().serve_stream(stream));
         });
-        tokio::spawn(rpc::accept(listener, identity, serve));
+        tokio::spawn(rpc::accept(listener, peering, serve));
         registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
         tracing::info!(
             node = node.name,

@@ -186,9 +186,9 @@ async fn nodes_of_one_authority_connect() {
     };
     let (dialed, accepted) = in_time(streams).await;
     let (dialed, accepted) = (dialed.unwrap(), accepted.unwrap());
-    accepted.check_peer_name("a").unwrap();
-    dialed.check_peer_name("b").unwrap();
-    let error = accepted.check_peer_name("b").unwrap_err().to_string();
+    accepted.peer().check_name("a").unwrap();
+    dialed.peer().check_name("b").unwrap();
+    let error = accepted.peer().check_name("b").unwrap_err().to_string();
     assert!(error.contains("the dialing node is not node \"b\"") && error.contains("for \"a\""), "{error}");
     in_time(call(dialed, accepted)).await;
 }
@@ -199,7 +199,7 @@ async fn nodes_without_certificates_connect_without_tls() {
     let (dialed, accepted) =
         tokio::join!(NodeStream::connect(dialed, None, "b"), NodeStream::accept(accepted, None));
     let (dialed, accepted) = (dialed.unwrap(), accepted.unwrap());
-    accepted.check_peer_name("any").unwrap();
+    accepted.peer().check_name("any").unwrap();
     in_time(call(dialed, accepted)).await;
 }
 

@@ -36,8 +36,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::Error;
 pub(crate) use refusal::ALL_OR_NONE;
-use refusal::{DIALING_NODE, Peer, refusal};
-pub use stream::NodeStream;
+use refusal::{Handshake, refusal};
+pub use stream::{NodeStream, Peer};
 
 /// The byte that the accepting node sends after the handshake.
 const CONFIRMATION: u8 = 1;
@@ -107,12 +107,12 @@ impl NodeTls {
         match confirmed.await {
             Ok((stream, CONFIRMATION)) => Ok(stream.into()),
             Ok(_) => Err(Error::Protocol("unknown confirmation of the TLS handshake")),
-            Err(error) => Err(refusal(error, Peer::Accepting(&label))),
+            Err(error) => Err(refusal(error, Handshake::With(&label))),
         }
     }
 
     /// Authenticates a byte stream that another node has dialed. The peer may be any node of the
-    /// cluster; [`NodeStream::check_peer_name`] checks which.
+    /// cluster; [`Peer::check_name`] checks which.
     pub async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, Error>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -124,7 +124,7 @@ impl NodeTls {
             stream.flush().await?;
             Ok(stream.into())
         };
-        confirmed.await.map_err(|error| refusal(error, Peer::Dialing))
+        confirmed.await.map_err(|error| refusal(error, Handshake::WithDialingNode))
     }
 
     fn current(&self) -> Arc<Credentials> {
@@ -187,15 +187,4 @@ impl Credentials {
         server.send_tls13_tickets = 0;
         Ok(Credentials { chain, trusted, client: Arc::new(client), server: Arc::new(server) })
     }
-}
-
-/// Checks that the peer has a certificate for the node `name`. An accepting node calls it once it
-/// knows from the handshake of the connection which node the peer claims to be.
-fn check_peer_name<S>(stream: &TlsStream<S>, name: &str) -> Result<(), Error> {
-    let (_, connection) = stream.get_ref();
-    let certificate = connection.peer_certificates().and_then(<[_]>::first);
-    let certificate = certificate.ok_or(Error::Protocol("the peer has no certificate"))?;
-    check_name(certificate, name).map_err(|error| {
-        Error::Refused(format!("{DIALING_NODE} is not node \"{name}\": its certificate {error}"))
-    })
 }

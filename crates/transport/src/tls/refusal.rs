@@ -14,42 +14,42 @@ pub(super) const DIALING_NODE: &str = "the dialing node";
 pub(crate) const ALL_OR_NONE: &str =
     "start all nodes of the cluster with --rpc-ca, --rpc-cert and --rpc-key, or all without them";
 
-/// The other end of a handshake.
+/// A handshake, by the other end.
 #[derive(Clone, Copy)]
-pub(super) enum Peer<'a> {
-    /// The node that this node dials.
-    Accepting(&'a str),
-    /// The node that dialed this node.
-    Dialing,
+pub(super) enum Handshake<'a> {
+    /// With the node that this node dials.
+    With(&'a str),
+    /// With the node that dialed this node.
+    WithDialingNode,
 }
 
-impl<'a> Peer<'a> {
+impl<'a> Handshake<'a> {
     fn label(self) -> &'a str {
         match self {
-            Peer::Accepting(label) => label,
-            Peer::Dialing => DIALING_NODE,
+            Handshake::With(label) => label,
+            Handshake::WithDialingNode => DIALING_NODE,
         }
     }
 
     fn role(self) -> Role {
         match self {
-            Peer::Accepting(_) => Role::Server,
-            Peer::Dialing => Role::Client,
+            Handshake::With(_) => Role::Server,
+            Handshake::WithDialingNode => Role::Client,
         }
     }
 }
 
 /// Returns the error for a failed handshake.
-pub(super) fn refusal(error: io::Error, peer: Peer<'_>) -> Error {
-    let label = peer.label();
+pub(super) fn refusal(error: io::Error, handshake: Handshake<'_>) -> Error {
+    let label = handshake.label();
     let text = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(reason)) => {
-            format!("{label} was rejected: its certificate {}", describe(reason, peer.role()))
+            format!("{label} was rejected: its certificate {}", describe(reason, handshake.role()))
         }
         Some(rustls::Error::NoCertificatesPresented) => {
             format!("{label} was rejected: it has no certificate; {ALL_OR_NONE}")
         }
-        Some(rustls::Error::AlertReceived(alert)) => rejection(*alert, peer),
+        Some(rustls::Error::AlertReceived(alert)) => rejection(*alert, handshake),
         Some(rustls::Error::InvalidMessage(_)) => {
             format!("{label} does not use TLS between nodes; {ALL_OR_NONE}")
         }
@@ -73,9 +73,9 @@ fn is_disconnect(kind: io::ErrorKind) -> bool {
 }
 
 /// Describes the alert with which the peer has rejected this node.
-fn rejection(alert: AlertDescription, peer: Peer<'_>) -> String {
-    let label = peer.label();
-    let usage = match peer.role() {
+fn rejection(alert: AlertDescription, handshake: Handshake<'_>) -> String {
+    let label = handshake.label();
+    let usage = match handshake.role() {
         Role::Server => "clientAuth",
         Role::Client => "serverAuth",
     };

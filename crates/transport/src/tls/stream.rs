@@ -4,11 +4,14 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use fulmar_certificates::check_name;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-use super::{NodeTls, check_peer_name};
+use super::NodeTls;
+use super::refusal::DIALING_NODE;
 use crate::Error;
 
 /// A byte stream between two nodes.
@@ -37,13 +40,38 @@ impl NodeStream {
         }
     }
 
-    /// Checks that the peer's certificate is that of the node `name`. Without TLS, every name is
-    /// accepted.
-    pub fn check_peer_name(&self, name: &str) -> Result<(), Error> {
-        match self {
-            NodeStream::Plain(_) => Ok(()),
-            NodeStream::Tls(stream) => check_peer_name(stream, name),
-        }
+    /// The peer, as its certificate identifies it.
+    pub fn peer(&self) -> Peer {
+        let certificate = match self {
+            NodeStream::Plain(_) => return Peer::Unauthenticated,
+            NodeStream::Tls(stream) => stream.get_ref().1.peer_certificates().and_then(<[_]>::first),
+        };
+        Peer::Certificate(certificate.map(|certificate| certificate.clone().into_owned()))
+    }
+}
+
+/// Who the peer of a byte stream has proved to be.
+#[derive(Clone, Debug)]
+pub enum Peer {
+    /// Unknown: the connection has no TLS.
+    Unauthenticated,
+    /// A node with this certificate, which has been verified.
+    Certificate(Option<CertificateDer<'static>>),
+}
+
+impl Peer {
+    /// Checks that the certificate is that of the node `name`. An accepting node calls it once it
+    /// knows from the handshake of the connection which node the peer claims to be. Without TLS,
+    /// every name is accepted.
+    pub fn check_name(&self, name: &str) -> Result<(), Error> {
+        let certificate = match self {
+            Peer::Unauthenticated => return Ok(()),
+            Peer::Certificate(certificate) => certificate.as_ref(),
+        };
+        let certificate = certificate.ok_or(Error::Protocol("the peer has no certificate"))?;
+        check_name(certificate, name).map_err(|error| {
+            Error::Refused(format!("{DIALING_NODE} is not node \"{name}\": its certificate {error}"))
+        })
     }
 }
 
