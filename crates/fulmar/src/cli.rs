@@ -1,6 +1,7 @@
 //! Subcommands, flags and help texts of `fulmar`.
 
 mod cert;
+mod cluster;
 mod events;
 mod tenant;
 mod token;
@@ -23,6 +24,7 @@ use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
+pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
@@ -122,6 +124,9 @@ pub struct StartArgs {
     /// Listen address for /healthz and /metrics. /metrics requires a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
+    /// Flags of a node of a cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Memory budget of the node, such as 256MB, 1GiB or a number of bytes. The page cache gets
     /// what remains after other uses, at least half [default: half of the machine's or container's
     /// memory]

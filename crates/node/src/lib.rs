@@ -46,4 +46,4 @@ pub mod rpc;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};
-pub use partitions::{Partitions, SessionHandler};
+pub use partitions::{EnginePartitions, Partitions, SessionHandler};

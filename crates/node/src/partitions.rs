@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::Result;
+use fulmar_engine::{Engine, Result};
 use fulmar_gateway::cluster::TransactionOutcome;
 use fulmar_pages::PartitionId;
 use fulmar_store::LogPosition;
@@ -34,3 +34,42 @@ pub trait Partitions: Send + Sync + 'static {
 
 /// Serves a session that another node relays.
 pub type SessionHandler = Arc<dyn Fn(Stream) + Send + Sync>;
+
+/// The engine of a node.
+pub struct EnginePartitions(Arc<Engine>);
+
+impl EnginePartitions {
+    /// The partitions of this engine.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        EnginePartitions(engine)
+    }
+}
+
+fn not_yet<T>() -> Result<T> {
+    Err(fulmar_engine::Error::new(fulmar_engine::sqlstate::FEATURE_NOT_SUPPORTED, "not yet"))
+}
+
+#[async_trait]
+impl Partitions for EnginePartitions {
+    async fn release(&self, _partition: PartitionId) -> Result<LogPosition> {
+        not_yet()
+    }
+
+    async fn take_back(&self, _partition: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn give_up(&self, _partition: PartitionId) {}
+
+    async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
+        self.0.drop_partition(partition).await
+    }
+
+    async fn outcome(&self, _partition: PartitionId, _transaction: u64) -> Result<TransactionOutcome> {
+        not_yet()
+    }
+
+    async fn fenced(&self) {
+        std::future::pending().await
+    }
+}

@@ -28,9 +28,9 @@ use crate::size::Bytes;
 pub const METADATA_FILE: &str = "meta.db";
 /// The directory in the data directory for large results. The engine creates it, and puts its own
 /// temporary files there.
-const TEMPORARY_DIRECTORY: &str = "tmp";
+pub(super) const TEMPORARY_DIRECTORY: &str = "tmp";
 /// The directory of the event log in the data directory.
-const EVENTS_DIRECTORY: &str = "events";
+pub(super) const EVENTS_DIRECTORY: &str = "events";
 /// How long a shutdown waits for open HTTP requests.
 const HTTP_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -52,6 +52,11 @@ pub(super) enum Role {
         store: NodeStore,
         /// Publishes the catalog in the store, for replicas.
         publisher: Publisher,
+    },
+    /// A node of a cluster.
+    Member {
+        /// Its part in the ownership protocol.
+        node: Arc<fulmar_node::Node>,
     },
     /// A read-only replica on the store of another node.
     Replica {
@@ -173,9 +178,26 @@ impl Node {
         self.event_log.record(Event::new(Kind::NodeStopping).detail("signal", signal));
     }
 
-    /// Stops accepting connections, lets running statements finish within the gateway's grace
+    /// Completes when the node's incarnation in its cluster has ended, with the reason.
+    pub async fn fenced(&self) -> String {
+        match &self.role {
+            Role::Member { node } => node.fenced().await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Hands databases over to other nodes of a cluster, stops accepting connections, lets running statements finish within the gateway's grace
     /// period, flushes and stops.
     pub async fn shutdown(self) -> anyhow::Result<()> {
+        if let Role::Member { node } = &self.role {
+            let kept = node.drain().await;
+            if kept > 0 {
+                tracing::warn!(
+                    databases = kept,
+                    "databases remain on this node until another one takes over"
+                );
+            }
+        }
         self.gateway.shutdown().await;
         match tokio::time::timeout(HTTP_SHUTDOWN_TIMEOUT, self.http.shutdown()).await {
             Ok(stopped) => stopped.context("HTTP server shutdown failed")?,
@@ -190,6 +212,12 @@ impl Node {
                 let stopped = self.engine.shutdown().await;
                 stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
                 store.record_clean_shutdown().await
+            }
+            Role::Member { node } => {
+                let stopped = self.engine.shutdown().await;
+                stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
+                node.leave().await;
+                Ok(())
             }
             Role::Replica { catalog_task, scratch } => {
                 catalog_task.abort();
