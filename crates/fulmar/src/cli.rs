@@ -3,6 +3,7 @@
 mod cert;
 mod cluster;
 mod events;
+mod security;
 mod tenant;
 mod token;
 mod top;
@@ -26,6 +27,7 @@ use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
+pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
@@ -54,7 +56,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a node in the foreground
-    Start(StartArgs),
+    Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
     /// Create, drop and list tokens for HTTP access

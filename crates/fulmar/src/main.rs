@@ -76,7 +76,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         .context("cannot start the runtime; raise the limit on threads (ulimit -u)")?;
     runtime.block_on(async {
         match command {
-            Command::Start(arguments) => start::run(arguments).await,
+            Command::Start(arguments) => start::run(*arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Cert(arguments) => cert::run(arguments),

@@ -58,6 +58,7 @@ pub struct Node {
     cluster: u128,
     id: NodeId,
     rpc: String,
+    tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
     metadata: Arc<dyn MetadataStore>,
     begun: Begun,
@@ -96,12 +97,13 @@ impl Node {
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
-        let peering = rpc::Peering::new(identity, options.tls, owners.clone());
+        let peering = rpc::Peering::new(identity, options.tls.clone(), owners.clone());
         let node = Arc::new(Node {
             name: options.name,
             cluster,
             id,
             rpc,
+            tls: options.tls,
             environment,
             metadata,
             begun,
@@ -130,6 +132,11 @@ impl Node {
             "joined the cluster"
         );
         Ok(node)
+    }
+
+    /// TLS for connections between nodes, to reload its certificates.
+    pub fn tls(&self) -> Option<Arc<NodeTls>> {
+        self.tls.clone()
     }
 
     /// The engine's part of the cluster.

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::{MetaSecurityArgs, RpcTlsArgs};
+
 /// The name of the cluster in etcd if `--meta` names none.
 const DEFAULT_CLUSTER: &str = "fulmar";
 
@@ -24,6 +26,12 @@ pub struct ClusterArgs {
     /// clusters share one etcd
     #[arg(long, value_name = "URL", requires = "node")]
     pub meta: Option<MetaUrl>,
+    /// TLS between nodes.
+    #[command(flatten)]
+    pub rpc_tls: RpcTlsArgs,
+    /// TLS and the user for etcd.
+    #[command(flatten)]
+    pub meta_security: MetaSecurityArgs,
 }
 
 /// The URL of a metadata store.

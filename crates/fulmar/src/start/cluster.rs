@@ -32,7 +32,7 @@ use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
 use super::node::{self, EVENTS_DIRECTORY, METADATA_FILE, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
-use super::{disk_cache, store, superuser};
+use super::{disk_cache, security, store, superuser};
 use crate::cli::{MetaUrl, StartArgs};
 use crate::size::Bytes;
 
@@ -101,14 +101,16 @@ pub(super) async fn start(
         flags.rpc
     );
     registration::check_name(flags.name)?;
+    let node_tls = security::node_tls(&arguments.cluster.rpc_tls, flags.name, flags.rpc)?;
+    let mut etcd = EtcdOptions::new(flags.meta.endpoints.clone(), &flags.meta.cluster);
+    security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
     let http = node::listen(arguments, Arc::new(|| "joining the cluster".to_owned())).await?;
     let listener = rpc::bind(flags.rpc)?;
     let events = data.path().join(EVENTS_DIRECTORY);
     let event_log = tokio::task::spawn_blocking(move || {
         EventLog::open(&events).with_context(|| format!("cannot open the event log in {}", events.display()))
     });
-    let options = EtcdOptions::new(flags.meta.endpoints.clone(), &flags.meta.cluster);
-    let metadata = EtcdStore::open(options).await.map_err(with_remedy)?;
+    let metadata = EtcdStore::open(etcd).await.map_err(with_remedy)?;
     let metadata: Arc<dyn MetadataStore> = Arc::new(metadata);
     let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
@@ -118,6 +120,7 @@ pub(super) async fn start(
         rpc: flags.rpc,
         sql: arguments.sql,
         data: data.path().to_owned(),
+        tls: node_tls,
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
     let member = fulmar_node::Node::join(options, registration, listener, metadata, reliable).await?;

@@ -35,6 +35,7 @@ mod memory;
 mod node;
 mod ready;
 mod replica;
+mod security;
 mod store;
 mod superuser;
 mod tls;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use fulmar_certificates::Reload;
 use fulmar_engine::{Config, Engine, RetentionSource, Timeline};
 use fulmar_gateway::events::{Event, EventLog, Kind, PreviousRun};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
@@ -157,7 +158,17 @@ impl Node {
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
         http.ready(&gateway);
-        let tls = tls.map(|tls| spawn_tls_reload(tls, event_log.clone())).transpose()?;
+        let node_tls = match &role {
+            Role::Member { node } => node.tls(),
+            Role::Primary { .. } | Role::Replica { .. } => None,
+        };
+        let mut certificates: Vec<Arc<dyn Reload>> = Vec::new();
+        certificates.extend(tls.map(|tls| tls as Arc<dyn Reload>));
+        certificates.extend(node_tls.map(|tls| tls as Arc<dyn Reload>));
+        let tls = match certificates.is_empty() {
+            true => None,
+            false => Some(spawn_tls_reload(certificates, event_log.clone())?),
+        };
         tracing::info!(%memory, insecure = arguments.insecure, "node is ready to accept connections");
         event_log.record(started_event(&event_log, &engine, arguments));
         Ok(Self { engine, role, gateway, http, event_log, tls })
@@ -254,9 +265,12 @@ fn progress(config: &Config) -> StartProgress {
 
 /// Starts to reload certificates on SIGHUP. The signal then no longer ends the process, so this is
 /// called only if there are certificates.
-fn spawn_tls_reload(tls: Arc<Tls>, event_log: Arc<EventLog>) -> anyhow::Result<JoinHandle<()>> {
+fn spawn_tls_reload(
+    certificates: Vec<Arc<dyn Reload>>,
+    event_log: Arc<EventLog>,
+) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    Ok(tokio::spawn(reload_on_change(vec![tls], hangups, event_log)))
+    Ok(tokio::spawn(reload_on_change(certificates, hangups, event_log)))
 }
 
 /// Returns the event for the start of the node.
