@@ -8,7 +8,7 @@ use std::time::Duration;
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::{Incarnation, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
-use fulmar_meta::MetadataStore;
+use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
 use fulmar_transport::hello::VERSIONS;
@@ -57,6 +57,7 @@ pub struct Node {
     rpc: String,
     environment: NodeEnvironment,
     metadata: Arc<dyn MetadataStore>,
+    catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
     lease: Lease,
@@ -79,6 +80,7 @@ impl Node {
         registration: Registration,
         listener: TcpListener,
         metadata: Arc<dyn MetadataStore>,
+        catalog: Arc<Catalog>,
         store: Reliable,
     ) -> Result<Arc<Node>, Error> {
         let Registration { cluster, node: id, .. } = registration;
@@ -100,6 +102,7 @@ impl Node {
             rpc,
             environment,
             metadata,
+            catalog,
             begun,
             term,
             lease: Lease::default(),
@@ -244,6 +247,10 @@ impl Node {
 
     pub(crate) fn metadata(&self) -> &Arc<dyn MetadataStore> {
         &self.metadata
+    }
+
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
     }
 
     pub(crate) fn rpc_address(&self) -> &str {
