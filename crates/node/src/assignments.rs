@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::incarnation::lease_wait;
 use fulmar_cluster::{LogKind, PartitionRecord, Position, metadata};
-use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, sqlstate};
+use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, Timeline, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use tokio::time::timeout;
 
@@ -45,7 +45,7 @@ impl Assignments for Node {
             to: log_position(range.to.unwrap_or(start)),
         });
         let ranges = ranges.filter(|range| range.from < range.to).collect();
-        Ok(Assignment { epoch: record.epoch, durability, ranges })
+        Ok(Assignment { epoch: record.epoch, timeline: self.timeline(partition).await?, durability, ranges })
     }
 }
 
@@ -62,6 +62,16 @@ impl Node {
             true => Ok(read),
             false => Err(moved(partition)),
         }
+    }
+
+    /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.
+    async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
+        let caught_up = timeout(METADATA_TIMEOUT, self.catalog().catch_up()).await;
+        caught_up.map_err(|_| metadata_unavailable())?.map_err(|error| {
+            Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint(error.remedy())
+        })?;
+        let record = self.catalog().partition(partition).ok_or_else(|| missing(partition))?;
+        Ok(Timeline { lineage: record.lineage, epoch: record.epoch })
     }
 
     /// When the leases of earlier owners have run out.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::{Incarnation, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
-use fulmar_meta::MetadataStore;
+use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
 use fulmar_transport::hello::VERSIONS;
@@ -61,6 +61,7 @@ pub struct Node {
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
     metadata: Arc<dyn MetadataStore>,
+    catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
     lease: Lease,
@@ -83,6 +84,7 @@ impl Node {
         registration: Registration,
         listener: TcpListener,
         metadata: Arc<dyn MetadataStore>,
+        catalog: Arc<Catalog>,
         store: Reliable,
     ) -> Result<Arc<Node>, Error> {
         let Registration { cluster, node: id, .. } = registration;
@@ -106,6 +108,7 @@ impl Node {
             tls: options.tls,
             environment,
             metadata,
+            catalog,
             begun,
             term,
             lease: Lease::default(),
@@ -255,6 +258,10 @@ impl Node {
 
     pub(crate) fn metadata(&self) -> &Arc<dyn MetadataStore> {
         &self.metadata
+    }
+
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
     }
 
     pub(crate) fn rpc_address(&self) -> &str {

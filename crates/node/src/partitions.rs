@@ -45,31 +45,36 @@ impl EnginePartitions {
     }
 }
 
-fn not_yet<T>() -> Result<T> {
-    Err(fulmar_engine::Error::new(fulmar_engine::sqlstate::FEATURE_NOT_SUPPORTED, "not yet"))
-}
-
 #[async_trait]
 impl Partitions for EnginePartitions {
-    async fn release(&self, _partition: PartitionId) -> Result<LogPosition> {
-        not_yet()
+    async fn release(&self, partition: PartitionId) -> Result<LogPosition> {
+        self.0.release(partition).await
     }
 
-    async fn take_back(&self, _partition: PartitionId) -> Result<()> {
-        Ok(())
+    async fn take_back(&self, partition: PartitionId) -> Result<()> {
+        self.0.take_back(partition).await
     }
 
-    fn give_up(&self, _partition: PartitionId) {}
+    fn give_up(&self, partition: PartitionId) {
+        self.0.give_up(partition);
+    }
 
     async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
         self.0.drop_partition(partition).await
     }
 
-    async fn outcome(&self, _partition: PartitionId, _transaction: u64) -> Result<TransactionOutcome> {
-        not_yet()
+    async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
+        Ok(match self.0.outcome(partition, transaction).await? {
+            fulmar_engine::TransactionOutcome::Ended(true) => TransactionOutcome::Committed,
+            fulmar_engine::TransactionOutcome::Ended(false) => TransactionOutcome::Aborted,
+            // A transaction that is still open cannot be asked for: the engine decides it.
+            fulmar_engine::TransactionOutcome::Forgotten | fulmar_engine::TransactionOutcome::Open => {
+                TransactionOutcome::Forgotten
+            }
+        })
     }
 
     async fn fenced(&self) {
-        std::future::pending().await
+        self.0.fenced().await;
     }
 }

@@ -48,7 +48,7 @@ pub use connection::{Connection, Driver, Incoming, accept, connect};
 pub use error::Error;
 pub use hello::Identity;
 pub use peers::{Dial, Peers};
-pub use stream::Stream;
+pub use stream::{Receiver, Sender, Stream};
 
 /// Bytes, including frame headers, that the sender of a stream may have in flight.
 pub const WINDOW_BYTES: u32 = 64 << 10;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, ensure};
-use fulmar_engine::{Config, Engine, Timeline};
+use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
 use fulmar_meta::{Catalog, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
@@ -123,7 +123,8 @@ pub(super) async fn start(
         tls: node_tls,
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
-    let member = fulmar_node::Node::join(options, registration, listener, metadata, reliable).await?;
+    let member =
+        fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
     share_system_partition(&member, &catalog).await?;
     let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
     if !arguments.insecure {
@@ -150,11 +151,6 @@ async fn start_engine(
     let mut config = Config::new(data.path(), memory.0);
     config.whole_process = true;
     config.max_statement_bytes = arguments.max_statement_size.0 as usize;
-    config.timelines = catalog
-        .partitions()
-        .iter()
-        .map(|partition| (partition.id, Timeline { lineage: partition.lineage, epoch: partition.epoch }))
-        .collect();
     config.retention = node::retention(catalog.clone());
     config.store = Some(store);
     config.membership = Some(member.membership());
