@@ -1,6 +1,9 @@
 //! Subcommands, flags and help texts of `fulmar`.
 
+mod cert;
+mod cluster;
 mod events;
+mod security;
 mod tenant;
 mod token;
 mod top;
@@ -21,7 +24,10 @@ use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
+pub use cert::{CertAction, CertArgs};
+pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
+pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
@@ -50,11 +56,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a node in the foreground
-    Start(StartArgs),
+    Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
+    /// Create certificates for TLS between the nodes of a cluster
+    Cert(CertArgs),
     /// Show node events (--follow streams new ones)
     Events(EventsArgs),
     /// Verify the checksums of all stored data
@@ -118,6 +126,9 @@ pub struct StartArgs {
     /// Listen address for /healthz and /metrics. /metrics requires a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
+    /// Flags of a node of a cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Memory budget of the node, such as 256MB, 1GiB or a number of bytes. The page cache gets
     /// what remains after other uses, at least half [default: half of the machine's or container's
     /// memory]

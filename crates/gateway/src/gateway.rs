@@ -16,10 +16,12 @@ use std::time::Duration;
 
 use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, SaltKey};
+use fulmar_transport::Stream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use crate::advisory::AdvisoryLocks;
+use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlots;
 use crate::events::{self, EventLog};
 use crate::login_throttle::LoginThrottle;
@@ -70,6 +72,8 @@ pub struct GatewayConfig {
     pub public_metrics: bool,
     /// The event log.
     pub event_log: Arc<EventLog>,
+    /// The cluster of the node. `None`: the node owns every partition.
+    pub cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl GatewayConfig {
@@ -89,6 +93,7 @@ impl GatewayConfig {
             slow_statement: None,
             public_metrics: false,
             event_log: Arc::new(EventLog::in_memory()),
+            cluster: None,
         }
     }
 }
@@ -103,6 +108,26 @@ pub struct Gateway {
     acceptor: tokio::task::JoinHandle<()>,
     workers: Vec<JoinHandle<()>>,
     metrics: Arc<MetricsSource>,
+    relays: RelayAcceptor,
+}
+
+/// Accepts streams of other nodes for sessions.
+#[derive(Clone)]
+pub struct RelayAcceptor {
+    workers: Arc<[Worker]>,
+    regular: usize,
+}
+
+impl RelayAcceptor {
+    /// Serves a stream that another node has opened with
+    /// [`Cluster::open_session_stream`](crate::cluster::Cluster::open_session_stream). Returns when a
+    /// worker has taken it.
+    pub async fn accept(&self, stream: Stream) {
+        let workers = self.workers.iter().take(self.regular);
+        if let Some(worker) = workers.min_by_key(|worker| worker.load()) {
+            worker.hand_over_relayed(stream).await;
+        }
+    }
 }
 
 impl Gateway {
@@ -111,7 +136,11 @@ impl Gateway {
     pub fn start(config: GatewayConfig, engine: Arc<Engine>, catalog: Arc<Catalog>) -> io::Result<Gateway> {
         let listener = listen(config.sql_address)?;
         let local_address = listener.local_addr()?;
-        let registry = Arc::new(Registry::new(config.max_sessions));
+        if let Some(cluster) = &config.cluster {
+            cluster.listening(local_address);
+        }
+        let node = config.cluster.as_ref().map(|cluster| cluster.this_node());
+        let registry = Arc::new(Registry::new(config.max_sessions, node));
         let regular = config.workers.max(1);
         let closing = CancellationToken::new();
         let logins = ConnectionSlots::new(config.max_logins);
@@ -148,15 +177,35 @@ impl Gateway {
             workers: workers.clone(),
             regular,
         });
+        let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
         tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
         let shutdown_grace = config.shutdown_grace;
-        Ok(Gateway { registry, closing, shutdown_grace, local_address, acceptor, workers: threads, metrics })
+        Ok(Gateway {
+            registry,
+            closing,
+            shutdown_grace,
+            local_address,
+            acceptor,
+            workers: threads,
+            metrics,
+            relays,
+        })
     }
 
     /// The listen address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_address
+    }
+
+    /// Accepts streams of other nodes.
+    pub fn relays(&self) -> RelayAcceptor {
+        self.relays.clone()
+    }
+
+    /// Serves a stream of another node, as [`RelayAcceptor::accept`].
+    pub async fn serve_relayed(&self, stream: Stream) {
+        self.relays.accept(stream).await;
     }
 
     /// The number of sessions.
@@ -238,6 +287,7 @@ impl Components {
             fallback_salt_key: Arc::new(SaltKey::random()),
             event_log: self.event_log.clone(),
             sessions: Arc::new(self.sessions(config)),
+            cluster: config.cluster.clone(),
         }
     }
 

@@ -20,6 +20,7 @@
 //! | part | modules |
 //! | --- | --- |
 //! | sessions | `session`, `startup`, `admission`, `settings`, `identity`, `registry` |
+//! | clusters | [`cluster`], `relay` (sessions of partitions that other nodes own) |
 //! | administration | `admin`, `system`, `tokens`, `advisory` |
 //! | workers | `worker`, `worker_scaling` and `cpu_stats` (scaling), `fair` (scheduling), `idle_time` |
 //! | memory and connections | `memory`, `connection_slots`, `login_throttle` (login throttling) |
@@ -69,6 +70,7 @@ mod memory;
 mod metrics;
 mod monitoring;
 mod registry;
+mod relay;
 mod session;
 mod settings;
 mod startup;
@@ -79,7 +81,7 @@ mod worker;
 mod worker_scaling;
 
 pub use fulmar_pgwire::auth::scram_verifier;
-pub use gateway::{Gateway, GatewayConfig};
+pub use gateway::{Gateway, GatewayConfig, RelayAcceptor};
 pub use memory::session_memory_bytes;
 
 pub(crate) use fulmar_pgwire::Result;

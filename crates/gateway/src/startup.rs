@@ -39,12 +39,14 @@ use tokio_rustls::TlsAcceptor;
 use crate::Result;
 use crate::activity;
 use crate::admission::{check_tenant_exists, limit_error, partition_session_limit, reserved_slots, tenant};
+use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlot;
 use crate::events::{Actor, Event, EventLog, Kind};
 use crate::identity::Identity;
 use crate::login_throttle::{LoginOrigin, LoginThrottle, TooManyFailures};
 use crate::metrics::WorkerMetrics;
-use crate::registry::{Registry, RegistryEntry};
+use crate::registry::{Handle, Registry, RegistryEntry};
+use crate::relay::{self, Front, Unavailable};
 use crate::session::{self, Link, Session};
 use crate::settings::Settings;
 
@@ -68,6 +70,16 @@ pub(crate) struct Context {
     pub(crate) event_log: Arc<EventLog>,
     /// The context of the sessions.
     pub(crate) sessions: Arc<session::Context>,
+    /// The cluster of the node.
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
+}
+
+/// A client that is connected.
+pub(crate) enum Client {
+    /// Its session runs here, without a cluster.
+    Session(Session, RegistryEntry),
+    /// Its session runs at the owner of its database.
+    Front(Box<Front>),
 }
 
 /// Performs the startup of a connection. Returns the session, or `None` if the connection does not
@@ -77,7 +89,7 @@ pub(crate) async fn serve(
     slot: ConnectionSlot,
     context: Arc<Context>,
     metrics: Arc<WorkerMetrics>,
-) -> Option<(Session, RegistryEntry)> {
+) -> Option<Client> {
     // Disables Nagle's algorithm, so that small responses are sent immediately. A failure only
     // costs latency.
     let _ = stream.set_nodelay(true);
@@ -120,17 +132,19 @@ fn protocol_violation(message: impl Into<String>) -> Refusal {
 }
 
 /// Performs the startup without the timeout.
-async fn start(
-    stream: TcpStream,
-    context: Arc<Context>,
-    metrics: Arc<WorkerMetrics>,
-) -> Option<(Session, RegistryEntry)> {
+async fn start(stream: TcpStream, context: Arc<Context>, metrics: Arc<WorkerMetrics>) -> Option<Client> {
     let (input, output) = (Vec::new(), Vec::new());
     let address = stream.peer_addr().ok().map(|address| address.ip());
     let connection = PendingConnection { stream: Stream::Plain(stream), address, input, output };
     let (mut connection, packet) = connection.startup_packet(&context).await?;
     match connection.log_in(&packet, &context).await {
-        Ok((identity, settings)) => connection.into_session(identity, settings, context, metrics).await,
+        Ok((identity, settings)) => match context.cluster.clone() {
+            None => connection
+                .into_session(identity, settings, context, metrics)
+                .await
+                .map(|(session, entry)| Client::Session(session, entry)),
+            Some(cluster) => connection.into_front(identity, settings, context, cluster).await,
+        },
         Err(Refusal::Silent) => None,
         Err(Refusal::Error(error)) => {
             connection.refuse(&error).await;
@@ -141,11 +155,11 @@ async fn start(
 
 impl PendingConnection {
     /// Negotiates TLS and handles cancel requests. Returns the startup packet.
-    async fn startup_packet(mut self, context: &Context) -> Option<(PendingConnection, Vec<u8>)> {
+    async fn startup_packet(mut self, context: &Arc<Context>) -> Option<(PendingConnection, Vec<u8>)> {
         loop {
             let packet = self.read_packet().await.ok()?;
             if CancelRequest::is_cancel_request_packet(&packet) {
-                cancel(&packet, &context.registry);
+                cancel(&packet, context);
                 // Some clients wait for the end of the TLS session, not only of the connection.
                 let _ = self.stream.shutdown().await;
                 return None;
@@ -352,29 +366,70 @@ impl PendingConnection {
         };
         partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
         settings.take_reports();
-        for (name, value) in settings.reported() {
-            backend::parameter_status(&mut self.output, name, value);
-        }
         let handle = entry.handle.clone();
         handle.activity.set_application(settings.get("application_name").unwrap_or_default());
-        let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
-        let has_key = auth::put_message(&mut self.output, &key).is_ok();
-        backend::ready(&mut self.output, TransactionStatus::Idle);
-        if !has_key || self.send().await.is_err() {
+        if self.greet(&settings, &handle).await.is_none() {
             partition.close().await;
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link = Link {
-            partition,
-            wire,
-            handle,
-            timeout: None,
-            idle_timeout: None,
-            implicit: false,
-            activity_shown: false,
-        };
+        let link = Link::new(partition, wire, handle, None);
         Some((Session::new(link, context.sessions.clone(), metrics, identity, settings), entry))
+    }
+
+    /// Connects the client to a session at the owner of its database, and greets it.
+    async fn into_front(
+        mut self,
+        identity: Identity,
+        settings: Settings,
+        context: Arc<Context>,
+        cluster: Arc<dyn Cluster>,
+    ) -> Option<Client> {
+        let id = identity.tenant.partition;
+        let who = activity::SessionIdentity {
+            user: identity.user.clone(),
+            address: self.address,
+            since_ms: activity::now_ms(),
+        };
+        let canceller = context.engine.session(id).canceller();
+        let entry = match context.registry.admit_front(id, reserved_slots(&identity), canceller, who) {
+            Ok(entry) => entry,
+            Err(full) => {
+                self.refuse(&limit_error(full, &identity, usize::MAX)).await;
+                return None;
+            }
+        };
+        let handle = entry.handle.clone();
+        // The greeting is sent when the session is there: a refusal is the answer to the startup.
+        let opened = relay::open_front(entry, identity, settings.save(), context, cluster).await;
+        match opened {
+            Ok(opened) => {
+                self.greet(&settings, &handle).await?;
+                Some(Client::Front(Box::new(opened(Wire::new(self.stream, self.input)))))
+            }
+            Err(Unavailable::Error(error)) => {
+                self.refuse(&error).await;
+                None
+            }
+            Err(Unavailable::Message(message)) => {
+                self.output.extend_from_slice(&message);
+                if self.send().await.is_ok() {
+                    let _ = self.stream.shutdown().await; // the client may be gone already
+                }
+                None
+            }
+        }
+    }
+
+    /// Sends the parameters, the cancellation key and ReadyForQuery.
+    async fn greet(&mut self, settings: &Settings, handle: &Handle) -> Option<()> {
+        for (name, value) in settings.reported() {
+            backend::parameter_status(&mut self.output, name, value);
+        }
+        let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
+        auth::put_message(&mut self.output, &key).ok()?;
+        backend::ready(&mut self.output, TransactionStatus::Idle);
+        self.send().await.ok()
     }
 }
 
@@ -385,19 +440,19 @@ fn throttled(user: &str) -> Error {
         .hint("Try again in a minute. The table fulmar.events shows the addresses of failed logins.")
 }
 
-fn cancel(packet: &[u8], registry: &Registry) {
+fn cancel(packet: &[u8], gateway: &Arc<Context>) {
     let context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
     // In protocol version 3.0 the packet has exactly 16 bytes.
     if packet.len() == 16
         && let Ok(Some(request)) = CancelRequest::decode(&mut BytesMut::from(packet), &context)
         && let Some(secret) = request.secret_key.as_i32()
     {
-        registry.cancel(request.pid, secret);
+        relay::cancel(gateway, request.pid, secret);
     }
 }
 
 /// The read-only parameters that describe the session, and the bounds of the others.
-fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
+pub(crate) fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
     let mut settings = Settings::default();
     settings.set_bounds(&identity.limits, identity.access);
     settings.set_fixed("is_superuser", if identity.superuser { "on" } else { "off" });

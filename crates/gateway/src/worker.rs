@@ -5,6 +5,7 @@
 //!   have to wait is received, executed and responded to on the same thread.
 //! - Between two messages a session can migrate to another worker, as the [`WorkerScaler`] decides.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
@@ -23,6 +25,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use crate::connection_slots::ConnectionSlot;
 use crate::metrics::WorkerMetrics;
 use crate::registry::RegistryEntry;
+use crate::relay::{self, SessionHello};
 use crate::session::handoff::{Departure, MigratingSession, QueueEntry, WorkerContext};
 use crate::session::{End, Session};
 use crate::worker_scaling::WorkerScaler;
@@ -86,7 +89,13 @@ pub(crate) fn start(
             runtime.enable_all().on_thread_park(idle_time::on_park).on_thread_unpark(idle_time::on_unpark);
             match runtime.build_local(LocalOptions::default()) {
                 Ok(runtime) => {
-                    let context = Rc::new(ThreadContext { post: context, startup, metrics, load });
+                    let context = Rc::new(ThreadContext {
+                        post: context,
+                        startup,
+                        metrics,
+                        load,
+                        tasks: TaskTracker::new(),
+                    });
                     runtime.block_on(serve(queue, context, closing));
                 }
                 Err(error) => tracing::error!(%error, "could not start gateway worker"),
@@ -115,6 +124,11 @@ impl Worker {
         tokio::time::timeout(limit, ping).await.unwrap_or(false)
     }
 
+    /// Hands a stream of another node to the worker. At shutdown the stream is dropped.
+    pub(crate) async fn hand_over_relayed(&self, stream: fulmar_transport::Stream) {
+        let _ = self.queue.send(QueueEntry::Relayed(stream)).await;
+    }
+
     /// Hands an accepted connection to the worker.
     pub(crate) async fn hand_over(&self, stream: TcpStream, slot: ConnectionSlot) {
         // The socket moves from the acceptor's runtime to the worker's. At shutdown the queue is
@@ -131,6 +145,23 @@ struct ThreadContext {
     startup: Arc<startup::Context>,
     metrics: Arc<WorkerMetrics>,
     load: Arc<AtomicUsize>,
+    /// All tasks of connections and sessions.
+    tasks: TaskTracker,
+}
+
+thread_local! {
+    /// The worker of this thread.
+    static WORKER: RefCell<Option<Rc<ThreadContext>>> = const { RefCell::new(None) };
+}
+
+/// Serves a session of a front of this worker, at the same worker. Outside of a worker, the pipe is
+/// closed.
+pub(crate) fn serve_relayed_here(hello: SessionHello, pipe: DuplexStream) {
+    let worker = WORKER.with_borrow(Clone::clone);
+    if let Some(worker) = worker {
+        let tasks = worker.tasks.clone();
+        tasks.spawn_local(async move { worker.serve_relayed(hello, pipe).await });
+    }
 }
 
 impl ThreadContext {
@@ -139,10 +170,31 @@ impl ThreadContext {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
         let serving = match startup::serve(stream, slot, startup, metrics).await {
-            Some((session, entry)) => self.serve(session, entry),
+            Some(startup::Client::Session(session, entry)) => self.serve(session, entry),
+            Some(startup::Client::Front(front)) => {
+                self.metrics.connected();
+                return front.serve().await;
+            }
             None => return,
         };
         self.metrics.connected();
+        serving.await;
+    }
+
+    /// Serves a session for a front at another node.
+    async fn serve_stream(&self, stream: fulmar_transport::Stream) {
+        if let Some((hello, pipe)) = relay::accept(stream, &self.startup).await {
+            self.serve_relayed(hello, pipe).await;
+        }
+    }
+
+    /// Serves a session for a front.
+    async fn serve_relayed(&self, hello: SessionHello, pipe: DuplexStream) {
+        let started = relay::start(hello, pipe, self.startup.clone(), self.metrics.clone());
+        let serving = match Box::pin(started).await {
+            Some((session, entry)) => self.serve(session, entry),
+            None => return,
+        };
         serving.await;
     }
 
@@ -192,7 +244,8 @@ async fn serve(
     context: Rc<ThreadContext>,
     closing: CancellationToken,
 ) {
-    let sessions = TaskTracker::new();
+    let sessions = context.tasks.clone();
+    WORKER.set(Some(context.clone()));
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
     while let Some(arrival) = next(&mut queue, &closing).await {
@@ -205,6 +258,7 @@ async fn serve(
             match arrival {
                 QueueEntry::Client(stream, slot) => context.serve_client(stream, slot).await,
                 QueueEntry::Session(migrating) => context.serve_migrated(migrating).await,
+                QueueEntry::Relayed(stream) => context.serve_stream(stream).await,
                 QueueEntry::Ping(_) => {} // answered above
             }
             drop(load);
@@ -212,6 +266,7 @@ async fn serve(
     }
     sessions.close();
     sessions.wait().await;
+    WORKER.set(None);
 }
 
 /// The next entry of the queue. When the gateway closes, the queue accepts no new entries, but

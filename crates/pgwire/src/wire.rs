@@ -23,7 +23,7 @@ use std::time::Instant;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
@@ -73,6 +73,8 @@ pub enum Closed {
     Client,
     /// The server closes the session.
     Server,
+    /// The server may not answer any more.
+    Fenced,
     /// The idle timeout expired.
     Idle,
     /// The client stopped sending in the middle of a message, and other sessions need its memory.
@@ -109,6 +111,8 @@ pub enum Stream {
     Plain(TcpStream),
     /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
+    /// A pipe inside of this process: the client is connected to another part of the gateway.
+    Pipe(DuplexStream),
     /// The session is being moved to another worker.
     Detached,
 }
@@ -122,6 +126,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buffer),
+            Stream::Pipe(stream) => Pin::new(stream).poll_read(cx, buffer),
             Stream::Detached => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
@@ -132,13 +137,14 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            Stream::Pipe(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Detached => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Plain(_) | Stream::Detached => Poll::Ready(Ok(())),
+            Stream::Plain(_) | Stream::Pipe(_) | Stream::Detached => Poll::Ready(Ok(())),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
@@ -147,6 +153,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            Stream::Pipe(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Detached => Poll::Ready(Ok(())),
         }
     }
@@ -238,7 +245,8 @@ impl Wire {
         self.poll_read(cx)
     }
 
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
+    /// Polls for more bytes in `input`. Holds no buffer while there are none.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
         if self.disconnected {
             return Poll::Ready(Err(Closed::Client));
         }
@@ -280,7 +288,7 @@ impl Wire {
         let socket = match &self.stream {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => stream.get_ref().0,
-            Stream::Detached => return self.disconnected,
+            Stream::Pipe(_) | Stream::Detached => return self.disconnected,
         };
         let mut events = [PollFd::new(socket, PollFlags::RDHUP)];
         let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -308,23 +316,31 @@ impl Wire {
     /// Sends `bytes`, and waits until the socket has accepted them.
     pub async fn send(&mut self, bytes: &[u8], interrupts: &impl Interrupts) -> Result<(), Closed> {
         let mut sent = 0;
-        poll_fn(|cx| {
-            while sent < bytes.len() {
-                let polled = Pin::new(&mut self.stream).poll_write(cx, &bytes[sent..]);
-                if polled.is_pending() {
-                    interrupts.register(cx.waker());
-                    if interrupts.is_killed() {
-                        return Poll::Ready(Err(Closed::Server));
-                    }
-                }
-                match ready!(polled) {
-                    Ok(0) | Err(_) => return Poll::Ready(Err(Closed::Client)),
-                    Ok(count) => sent += count,
+        poll_fn(|cx| self.poll_send(cx, bytes, &mut sent, interrupts)).await
+    }
+
+    /// Polls the sending of `bytes`, of which `sent` have been sent.
+    pub fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        sent: &mut usize,
+        interrupts: &impl Interrupts,
+    ) -> Poll<Result<(), Closed>> {
+        while *sent < bytes.len() {
+            let polled = Pin::new(&mut self.stream).poll_write(cx, &bytes[*sent..]);
+            if polled.is_pending() {
+                interrupts.register(cx.waker());
+                if interrupts.is_killed() {
+                    return Poll::Ready(Err(Closed::Server));
                 }
             }
-            Pin::new(&mut self.stream).poll_flush(cx).map_err(|_| Closed::Client)
-        })
-        .await
+            match ready!(polled) {
+                Ok(0) | Err(_) => return Poll::Ready(Err(Closed::Client)),
+                Ok(count) => *sent += count,
+            }
+        }
+        Pin::new(&mut self.stream).poll_flush(cx).map_err(|_| Closed::Client)
     }
 
     /// Shuts the connection down. Errors are ignored.

@@ -8,7 +8,7 @@
 //!     |
 //!   frames          14-byte header and up to 64 KiB                        [`frame`]
 //!     |
-//!   byte stream     TCP, TLS, or a pipe in a test
+//!   byte stream     TCP, TLS ([`tls`]), or a pipe in a test
 //! ```
 //!
 //! A node dials every node that it sends requests to ([`Peers`]), and only the dialing side opens
@@ -42,12 +42,13 @@ pub mod frame;
 pub mod hello;
 mod peers;
 mod stream;
+pub mod tls;
 
 pub use connection::{Connection, Driver, Incoming, accept, connect};
 pub use error::Error;
 pub use hello::Identity;
 pub use peers::{Dial, Peers};
-pub use stream::Stream;
+pub use stream::{Receiver, Sender, Stream};
 
 /// Bytes, including frame headers, that the sender of a stream may have in flight.
 pub const WINDOW_BYTES: u32 = 64 << 10;

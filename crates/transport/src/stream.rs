@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
@@ -99,57 +100,109 @@ impl StreamState {
 /// peer to abandon it.
 #[derive(Debug)]
 pub struct Stream {
-    connection: Arc<Shared>,
-    id: u64,
-    state: Arc<StreamState>,
-    /// Whether the peer knows the stream.
-    is_open: bool,
-    has_finished: bool,
-    /// A message was sent in part: [`Stream::send`] was dropped.
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// The sending side of a stream that was [split](Stream::split).
+#[derive(Debug)]
+pub struct Sender {
+    shared: Arc<StreamEnd>,
+    /// A message was sent in part: [`Sender::send`] was dropped.
     is_torn: bool,
+}
+
+/// The receiving side of a stream that was [split](Stream::split).
+#[derive(Debug)]
+pub struct Receiver {
+    shared: Arc<StreamEnd>,
     max_message_bytes: usize,
     /// The beginning of the message that is being received.
     partial: BytesMut,
 }
 
+/// This side of a stream. Dropping it abandons the stream.
+#[derive(Debug)]
+struct StreamEnd {
+    connection: Arc<Shared>,
+    id: u64,
+    state: Arc<StreamState>,
+    /// Whether the peer knows the stream.
+    is_open: AtomicBool,
+    has_finished: AtomicBool,
+}
+
 impl Stream {
     pub(crate) fn new(connection: Arc<Shared>, id: u64, state: Arc<StreamState>, is_open: bool) -> Self {
-        Stream {
+        let shared = Arc::new(StreamEnd {
             connection,
             id,
             state,
-            is_open,
-            has_finished: false,
-            is_torn: false,
-            max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
-            partial: BytesMut::new(),
+            is_open: AtomicBool::new(is_open),
+            has_finished: AtomicBool::new(false),
+        });
+        Stream {
+            sender: Sender { shared: shared.clone(), is_torn: false },
+            receiver: Receiver {
+                shared,
+                max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
+                partial: BytesMut::new(),
+            },
         }
+    }
+
+    /// Separates the two directions, which can then be used at the same time. The stream is
+    /// abandoned when both sides have been dropped.
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
     }
 
     /// Sets the maximum length of a received message (default: 1 MiB). A longer one is an error.
     pub fn set_max_message_bytes(&mut self, bytes: usize) {
-        self.max_message_bytes = bytes;
+        self.receiver.max_message_bytes = bytes;
     }
 
+    /// Sends a message, as [`Sender::send`].
+    pub async fn send(&mut self, message: &[u8]) -> Result<(), Error> {
+        self.sender.send(message).await
+    }
+
+    /// Sends no more messages. The peer receives the end after all messages.
+    pub fn finish(&mut self) {
+        self.sender.finish();
+    }
+
+    /// Receives the next message, as [`Receiver::receive`].
+    pub async fn receive(&mut self) -> Result<Option<Bytes>, Error> {
+        self.receiver.receive().await
+    }
+
+    /// Ends the stream in both directions. The peer gets `reason` as an error.
+    pub fn reset(self, reason: &str) {
+        self.sender.reset(reason);
+    }
+}
+
+impl Sender {
     /// Sends a message. Waits while the peer does not read, or the connection's output buffer is
     /// full. If the future is dropped, a part of the message may have been sent: the stream can
     /// then only be dropped.
     pub async fn send(&mut self, message: &[u8]) -> Result<(), Error> {
-        if self.has_finished || self.is_torn {
+        let end = &*self.shared;
+        if end.has_finished.load(Ordering::Acquire) || self.is_torn {
             return Err(Error::Closed);
         }
         self.is_torn = true;
         let mut rest = message;
         loop {
-            self.connection.output_space().await?;
-            let window_bytes = self.window().await?;
+            end.connection.output_space().await?;
+            let window_bytes = end.window().await?;
             let sent_bytes = rest.len().min(window_bytes - HEADER_BYTES).min(MAX_PAYLOAD_BYTES);
             let (chunk, after) = rest.split_at(sent_bytes);
             rest = after;
-            let kind = if self.is_open { Kind::Data } else { Kind::Open };
-            self.is_open = true;
-            self.state.inner.lock().send_window_bytes -= frame_bytes(chunk.len());
-            self.connection.write(kind, rest.is_empty(), self.id, chunk);
+            let kind = if end.is_open.swap(true, Ordering::AcqRel) { Kind::Data } else { Kind::Open };
+            end.state.inner.lock().send_window_bytes -= frame_bytes(chunk.len());
+            end.connection.write(kind, rest.is_empty(), end.id, chunk);
             if rest.is_empty() {
                 self.is_torn = false;
                 return Ok(());
@@ -157,6 +210,50 @@ impl Stream {
         }
     }
 
+    /// Sends no more messages. The peer receives the end after all messages.
+    pub fn finish(&mut self) {
+        let end = &*self.shared;
+        if end.is_open.load(Ordering::Acquire)
+            && !self.is_torn
+            && !end.has_finished.swap(true, Ordering::AcqRel)
+        {
+            end.connection.write(Kind::Finish, false, end.id, &[]);
+        }
+    }
+
+    /// Ends the stream in both directions. The peer gets `reason` as an error.
+    pub fn reset(self, reason: &str) {
+        self.shared.abandon(reason);
+    }
+}
+
+impl Receiver {
+    /// Receives the next message; `None` after the last one. If the future is dropped, nothing is
+    /// lost.
+    pub async fn receive(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            let Some((chunk, is_last)) = self.shared.chunk().await? else {
+                return match self.partial.is_empty() {
+                    true => Ok(None),
+                    false => Err(Error::Protocol("a stream ends within a message")),
+                };
+            };
+            if self.partial.len() + chunk.len() > self.max_message_bytes {
+                return Err(Error::TooLong { limit_bytes: self.max_message_bytes });
+            }
+            match (is_last, self.partial.is_empty()) {
+                (true, true) => return Ok(Some(chunk)),
+                (false, _) => self.partial.extend_from_slice(&chunk),
+                (true, false) => {
+                    self.partial.extend_from_slice(&chunk);
+                    return Ok(Some(std::mem::take(&mut self.partial).freeze()));
+                }
+            }
+        }
+    }
+}
+
+impl StreamEnd {
     /// Waits until a frame with at least one byte can be sent. Returns the window.
     async fn window(&self) -> Result<usize, Error> {
         poll_fn(|context| {
@@ -179,40 +276,8 @@ impl Stream {
         .await
     }
 
-    /// Sends no more messages. The peer receives the end after all messages.
-    pub fn finish(&mut self) {
-        if !self.has_finished && self.is_open && !self.is_torn {
-            self.has_finished = true;
-            self.connection.write(Kind::Finish, false, self.id, &[]);
-        }
-    }
-
-    /// Receives the next message; `None` after the last one. If the future is dropped, nothing is
-    /// lost.
-    pub async fn receive(&mut self) -> Result<Option<Bytes>, Error> {
-        loop {
-            let Some((chunk, is_last)) = self.chunk().await? else {
-                return match self.partial.is_empty() {
-                    true => Ok(None),
-                    false => Err(Error::Protocol("a stream ends within a message")),
-                };
-            };
-            if self.partial.len() + chunk.len() > self.max_message_bytes {
-                return Err(Error::TooLong { limit_bytes: self.max_message_bytes });
-            }
-            match (is_last, self.partial.is_empty()) {
-                (true, true) => return Ok(Some(chunk)),
-                (false, _) => self.partial.extend_from_slice(&chunk),
-                (true, false) => {
-                    self.partial.extend_from_slice(&chunk);
-                    return Ok(Some(std::mem::take(&mut self.partial).freeze()));
-                }
-            }
-        }
-    }
-
     /// Takes the next received payload.
-    async fn chunk(&mut self) -> Result<Option<(Bytes, bool)>, Error> {
+    async fn chunk(&self) -> Result<Option<(Bytes, bool)>, Error> {
         poll_fn(|context| {
             if let ready @ Poll::Ready(_) = self.take_chunk() {
                 return ready;
@@ -244,31 +309,26 @@ impl Stream {
         Poll::Ready(Ok(Some((payload, is_last))))
     }
 
-    /// Ends the stream in both directions. The peer gets `reason` as an error.
-    pub fn reset(mut self, reason: &str) {
-        self.abandon(reason);
-    }
-
-    fn abandon(&mut self, reason: &str) {
+    fn abandon(&self, reason: &str) {
         let is_complete = {
             let inner = self.state.inner.lock();
-            inner.ended.is_some() || (self.has_finished && inner.peer_has_finished)
+            let has_finished = self.has_finished.load(Ordering::Acquire);
+            inner.ended.is_some() || (has_finished && inner.peer_has_finished)
         };
-        if self.is_open && !is_complete {
+        if self.is_open.swap(false, Ordering::AcqRel) && !is_complete {
             let mut length = reason.len().min(MAX_REASON_BYTES);
             while !reason.is_char_boundary(length) {
                 length -= 1;
             }
             self.connection.write(Kind::Reset, false, self.id, &reason.as_bytes()[..length]);
         }
-        self.is_open = false;
     }
 }
 
 /// Maximum length of the reason of a reset.
 const MAX_REASON_BYTES: usize = 1000;
 
-impl Drop for Stream {
+impl Drop for StreamEnd {
     fn drop(&mut self) {
         self.abandon("the caller no longer waits");
         self.connection.forget(self.id);

@@ -63,10 +63,15 @@ impl Session {
             }
             Command::DiscardAll => {
                 self.discard_all().await?;
+                self.tell_deallocated(None, output);
                 "DISCARD ALL"
             }
             Command::DiscardPlans => "DISCARD PLANS",
-            Command::Deallocate(name) => self.deallocate(name.as_deref())?,
+            Command::Deallocate(name) => {
+                let tag = self.deallocate(name.as_deref())?;
+                self.tell_deallocated(name.as_deref(), output);
+                tag
+            }
             Command::Batch { statements, tag } => {
                 self.batch(statements, output).await?;
                 tag

@@ -16,6 +16,8 @@ pub(crate) enum QueueEntry {
     Client(std::net::TcpStream, ConnectionSlot),
     /// A session that migrates from another worker.
     Session(Box<MigratingSession>),
+    /// A stream of another node, for a session of a client that is connected there.
+    Relayed(fulmar_transport::Stream),
     /// A health check, to be answered.
     Ping(oneshot::Sender<()>),
 }

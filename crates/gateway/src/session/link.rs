@@ -35,6 +35,7 @@ use fulmar_service::{LocalPartition, PartitionService, Refusal};
 use tokio::time::{Sleep, sleep};
 
 use super::rows::Collector;
+use crate::cluster::Cluster;
 use crate::registry::Handle;
 use crate::{Result, fair};
 
@@ -54,9 +55,30 @@ pub(crate) struct Link {
     pub(crate) implicit: bool,
     /// True if the session's activity (`pg_stat_activity`) is not shown as idle.
     pub(crate) activity_shown: bool,
+    /// The cluster, without whose lease no answer is sent.
+    cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl Link {
+    /// Links a connection to a partition.
+    pub(crate) fn new(
+        partition: LocalPartition,
+        wire: Wire,
+        handle: Arc<Handle>,
+        cluster: Option<Arc<dyn Cluster>>,
+    ) -> Link {
+        Link {
+            partition,
+            wire,
+            handle,
+            timeout: None,
+            idle_timeout: None,
+            implicit: false,
+            activity_shown: false,
+            cluster,
+        }
+    }
+
     /// Prepares the first statement of `sql`. Also returns the text that follows it.
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         self.check_client()?;
@@ -190,8 +212,14 @@ impl Link {
         wait_for_client(read.as_mut(), partition.session_mut()).await
     }
 
-    /// Sends `bytes`. Waits until the client has accepted them.
+    /// Sends `bytes`. Waits until the client has accepted them, and before until the node may
+    /// answer.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<(), Closed> {
+        if let Some(cluster) = &self.cluster
+            && !cluster.may_answer()
+        {
+            cluster.wait_to_answer().await.map_err(|_| Closed::Fenced)?;
+        }
         let Link { partition, wire, handle, .. } = self;
         wait_for_client(pin!(wire.send(bytes, handle)), partition.session_mut()).await
     }

@@ -20,6 +20,7 @@
 //! | [`state`], [`context`], [`outcome`] | a session's state, the components it uses, outcomes |
 //! | [`serve`], [`receive`], [`handoff`] | the loop; long messages; migration between workers |
 //! | [`simple`], [`extended`], [`copy`] | the protocols |
+//! | [`relayed`] | what a session tells the front that its client is connected to |
 //! | [`run`], [`command`], [`link`] | running statements, in the engine or here |
 //! | [`statements`], [`portals`], [`rows`] | prepared statements, portals, results |
 //! | [`memory_quota`], [`limits`], [`privileges`] | memory accounting; changes of limits and access rights |
@@ -44,6 +45,7 @@ mod portals;
 mod primary_key;
 mod privileges;
 mod receive;
+mod relayed;
 mod rows;
 mod run;
 mod serve;

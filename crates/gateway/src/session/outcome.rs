@@ -14,6 +14,10 @@ pub(crate) enum End {
     Client,
     /// The server shuts down, or the session was terminated.
     Server,
+    /// Another node owns the partition. What the client has not got an answer for had no effect.
+    Moved,
+    /// The node may not answer any more, because its incarnation has ended.
+    Fenced,
     /// The client violated the protocol.
     Malformed(Malformed),
     /// A fatal error.
@@ -25,6 +29,7 @@ impl From<Closed> for End {
         match closed {
             Closed::Client => End::Client,
             Closed::Server => End::Server,
+            Closed::Fenced => End::Fenced,
             Closed::Idle => End::Fatal(
                 Error::new(
                     sqlstate::IDLE_IN_TRANSACTION,
@@ -51,6 +56,7 @@ pub(super) enum MessageError {
 impl From<Error> for MessageError {
     fn from(error: Error) -> MessageError {
         match error.state() {
+            sqlstate::PARTITION_MOVED => MessageError::End(End::Moved),
             sqlstate::ADMIN_SHUTDOWN | sqlstate::DATABASE_DROPPED => MessageError::End(End::Fatal(error)),
             _ => MessageError::Statement(error),
         }

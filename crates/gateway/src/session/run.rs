@@ -64,6 +64,8 @@ impl Session {
         if status == TransactionStatus::Idle {
             self.statements.close_portals();
         }
+        self.has_ended_transaction = false;
+        self.tell_settings(status);
         backend::ready(&mut self.output, status);
         Ok(self.flush().await?)
     }
@@ -135,6 +137,7 @@ impl Session {
         for (state, message) in &completion.notices {
             backend::notice(output, state, message);
         }
+        self.has_ended_transaction |= !self.link.implicit && self.link.status() == TransactionStatus::Idle;
         self.end_of_transaction(completion.tag == CommandTag::Plain("COMMIT"));
     }
 

@@ -21,6 +21,7 @@ use super::receive;
 use super::state::Session;
 use crate::fair::Gate;
 use crate::metrics::WorkerMetrics;
+use crate::relay::message;
 
 impl Session {
     /// Ends the session: notifies the client and releases all resources.
@@ -32,7 +33,10 @@ impl Session {
         if let Some(mut copy) = self.copy.take() {
             copy.abort(&self).await;
         }
-        self.send_shutdown_notice(end).await;
+        match self.relayed {
+            true => self.tell_end(end).await,
+            false => self.send_shutdown_notice(end).await,
+        }
         self.link.partition.close().await;
         self.context.advisory.unlock_all(self.link.handle.pid);
         self.link.wire.shutdown().await;
@@ -94,9 +98,11 @@ impl Session {
     }
 
     /// Sends a FATAL error with the reason why the session ends, unless the client ended it.
-    async fn send_shutdown_notice(&mut self, end: End) {
+    pub(super) async fn send_shutdown_notice(&mut self, end: End) {
         let error = match end {
-            End::Client => return,
+            End::Client | End::Fenced => return,
+            End::Moved => Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database was moved to another node")
+                .hint("Connect again."),
             End::Server => {
                 Error::new(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command")
             }
@@ -127,6 +133,10 @@ impl Session {
                 Err(malformed) => break Err(End::Malformed(malformed)),
                 Ok(Some(frame)) => {
                     used += frame.size;
+                    if self.relayed && message::is_internal(frame.kind) {
+                        self.told(&frame);
+                        continue;
+                    }
                     let outcome = match frontend::message(&frame) {
                         Ok(message) => self.handle(message, &input[used..]).await,
                         Err(malformed) => Err(End::Malformed(malformed)),

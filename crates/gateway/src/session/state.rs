@@ -45,6 +45,10 @@ pub(crate) struct Session {
     /// True after an error in the extended protocol: messages are skipped until Sync.
     pub(super) skipping: bool,
     pub(super) copy: Option<Box<CopyIn>>,
+    /// The client is connected to a front ([`crate::relay`]), possibly at another node.
+    pub(super) relayed: bool,
+    /// A transaction has ended since the last ReadyForQuery.
+    pub(super) has_ended_transaction: bool,
 }
 
 impl Session {
@@ -77,6 +81,8 @@ impl Session {
             temporary,
             skipping: false,
             copy: None,
+            relayed: false,
+            has_ended_transaction: false,
         };
         session.apply_settings();
         session

@@ -150,8 +150,8 @@ async fn authentication_is_enforced_and_renewed(etcd: &Etcd) {
         ..options(etcd.endpoints())
     };
     for (user, remedy) in [
-        (None, "Configure an etcd user"),
-        (Some(("node", "wrong")), "Configure an etcd user"),
+        (None, "--meta-password-file"),
+        (Some(("node", "wrong")), "--meta-password-file"),
         (Some(("guest", "secret")), "readwrite"),
     ] {
         let denied = EtcdStore::open(with_user(user)).await.unwrap_err();

@@ -151,7 +151,8 @@ impl Cluster {
                 command.arg("--store").arg(s3.url("cluster")).envs(s3.environment());
             }
             None => {
-                command.arg("--store").arg(self.path("store"));
+                let url = format!("file://{}", self.path("store").display());
+                command.arg("--store").arg(url);
             }
         }
         command.args(&self.setup.arguments);

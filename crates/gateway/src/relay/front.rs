@@ -1,0 +1,281 @@
+//! The side of a relay that the client is connected to.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use fulmar_engine::{Error, TransactionStatus, sqlstate};
+use fulmar_pages::PartitionId;
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::{Closed, Interrupts, Wire, give_buffer};
+use tokio::io::{AsyncWrite, DuplexStream};
+use tokio::time::{Sleep, sleep};
+
+use super::journal::{Journal, Mismatch, Told};
+use super::message::Values;
+use super::pump::poll_pooled;
+use super::unit::is_rollback;
+use crate::cluster::{Cluster, Owner};
+use crate::identity::Identity;
+use crate::registry::{Handle, RegistryEntry};
+use crate::startup;
+
+/// Bytes for the client from which on the front reads no further answers.
+const MAX_OUTPUT_BYTES: usize = 64 << 10;
+/// How many times a front works without waiting before other connections of the worker are polled.
+const MAX_ROUNDS: usize = 32;
+/// How long the front waits for answers of the former owner after the owner has changed.
+const FORMER_OWNER_GRACE: Duration = Duration::from_secs(2);
+
+/// A client's connection whose session runs elsewhere.
+pub(crate) struct Front {
+    pub(super) wire: Wire,
+    pub(super) journal: Journal,
+    pub(super) handle: Arc<Handle>,
+    pub(super) identity: Identity,
+    pub(super) context: Arc<startup::Context>,
+    pub(super) cluster: Arc<dyn Cluster>,
+    /// The parameters that the client set when it connected.
+    pub(super) defaults: Values,
+    /// The connection to the session.
+    pub(super) upstream: DuplexStream,
+    pub(super) owner: Owner,
+    /// The error that the next statement gets, because the transaction could not be repeated.
+    pub(super) doomed: Option<Error>,
+    /// Keeps the front registered.
+    _entry: RegistryEntry,
+    output_sent: usize,
+}
+
+/// Why a front stops passing messages on.
+pub(super) enum Stop {
+    /// The client has disconnected.
+    Client,
+    /// The session has ended, and the client knows why.
+    End,
+    /// The connection ends with an error.
+    Fatal(Error),
+    /// Another node owns the partition. True if a part of the unfinished unit was committed.
+    Moved { in_part: bool },
+    /// The connection to the session broke.
+    Broken,
+    /// The session's answer differs from the one that the client has got.
+    Mismatch,
+}
+
+impl Front {
+    pub(super) fn new(
+        wire: Wire,
+        journal: Journal,
+        parts: (RegistryEntry, Identity, Values),
+        context: Arc<startup::Context>,
+        cluster: Arc<dyn Cluster>,
+        (upstream, owner): (DuplexStream, Owner),
+    ) -> Front {
+        let (entry, identity, defaults) = parts;
+        let handle = entry.handle.clone();
+        Front {
+            wire,
+            journal,
+            handle,
+            identity,
+            context,
+            cluster,
+            defaults,
+            upstream,
+            owner,
+            doomed: None,
+            _entry: entry,
+            output_sent: 0,
+        }
+    }
+
+    /// Serves the client until one side ends.
+    pub(crate) async fn serve(mut self) {
+        loop {
+            let stop = self.relay().await;
+            let fatal = match stop {
+                Stop::Client => break,
+                Stop::End => None,
+                Stop::Fatal(error) => Some(error),
+                Stop::Moved { .. } | Stop::Broken | Stop::Mismatch => {
+                    match Box::pin(self.resume(stop)).await {
+                        Ok(()) => continue,
+                        Err(Stop::Fatal(error)) => Some(error),
+                        Err(_) => None,
+                    }
+                }
+            };
+            if let Some(error) = fatal.filter(|_| !self.journal.is_inside_answer()) {
+                backend::error(&mut self.journal.output, &error, Severity::Fatal);
+            }
+            let Front { wire, journal, handle, output_sent, .. } = &mut self;
+            let _ = poll_fn(|cx| wire.poll_send(cx, &journal.output, output_sent, handle)).await;
+            wire.shutdown().await;
+            break;
+        }
+    }
+
+    /// Passes messages on in both directions.
+    async fn relay(&mut self) -> Stop {
+        let (cluster, partition, epoch) =
+            (self.cluster.clone(), self.identity.tenant.partition, self.owner.epoch);
+        let mut changed: Pin<Box<dyn Future<Output = ()>>> =
+            Box::pin(async move { wait_for_change(&*cluster, partition, epoch).await });
+        let mut grace: Option<Pin<Box<Sleep>>> = None;
+        poll_fn(|cx| {
+            if let Poll::Ready(stop) = self.poll_relay(cx) {
+                return Poll::Ready(stop);
+            }
+            if grace.is_none() && changed.as_mut().poll(cx).is_ready() {
+                grace = Some(Box::pin(sleep(FORMER_OWNER_GRACE)));
+            }
+            let Some(grace) = &mut grace else { return Poll::Pending };
+            match self.journal.units.is_empty() || grace.as_mut().poll(cx).is_ready() {
+                true => Poll::Ready(Stop::Broken),
+                false => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    fn poll_relay(&mut self, cx: &mut Context<'_>) -> Poll<Stop> {
+        self.handle.register(cx.waker());
+        if self.handle.take_cancel_request() {
+            self.pass_cancel_on();
+        }
+        for _ in 0..MAX_ROUNDS {
+            let closes = self.handle.is_closing() && (self.journal.is_idle() || self.handle.is_killed());
+            if closes {
+                let message = "terminating connection due to administrator command";
+                return Poll::Ready(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message)));
+            }
+            let sent = self.poll_to_session(cx);
+            let received = self.poll_to_client(cx);
+            match (sent, received) {
+                (Poll::Ready(Err(stop)), _) | (_, Poll::Ready(Err(stop))) => return Poll::Ready(stop),
+                (Poll::Pending, Poll::Pending) => return Poll::Pending,
+                _ => {}
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sends what the client has sent, and reads more when that is done.
+    fn poll_to_session(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        if !self.journal.unsent.is_empty() {
+            let polled = Pin::new(&mut self.upstream).poll_write(cx, &self.journal.unsent);
+            return match polled {
+                Poll::Ready(Ok(count)) if count > 0 => {
+                    self.journal.unsent.drain(..count);
+                    if self.journal.unsent.is_empty() {
+                        give_buffer(std::mem::take(&mut self.journal.unsent));
+                    }
+                    Poll::Ready(Ok(()))
+                }
+                // The other direction knows whether the session has ended or the connection broke.
+                Poll::Ready(_) => self.poll_client_gone(cx),
+                Poll::Pending => self.poll_client_gone(cx),
+            };
+        }
+        match self.wire.poll_read(cx) {
+            Poll::Pending if self.wire.input.is_empty() => Poll::Pending,
+            Poll::Ready(Err(_)) if self.wire.input.is_empty() => Poll::Ready(Err(Stop::Client)),
+            _ => {
+                let input = std::mem::take(&mut self.wire.input);
+                let fed = self.journal.feed(&input);
+                give_buffer(input);
+                if fed.is_err() {
+                    let error = Error::new(sqlstate::PROTOCOL_VIOLATION, "invalid message length");
+                    return Poll::Ready(Err(Stop::Fatal(error)));
+                }
+                if self.journal.is_terminated {
+                    return Poll::Ready(Err(Stop::Client));
+                }
+                self.fail_doomed();
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Notices a disconnect of the client while the session accepts nothing.
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        match self.wire.watch(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(Stop::Client)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Sends what the session has answered, and receives more when that is done.
+    fn poll_to_client(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        if !self.journal.output.is_empty() {
+            let Front { wire, journal, handle, output_sent, .. } = self;
+            match wire.poll_send(cx, &journal.output, output_sent, handle) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(Closed::Client)) => return Poll::Ready(Err(Stop::Client)),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Stop::End)),
+                Poll::Ready(Ok(())) => {
+                    self.output_sent = 0;
+                    self.journal.output.clear();
+                    give_buffer(std::mem::take(&mut self.journal.output));
+                }
+            }
+        }
+        while self.journal.output.len() < MAX_OUTPUT_BYTES {
+            let bytes = match poll_pooled(cx, &mut self.upstream) {
+                Poll::Ready(Some(bytes)) => bytes,
+                Poll::Ready(None) => return Poll::Ready(Err(Stop::Broken)),
+                Poll::Pending if self.journal.output.is_empty() => return Poll::Pending,
+                Poll::Pending => return Poll::Ready(Ok(())),
+            };
+            let told = self.journal.answer(&bytes);
+            give_buffer(bytes);
+            match told {
+                Ok(None) => {}
+                Ok(Some(Told::End)) => return Poll::Ready(Err(Stop::End)),
+                Ok(Some(Told::Moved { in_part })) => return Poll::Ready(Err(Stop::Moved { in_part })),
+                Err(Mismatch) => return Poll::Ready(Err(Stop::Mismatch)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Answers the next unit with the error of the transaction that could not be repeated, unless it
+    /// is a rollback.
+    fn fail_doomed(&mut self) {
+        if self.doomed.is_none() {
+            return;
+        }
+        let Some(unit) = self.journal.units.front() else { return };
+        let sql = unit.bytes.get(5..).unwrap_or_default();
+        if unit.is_query && (!unit.is_complete || is_rollback(sql)) {
+            if unit.is_complete {
+                self.doomed = None;
+            }
+            return;
+        }
+        if let Some(error) = self.doomed.take() {
+            let mut message = Vec::new();
+            backend::error(&mut message, &error, Severity::Error);
+            self.journal.fail(&message, TransactionStatus::Failed);
+            self.journal.send_all();
+        }
+    }
+
+    /// Passes a cancel request on to the session.
+    fn pass_cancel_on(&self) {
+        let (pid, secret) = (self.handle.pid, self.handle.secret());
+        super::send_cancel(self.context.clone(), self.owner.node, pid, secret);
+    }
+}
+
+/// Waits until the owner has changed. The system database may have no owner: then it never does.
+async fn wait_for_change(cluster: &dyn Cluster, partition: PartitionId, epoch: u32) {
+    match epoch {
+        super::connect::NO_EPOCH => std::future::pending().await,
+        epoch => cluster.owner_changed(partition, epoch).await,
+    }
+}

@@ -1,0 +1,538 @@
+//! What a front remembers of its client's session: the messages that have no complete answer, those
+//! of the open transaction, and the prepared statements.
+//!
+//! The client's messages form *units*: a Query, or messages of the extended protocol up to Sync. A
+//! ReadyForQuery answers a unit. A unit stays in the journal until its transaction has ended, with
+//! the length and a hash of its answer. When the session continues at another node, the journal
+//! yields the messages to repeat, suppresses as much of the new answers as the client has got
+//! already, and compares it with what the client got.
+//!
+//! The journal keeps at most [`MAX_BYTES`]. A transaction that is longer cannot be repeated.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hasher};
+
+use fulmar_engine::TransactionStatus;
+use fulmar_pgwire::protocol::MAX_MESSAGE_BYTES;
+
+use super::message::{self, Values};
+use super::unit::{Change, Unit, split_name};
+
+/// Maximum size of the messages in a journal.
+const MAX_BYTES: usize = 1 << 20;
+/// Maximum size of the prepared statements in a journal. Statements beyond it are lost when the
+/// session continues at another node.
+const MAX_STATEMENT_BYTES: usize = 4 << 20;
+/// Size of a message's kind and length.
+const HEADER_BYTES: usize = 5;
+
+/// The session has answered something else than before.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mismatch;
+
+/// What the session has told the front.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Another node owns the partition.
+    Moved {
+        /// A part of the unfinished unit was committed.
+        in_part: bool,
+    },
+    /// The session has ended, and the client has been told why.
+    End,
+}
+
+/// Splits a stream of bytes into messages.
+#[derive(Default)]
+struct Scanner {
+    header: [u8; HEADER_BYTES],
+    header_bytes: usize,
+    /// Bytes of the message that have not arrived yet.
+    left_bytes: usize,
+}
+
+impl Scanner {
+    fn is_inside(&self) -> bool {
+        self.header_bytes > 0
+    }
+
+    fn kind(&self) -> u8 {
+        self.header[0]
+    }
+
+    /// Takes bytes up to the end of the header or of the body. Returns the number of bytes, and
+    /// whether they complete the message. `None` if the length is invalid.
+    fn take(&mut self, bytes: &[u8]) -> Option<(usize, bool)> {
+        let count = if self.header_bytes < HEADER_BYTES {
+            let count = bytes.len().min(HEADER_BYTES - self.header_bytes);
+            self.header[self.header_bytes..][..count].copy_from_slice(&bytes[..count]);
+            self.header_bytes += count;
+            if self.header_bytes == HEADER_BYTES {
+                let [_, length @ ..] = self.header;
+                let length = u32::from_be_bytes(length) as usize;
+                self.left_bytes = length.checked_sub(4).filter(|_| length <= MAX_MESSAGE_BYTES + 4)?;
+            }
+            count
+        } else {
+            let count = bytes.len().min(self.left_bytes);
+            self.left_bytes -= count;
+            count
+        };
+        let is_complete = self.header_bytes == HEADER_BYTES && self.left_bytes == 0;
+        if is_complete {
+            self.header_bytes = 0;
+        }
+        Some((count, is_complete))
+    }
+}
+
+/// The state of a session that can continue at another node.
+pub(super) struct Journal {
+    next_id: Box<dyn Fn() -> u64>,
+    from_client: Scanner,
+    /// The rest of the client's current message is dropped.
+    skips_message: bool,
+    /// The message of the client that is incomplete, if it must be known when it is complete.
+    partial: Vec<u8>,
+    from_session: Scanner,
+    /// The session's message that is incomplete, if it is not passed on as it arrives.
+    captured: Vec<u8>,
+    /// For the session, not sent yet.
+    pub(super) unsent: Vec<u8>,
+    /// For the client, not sent yet.
+    pub(super) output: Vec<u8>,
+    /// Units of the open transaction that have been answered.
+    transaction: Vec<Unit>,
+    /// Units that have not been answered, oldest first.
+    pub(super) units: VecDeque<Unit>,
+    /// Size of the messages of all units.
+    bytes: usize,
+    /// The journal is too long: the open transaction and the unanswered units cannot be repeated.
+    pub(super) is_lost: bool,
+    /// The open transaction cannot be repeated, because a unit contained the end of another one.
+    pub(super) is_unrepeatable: bool,
+    /// The status that the client knows.
+    pub(super) status: TransactionStatus,
+    /// The status that the session has told last. Differs while units are repeated.
+    session_status: TransactionStatus,
+    /// The id of the open transaction.
+    transaction_id: u64,
+    /// The session begins in a failed transaction.
+    pub(super) has_failed: bool,
+    /// Parse messages of the prepared statements.
+    statements: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    statement_bytes: usize,
+    /// The parameters, as the session told them.
+    pub(super) values: Values,
+    /// The client has sent Terminate.
+    pub(super) is_terminated: bool,
+    /// The client has got a part of a message.
+    is_inside_answer: bool,
+}
+
+impl Journal {
+    pub(super) fn new(values: Values, next_id: Box<dyn Fn() -> u64>) -> Journal {
+        Journal {
+            next_id,
+            from_client: Scanner::default(),
+            skips_message: false,
+            partial: Vec::new(),
+            from_session: Scanner::default(),
+            captured: Vec::new(),
+            unsent: Vec::new(),
+            output: Vec::new(),
+            transaction: Vec::new(),
+            units: VecDeque::new(),
+            bytes: 0,
+            is_lost: false,
+            is_unrepeatable: false,
+            status: TransactionStatus::Idle,
+            session_status: TransactionStatus::Idle,
+            transaction_id: 0,
+            has_failed: false,
+            statements: BTreeMap::new(),
+            statement_bytes: 0,
+            values,
+            is_terminated: false,
+            is_inside_answer: false,
+        }
+    }
+
+    /// Returns true if the session is in no transaction and owes no answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.units.is_empty() && self.status == TransactionStatus::Idle
+    }
+
+    /// Returns true if the client is in the middle of a message from the session.
+    pub(super) fn is_inside_answer(&self) -> bool {
+        self.is_inside_answer
+    }
+
+    /// Takes bytes of the client. `Err` if they are not a message.
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), Mismatch> {
+        while !bytes.is_empty() && !self.is_terminated {
+            let begins = !self.from_client.is_inside();
+            if begins {
+                self.begin_message(bytes[0]);
+            }
+            let (count, is_complete) = self.from_client.take(bytes).ok_or(Mismatch)?;
+            let (piece, rest) = bytes.split_at(count);
+            bytes = rest;
+            if !self.skips_message {
+                self.record(piece);
+            }
+            if is_complete {
+                self.end_message();
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_message(&mut self, kind: u8) {
+        match kind {
+            b'd' | b'c' | b'f' => {
+                if matches!(kind, b'c' | b'f')
+                    && let Some(unit) = self.units.back_mut()
+                {
+                    unit.end_copy();
+                }
+            }
+            b'Q' => self.begin_unit(true),
+            _ if self.units.back().is_some_and(|unit| !unit.is_complete) => {}
+            _ => self.begin_unit(false),
+        }
+        // The data of a COPY that has failed is dropped, as the session would.
+        let stray = matches!(kind, b'd' | b'c' | b'f') && self.units.is_empty();
+        self.skips_message = stray || self.units.back().is_some_and(|unit| unit.is_discarded);
+    }
+
+    fn begin_unit(&mut self, is_query: bool) {
+        let unit = Unit::new((self.next_id)(), is_query);
+        put_id(&mut self.unsent, unit.id);
+        self.units.push_back(unit);
+    }
+
+    fn record(&mut self, piece: &[u8]) {
+        self.unsent.extend_from_slice(piece);
+        if matches!(self.from_client.kind(), b'P' | b'C' | b'Q' | b'B' | b'E')
+            && self.partial.len() < MAX_BYTES
+        {
+            self.partial.extend_from_slice(piece);
+        }
+        if self.is_lost {
+            return;
+        }
+        if self.bytes + piece.len() > MAX_BYTES {
+            self.is_lost = true;
+            self.bytes = 0;
+            self.transaction.clear();
+            self.units.iter_mut().for_each(|unit| unit.bytes = Vec::new());
+            return;
+        }
+        if let Some(unit) = self.units.back_mut() {
+            self.bytes += piece.len();
+            unit.bytes.extend_from_slice(piece);
+        }
+    }
+
+    fn end_message(&mut self) {
+        let kind = self.from_client.kind();
+        let message = std::mem::take(&mut self.partial);
+        let Some(unit) = self.units.back_mut() else { return };
+        match kind {
+            b'X' => self.is_terminated = true,
+            b'S' if unit.is_discarded => {
+                let status = unit.failed_status;
+                self.units.pop_back();
+                self.set_ready(status);
+            }
+            b'S' => unit.sync(),
+            _ => unit.message(kind, message, &self.statements),
+        }
+    }
+
+    /// Takes bytes of the session: appends what is for the client to the output.
+    pub(super) fn answer(&mut self, mut bytes: &[u8]) -> Result<Option<Told>, Mismatch> {
+        while !bytes.is_empty() {
+            let begins = !self.from_session.is_inside();
+            let kind = if begins { bytes[0] } else { self.from_session.kind() };
+            let captures = message::is_internal(kind) || kind == b'Z';
+            let (count, is_complete) = self.from_session.take(bytes).ok_or(Mismatch)?;
+            let (piece, rest) = bytes.split_at(count);
+            bytes = rest;
+            match captures {
+                true => self.captured.extend_from_slice(piece),
+                false if self.pass(piece)? => self.is_inside_answer = !is_complete,
+                false => {}
+            }
+            if !is_complete {
+                continue;
+            }
+            if !captures {
+                if let Some(unit) = self.units.front_mut() {
+                    let follows = unit.answered(kind);
+                    if kind == b'G' && follows {
+                        self.join_after_copy();
+                    }
+                }
+                continue;
+            }
+            let captured = std::mem::take(&mut self.captured);
+            let body = &captured[HEADER_BYTES..];
+            match kind {
+                b'Z' => self.ready(&captured)?,
+                message::MOVED => return Ok(Some(Told::Moved { in_part: body == [1] })),
+                message::END => return Ok(Some(Told::End)),
+                message::SETTINGS => {
+                    if let Ok(values) = serde_json::from_slice(body) {
+                        self.values = values;
+                    }
+                }
+                message::DEALLOCATED => {
+                    let change = match body {
+                        [] => Change::CloseAll,
+                        name => Change::Close(name.into()),
+                    };
+                    if let Some(unit) = self.units.front_mut() {
+                        unit.changes.push(change);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The session ignores the Sync that the client sent before the data of a COPY. If the client
+    /// has sent the data and another Sync already, they belong to the same unit.
+    fn join_after_copy(&mut self) {
+        let Some(next) = self.units.remove(1) else { return };
+        if let Some(unit) = self.units.front_mut() {
+            unit.join(next);
+        }
+    }
+
+    /// Passes a part of an answer to the client, unless it got that part before. Returns false if
+    /// it got all of it.
+    fn pass(&mut self, mut piece: &[u8]) -> Result<bool, Mismatch> {
+        if let Some(unit) = self.units.front_mut() {
+            if unit.is_silent {
+                return Ok(false);
+            }
+            let known = unit.absorb_known(piece).ok_or(Mismatch)?;
+            piece = &piece[known..];
+            unit.hash(piece);
+        }
+        self.output.extend_from_slice(piece);
+        Ok(!piece.is_empty())
+    }
+
+    /// The first unit has been answered.
+    fn ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
+        self.pass(message)?;
+        let Some(mut unit) = self.units.pop_front() else { return Ok(()) };
+        if unit.is_silent {
+            if unit.has_parsed {
+                return Ok(());
+            }
+            // The table of the statement was dropped, for example: the client must prepare it again.
+            if let Some(name) = unit.bytes.get(HEADER_BYTES..).and_then(split_name) {
+                self.forget_statement(name);
+            }
+            return Ok(());
+        }
+        if unit.expects_more() {
+            return Err(Mismatch);
+        }
+        let before = self.session_status;
+        self.session_status = match message[HEADER_BYTES] {
+            b'T' => TransactionStatus::InTransaction,
+            b'E' => TransactionStatus::Failed,
+            _ => TransactionStatus::Idle,
+        };
+        if !unit.is_answered {
+            self.status = self.session_status;
+        }
+        if before == TransactionStatus::Idle {
+            self.transaction_id = unit.id;
+        }
+        if self.session_status != TransactionStatus::Idle {
+            if unit.mixes_transactions {
+                // The session gave the open transaction its id.
+                (self.is_unrepeatable, self.transaction_id) = (true, 0);
+            }
+            if self.is_lost {
+                self.apply(std::mem::take(&mut unit.changes));
+            } else {
+                unit.is_answered = true;
+                self.transaction.push(unit);
+            }
+            return Ok(());
+        }
+        let ended = std::mem::take(&mut self.transaction);
+        for unit in ended.into_iter().chain([unit]) {
+            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            self.apply(unit.changes);
+        }
+        (self.has_failed, self.is_unrepeatable) = (false, false);
+        if self.units.is_empty() {
+            (self.is_lost, self.bytes) = (false, 0);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Parse(message) => {
+                    let Some(name) = message.get(HEADER_BYTES..).and_then(split_name) else { continue };
+                    self.forget_statement(name);
+                    if self.statement_bytes + message.len() + name.len() <= MAX_STATEMENT_BYTES {
+                        self.statement_bytes += message.len() + name.len();
+                        self.statements.insert(name.into(), message.as_slice().into());
+                    }
+                }
+                Change::Close(name) => self.forget_statement(&name),
+                Change::CloseAll => {
+                    self.statements.clear();
+                    self.statement_bytes = 0;
+                }
+                Change::Portal => {}
+            }
+        }
+    }
+
+    fn forget_statement(&mut self, name: &[u8]) {
+        if let Some(message) = self.statements.remove(name) {
+            self.statement_bytes -= message.len() + name.len();
+        }
+    }
+
+    /// The ids of the transactions that unanswered units may have committed, one for each unit. 0:
+    /// unknown.
+    pub(super) fn transactions_in_doubt(&self) -> Vec<u64> {
+        let id = |(index, unit): (usize, &Unit)| match (index, self.status) {
+            _ if unit.mixes_transactions => 0,
+            (0, TransactionStatus::InTransaction) => self.transaction_id,
+            _ => unit.id,
+        };
+        self.units.iter().enumerate().map(id).collect()
+    }
+
+    /// Answers the oldest unit with `error` and the status after it. Returns false if the client is
+    /// in the middle of a message.
+    pub(super) fn fail(&mut self, error: &[u8], status: TransactionStatus) -> bool {
+        if self.is_inside_answer() {
+            return false;
+        }
+        let Some(unit) = self.units.front_mut() else { return true };
+        self.output.extend_from_slice(error);
+        if unit.is_complete || unit.is_query {
+            let is_last = self.units.len() == 1;
+            self.units.pop_front();
+            // The rest of a COPY is dropped.
+            self.skips_message |= is_last && self.from_client.is_inside();
+            self.set_ready(status);
+        } else {
+            unit.discard(status);
+            self.skips_message |= self.from_client.is_inside();
+        }
+        true
+    }
+
+    /// Answers the oldest unit, a COMMIT, as a session would.
+    pub(super) fn answer_commit(&mut self) {
+        let Some(unit) = self.units.pop_front() else { return };
+        unit.answer_commit(&mut self.output);
+        self.set_ready(TransactionStatus::Idle);
+    }
+
+    fn set_ready(&mut self, status: TransactionStatus) {
+        fulmar_pgwire::protocol::backend::ready(&mut self.output, status);
+        (self.status, self.session_status) = (status, status);
+        if status == TransactionStatus::Idle {
+            self.transaction_ended();
+        }
+    }
+
+    /// Forgets the open transaction, which cannot be repeated.
+    pub(super) fn transaction_ended(&mut self) {
+        for unit in std::mem::take(&mut self.transaction) {
+            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            self.apply(unit.changes);
+        }
+        (self.has_failed, self.is_unrepeatable) = (false, false);
+    }
+
+    /// The open transaction has failed: another session begins with a failed transaction.
+    pub(super) fn transaction_failed(&mut self) {
+        self.transaction_ended();
+        self.has_failed = true;
+    }
+
+    /// The session has ended: units that the client knows the answers of, and that were being
+    /// repeated, belong to the open transaction again.
+    pub(super) fn reset(&mut self) {
+        self.units.retain(|unit| !unit.is_silent);
+        while let Some(unit) = self.units.pop_front_if(|unit| unit.is_answered) {
+            self.transaction.push(unit);
+        }
+    }
+
+    /// Prepares to continue with another session: everything that is not answered, and the open
+    /// transaction, is sent again, after the prepared statements.
+    pub(super) fn begin_again(&mut self) {
+        self.reset();
+        self.from_session = Scanner::default();
+        self.captured.clear();
+        for unit in std::mem::take(&mut self.transaction).into_iter().rev() {
+            self.units.push_front(unit);
+        }
+        for message in self.statements.values().rev() {
+            self.units.push_front(Unit::silent(message));
+        }
+        self.session_status = match self.has_failed {
+            true => TransactionStatus::Failed,
+            false => TransactionStatus::Idle,
+        };
+        self.units.iter_mut().for_each(Unit::begin_again);
+        self.send_all();
+        if let Some(first) = self.units.iter().find(|unit| unit.is_answered) {
+            self.transaction_id = first.id;
+        }
+    }
+
+    /// Sends the messages of all units again.
+    pub(super) fn send_all(&mut self) {
+        self.unsent.clear();
+        for unit in self.units.iter_mut().filter(|unit| !unit.is_discarded) {
+            if !unit.is_silent {
+                unit.id = (self.next_id)();
+                put_id(&mut self.unsent, unit.id);
+            }
+            self.unsent.extend_from_slice(&unit.bytes);
+        }
+    }
+}
+
+fn put_id(out: &mut Vec<u8>, id: u64) {
+    message::put(out, message::TRANSACTION, &id.to_be_bytes());
+}
+
+/// The hash of an answer.
+#[derive(Clone, Default)]
+pub(super) struct AnswerHash {
+    hasher: DefaultHasher,
+    pub(super) bytes: u64,
+}
+
+impl AnswerHash {
+    pub(super) fn add(&mut self, piece: &[u8]) {
+        self.hasher.write(piece);
+        self.bytes += piece.len() as u64;
+    }
+
+    pub(super) fn value(&self) -> (u64, u64) {
+        (self.bytes, self.hasher.finish())
+    }
+}

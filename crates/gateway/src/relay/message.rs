@@ -1,0 +1,86 @@
+//! What a front and the node that runs its session exchange.
+//!
+//! Both directions carry the client protocol's messages. Messages of the kinds below are between
+//! the nodes, have the same format (kind, length, body), and never reach the client or come from
+//! it. They are in the stream at the place where they apply.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The first message to a node: [`Hello`].
+pub(crate) const HELLO: u8 = 0x10;
+/// To the session: the id of its next transaction (8 bytes), if none is open.
+pub(crate) const TRANSACTION: u8 = 0x11;
+/// From the session: it serves the front.
+pub(crate) const ACCEPTED: u8 = 0x01;
+/// From the session: another node owns the partition now. The statements since the last
+/// ReadyForQuery have had no effect (body 0), or some of them were committed (body 1).
+pub(crate) const MOVED: u8 = 0x02;
+/// From the session: the parameters have changed. The body is a list of names and values in JSON.
+pub(crate) const SETTINGS: u8 = 0x03;
+/// From the session: the statement with this name was closed by DEALLOCATE; all of them if the name
+/// is empty.
+pub(crate) const DEALLOCATED: u8 = 0x04;
+/// From the session: it has ended, and its last message was for the client.
+pub(crate) const END: u8 = 0x05;
+
+/// Maximum size of a [`Hello`].
+pub(crate) const MAX_HELLO_BYTES: usize = 2 << 20;
+
+/// The greatest kind of messages between nodes. The kinds of the client protocol are letters and
+/// digits.
+const LAST_KIND: u8 = 0x1f;
+
+/// Returns true if messages of this kind are between nodes.
+pub(crate) fn is_internal(kind: u8) -> bool {
+    kind <= LAST_KIND
+}
+
+/// Writes a message.
+pub(crate) fn put(out: &mut Vec<u8>, kind: u8, body: &[u8]) {
+    out.push(kind);
+    out.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+    out.extend_from_slice(body);
+}
+
+/// The first message of a stream.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Hello {
+    /// Cancels the statement of the session with this key.
+    Cancel {
+        /// The process id.
+        pid: i32,
+        /// The secret.
+        secret: i32,
+    },
+    /// Starts a session.
+    Session(Box<SessionHello>),
+}
+
+/// Names and values of parameters.
+pub(crate) type Values = Vec<(String, String)>;
+
+/// Describes a session, for the node that runs it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SessionHello {
+    /// The partition.
+    pub(crate) partition: u64,
+    /// The user.
+    pub(crate) user: String,
+    /// False if the node of the front has no authentication: the user may have no account.
+    pub(crate) authenticated: bool,
+    /// The client's address.
+    pub(crate) address: Option<IpAddr>,
+    /// The front's process id, which is the session's.
+    pub(crate) pid: i32,
+    /// The secret for cancel requests.
+    pub(crate) secret: i32,
+    /// The parameters that the client set when it connected.
+    pub(crate) defaults: Values,
+    /// The parameters now.
+    pub(crate) values: Values,
+    /// The session begins in a failed transaction, because the client's transaction could not be
+    /// repeated.
+    pub(crate) failed: bool,
+}

@@ -1,0 +1,95 @@
+//! Sessions in a cluster: the client is connected to one node, its session runs at the node that owns
+//! its partition.
+//!
+//! ```text
+//!  client <--> front (journal) <--pipe--> pump <--stream--> pump <--pipe--> session --> engine
+//!             any node                                                owner of the partition
+//! ```
+//!
+//! After authentication a connection becomes a *front* ([`front`]): it passes the client's messages
+//! to an ordinary session and the answers back, and keeps a *journal* ([`journal`]) of what is
+//! needed to continue with another session: the parameters, the prepared statements, the messages of
+//! the open transaction, and the messages that have no complete answer. If the owner is this node,
+//! front and session are connected by a pipe; otherwise by a stream of the transport ([`pump`]).
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`front`], [`connect`], [`resume`] | the client's side: messages, connecting, continuing |
+//! | [`journal`], [`unit`] | what is repeated, and the comparison of answers |
+//! | [`owner`] | the session's side |
+//! | [`message`], [`pump`] | messages between the nodes; streams |
+//!
+//! # When the owner changes
+//!
+//! The front continues with a session at the new owner, which it waits for up to 30 s:
+//!
+//! - The session told that the partition has moved: its unfinished statements had no effect. The
+//!   front repeats the open transaction and the unanswered messages.
+//! - The connection broke: the front first asks what became of the transaction of each unanswered
+//!   unit. A commit is answered, other committed statements get 08007, because their answer is lost.
+//!   The question decides transactions that were not committed: they cannot be committed any more,
+//!   and are repeated, with a new id.
+//!
+//! Answers to repeated messages are compared with what the client has got. If they differ, the
+//! transaction fails with 40001, as it does if it is too long to be repeated. The client's session
+//! otherwise continues as if nothing had happened. Lost are temporary tables, advisory locks of the
+//! session, and portals of earlier transactions.
+//!
+//! # Nothing is done twice
+//!
+//! A message is sent again in two cases only. (1) Its session told that it had no effect. The
+//! session tells that for a statement that failed with PARTITION_MOVED, which the engine guarantees
+//! to have had no durable effect, and at a shutdown between two messages. If a transaction has ended
+//! earlier in the same unit, the session tells that too, and the unit is not repeated. (2) The
+//! cluster has decided that the unit's transaction is aborted. A unit has one transaction, whose id
+//! the front has chosen, unless its text mentions the begin or the end of another one: such a unit
+//! is never repeated after a broken connection (08007). A unit within the open transaction is
+//! repeated together with it, and never without it: the new session starts with the first message
+//! of the transaction.
+
+mod connect;
+mod front;
+mod journal;
+pub(crate) mod message;
+mod owner;
+mod pump;
+mod resume;
+mod unit;
+
+use std::sync::Arc;
+
+use fulmar_transport::Stream;
+use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+
+pub(crate) use connect::{Unavailable, open_front, send_cancel};
+pub(crate) use front::Front;
+pub(crate) use message::SessionHello;
+pub(crate) use owner::start;
+
+use crate::startup;
+use message::Hello;
+
+/// Receives the first message of a stream from another node. Returns the session that it starts.
+pub(crate) async fn accept(
+    stream: Stream,
+    context: &startup::Context,
+) -> Option<(SessionHello, DuplexStream)> {
+    let (mut near, far) = duplex(pump::PIPE_BYTES);
+    tokio::task::spawn_local(pump::pump(stream, far));
+    match owner::hello(&mut near).await? {
+        Hello::Session(hello) => Some((*hello, near)),
+        Hello::Cancel { pid, secret } => {
+            context.registry.cancel(pid, secret);
+            let _ = near.shutdown().await; // the other side may have stopped waiting
+            None
+        }
+    }
+}
+
+/// Passes a cancel request of a client to the node that the client is connected to.
+pub(crate) fn cancel(context: &Arc<startup::Context>, pid: i32, secret: i32) {
+    match context.registry.other_node(pid) {
+        Some(node) => send_cancel(context.clone(), node, pid, secret),
+        None => context.registry.cancel(pid, secret),
+    }
+}

@@ -1,0 +1,165 @@
+//! The side of a relay that runs the session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Buf;
+use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::{Access, Tenant};
+use fulmar_pages::PartitionId;
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::{Stream, Wire};
+use fulmar_service::{LocalPartition, PartitionService};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::message::{self, Hello, SessionHello};
+use crate::Result;
+use crate::activity;
+use crate::admission::{limit_error, partition_session_limit, reserved_slots};
+use crate::identity::Identity;
+use crate::metrics::WorkerMetrics;
+use crate::registry::RegistryEntry;
+use crate::session::{Link, Session};
+use crate::settings::Settings;
+use crate::startup::{self, fixed_settings};
+
+/// Maximum time until the first message of a stream has arrived.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for the catalog's cache to show a user or database that the front's node knows.
+const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval of looking into the catalog's cache.
+const CATALOG_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Reads the first message of a stream. `None` if the stream ends or is malformed.
+pub(crate) async fn hello(pipe: &mut DuplexStream) -> Option<Hello> {
+    let read = async {
+        let mut header = [0; 5];
+        pipe.read_exact(&mut header).await.ok()?;
+        let length = (&header[1..]).get_u32() as usize;
+        if header[0] != message::HELLO || !(4..=message::MAX_HELLO_BYTES).contains(&length) {
+            return None;
+        }
+        let mut body = vec![0; length - 4];
+        pipe.read_exact(&mut body).await.ok()?;
+        serde_json::from_slice(&body).ok()
+    };
+    timeout(HELLO_TIMEOUT, read).await.ok()?
+}
+
+/// Starts the session of a front. `None` if it is refused: the front gets the error.
+pub(crate) async fn start(
+    hello: SessionHello,
+    mut pipe: DuplexStream,
+    context: Arc<startup::Context>,
+    metrics: Arc<WorkerMetrics>,
+) -> Option<(Session, RegistryEntry)> {
+    let mut output = Vec::new();
+    match admit(&hello, &context).await {
+        Ok((partition, identity, settings, entry)) => {
+            message::put(&mut output, message::ACCEPTED, &[]);
+            if pipe.write_all(&output).await.is_err() {
+                return None;
+            }
+            let link = Link::new(
+                partition,
+                Wire::new(Stream::Pipe(pipe), Vec::new()),
+                entry.handle.clone(),
+                context.cluster.clone(),
+            );
+            let mut session = Session::new(link, context.sessions.clone(), metrics, identity, settings);
+            match session.begin_relayed(hello.failed).await {
+                Ok(()) => Some((session, entry)),
+                Err(end) => {
+                    session.end(end).await;
+                    None
+                }
+            }
+        }
+        Err(error) => {
+            backend::error(&mut output, &error, Severity::Fatal);
+            message::put(&mut output, message::END, &[]);
+            let _ = pipe.write_all(&output).await; // the front may be gone
+            let _ = pipe.shutdown().await;
+            None
+        }
+    }
+}
+
+type Admitted = (LocalPartition, Identity, Settings, RegistryEntry);
+
+/// Checks the user and its rights in this node's catalog, and registers the session.
+async fn admit(hello: &SessionHello, context: &startup::Context) -> Result<Admitted> {
+    let identity = identity(hello, context).await?;
+    let mut settings = fixed_settings(&identity, context.engine.is_replica());
+    settings.restore(&hello.defaults, &hello.values);
+    let id = PartitionId(hello.partition);
+    let mut partition = LocalPartition::new(context.engine.clone(), id);
+    partition.session_mut().set_tenant(&identity.tenant.name);
+    let partition_limit = partition_session_limit(&identity);
+    let who = activity::SessionIdentity {
+        user: identity.user.clone(),
+        address: hello.address,
+        since_ms: activity::now_ms(),
+    };
+    let key = (hello.pid, hello.secret);
+    let canceller = partition.canceller();
+    let reserved = reserved_slots(&identity);
+    let admitted = context.registry.admit_relayed(key, id, partition_limit, reserved, canceller, who);
+    let entry = match admitted {
+        Ok(entry) => entry,
+        Err(full) => {
+            partition.close().await;
+            return Err(limit_error(full, &identity, partition_limit));
+        }
+    };
+    partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
+    entry.handle.activity.set_application(settings.get("application_name").unwrap_or_default());
+    settings.take_reports();
+    Ok((partition, identity, settings, entry))
+}
+
+/// The identity of the session, from this node's catalog.
+async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Identity> {
+    if !hello.authenticated && !context.insecure {
+        let message = "a session without authentication cannot run on a node with authentication";
+        return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message)
+            .hint("Start all nodes of the cluster with --insecure, or none."));
+    }
+    let deadline = Instant::now() + CATALOG_TIMEOUT;
+    let partition = PartitionId(hello.partition);
+    let (tenant, account) = loop {
+        let tenant = context.catalog.tenant_of(partition);
+        let account = hello.authenticated.then(|| context.catalog.user(&hello.user));
+        let is_known = tenant.is_some() && account.as_ref().is_none_or(Option::is_some);
+        match (tenant, account) {
+            (Some(tenant), account) if is_known => break (tenant, account.flatten()),
+            _ if Instant::now() < deadline => sleep(CATALOG_INTERVAL).await,
+            (Some(_), _) => {
+                let message = format!("role \"{}\" does not exist", hello.user);
+                return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message));
+            }
+            (None, _) => {
+                let message = format!("database of partition {partition} does not exist");
+                return Err(Error::new(sqlstate::INVALID_CATALOG_NAME, message));
+            }
+        }
+    };
+    let access = match &account {
+        None => Access::ReadWrite,
+        Some(account) => {
+            context.catalog.access(account, &tenant).ok_or_else(|| no_access(&tenant, &hello.user))?
+        }
+    };
+    let superuser = account.as_ref().is_none_or(|account| account.superuser);
+    let limits = context.catalog.live_limits(&tenant);
+    let (user, address) = (hello.user.clone(), hello.address);
+    Ok(Identity { user, address, account, superuser, access, tenant, limits })
+}
+
+fn no_access(tenant: &Tenant, user: &str) -> Error {
+    let message = format!("permission denied for database \"{}\"", tenant.name);
+    Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
+        .detail("The user does not have the CONNECT privilege.")
+        .hint(format!("A superuser can run GRANT CONNECT ON DATABASE \"{}\" TO \"{user}\".", tenant.name))
+}

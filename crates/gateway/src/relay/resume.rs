@@ -1,0 +1,245 @@
+//! Continues a front's session at the owner of its partition, after the owner has changed or the
+//! connection broke.
+
+use std::time::Duration;
+
+use fulmar_engine::{Error, TransactionStatus, sqlstate};
+use fulmar_meta::SYSTEM_PARTITION;
+use fulmar_pgwire::protocol::backend::{self, Severity};
+use fulmar_pgwire::wire::Interrupts;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::connect::{Connected, connect};
+use super::front::{Front, Stop};
+use super::message::SessionHello;
+use crate::cluster::TransactionOutcome;
+
+/// How long to wait for an owner of the partition.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The interval of attempts, unless the owner changes before.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// The interval after an attempt at an owner that says that it does not own the partition.
+const MOVING_INTERVAL: Duration = Duration::from_millis(20);
+/// How often a unit is repeated after its node has failed while executing it.
+const MAX_REPEATS: u32 = 1;
+
+impl Front {
+    /// Continues with another session. Fails if the connection has to end.
+    pub(super) async fn resume(&mut self, stop: Stop) -> Result<(), Stop> {
+        self.journal.reset();
+        let mut is_in_doubt = false;
+        match stop {
+            Stop::Moved { in_part: true } => self.fail_transaction(&not_repeated())?,
+            Stop::Mismatch => self.fail_transaction(&changed())?,
+            Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
+            _ => is_in_doubt = !self.journal.units.is_empty(),
+        }
+        let deadline = Instant::now() + OWNER_TIMEOUT;
+        loop {
+            if Instant::now() >= deadline {
+                return Err(Stop::Fatal(no_owner(&self.identity.tenant.name)));
+            }
+            if self.handle.is_closing() {
+                let message = "terminating connection due to administrator command";
+                return Err(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message)));
+            }
+            let partition = self.identity.tenant.partition;
+            let owner = match self.cluster.find_owner(partition).await {
+                Ok(Some(owner)) => owner,
+                Ok(None) => {
+                    let message = format!("database \"{}\" was dropped", self.identity.tenant.name);
+                    return Err(Stop::Fatal(Error::new(sqlstate::DATABASE_DROPPED, message)));
+                }
+                Err(_) => {
+                    sleep(RETRY_INTERVAL).await;
+                    continue;
+                }
+            };
+            if is_in_doubt {
+                match self.settle().await {
+                    Ok(()) => is_in_doubt = false,
+                    Err(Settle::Stop(stop)) => return Err(stop),
+                    Err(Settle::Retry) => {
+                        self.wait_for_owner(owner.epoch).await;
+                        continue;
+                    }
+                }
+            }
+            self.give_up_lost()?;
+            match connect(&self.context, owner, self.hello()).await {
+                Connected::Accepted(upstream) => {
+                    (self.upstream, self.owner) = (upstream, owner);
+                    self.journal.begin_again();
+                    return Ok(());
+                }
+                Connected::Refused(message) => {
+                    if !self.journal.is_inside_answer() {
+                        self.journal.output.extend_from_slice(&message);
+                    }
+                    return Err(Stop::End);
+                }
+                Connected::Lost => self.wait_for_owner(owner.epoch).await,
+            }
+        }
+    }
+
+    fn hello(&self) -> SessionHello {
+        SessionHello {
+            partition: self.identity.tenant.partition.0,
+            user: self.identity.user.clone(),
+            authenticated: self.identity.account.is_some(),
+            address: self.identity.address,
+            pid: self.handle.pid,
+            secret: self.handle.secret(),
+            defaults: self.defaults.clone(),
+            values: self.journal.values.clone(),
+            failed: self.journal.has_failed,
+        }
+    }
+
+    async fn wait_for_owner(&self, epoch: u32) {
+        let changed = self.cluster.owner_changed(self.identity.tenant.partition, epoch);
+        let _ = timeout(RETRY_INTERVAL, changed).await; // tries again in either case
+    }
+
+    /// Finds out what became of the units without an answer, whose session is lost. Answers those
+    /// that were committed; the others are repeated.
+    async fn settle(&mut self) -> Result<(), Settle> {
+        let ids = self.journal.transactions_in_doubt();
+        let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
+        // The number of units up to the last one that may have been committed.
+        let mut answered = 0;
+        let mut committed_id = 0;
+        for (index, id) in ids.iter().copied().enumerate() {
+            let outcome = match id {
+                // Statements about databases and users are no transactions of the engine.
+                _ if is_system => TransactionOutcome::Forgotten,
+                0 => TransactionOutcome::Forgotten,
+                id => {
+                    let partition = self.identity.tenant.partition;
+                    self.cluster.outcome(partition, id).await.map_err(|_| Settle::Retry)?
+                }
+            };
+            if outcome != TransactionOutcome::Aborted {
+                answered = index + 1;
+                committed_id = if outcome == TransactionOutcome::Committed { id } else { 0 };
+            }
+        }
+        // The transaction that was open is committed by the first COMMIT that follows.
+        if answered == 1 && self.journal.status == TransactionStatus::InTransaction {
+            let commit = self.journal.units.iter().position(|unit| unit.is_commit);
+            answered = commit.map_or(1, |index| index + 1);
+        }
+        let first = self.journal.units.front();
+        let is_plain_commit = first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered());
+        if answered == 1 && committed_id != 0 && is_plain_commit {
+            self.journal.answer_commit();
+            return Ok(());
+        }
+        for _ in 0..answered {
+            self.answer_with(&unknown_outcome(committed_id), TransactionStatus::Idle)?;
+        }
+        let is_repeated_again = self.journal.units.front_mut().is_some_and(|unit| {
+            unit.repeats += 1;
+            unit.repeats > MAX_REPEATS
+        });
+        if is_repeated_again {
+            self.fail_transaction(&crashed_again())?;
+        }
+        Ok(())
+    }
+
+    /// Answers the units that cannot be repeated, because the journal is too long or their
+    /// transaction contains the end of another one.
+    fn give_up_lost(&mut self) -> Result<(), Stop> {
+        let in_transaction = self.journal.status != TransactionStatus::Idle && !self.journal.has_failed;
+        if self.journal.is_lost {
+            self.fail_transaction(&not_repeated())?;
+            while !self.journal.units.is_empty() && !self.journal.units.iter().all(|unit| unit.is_discarded) {
+                let status = self.journal.status;
+                self.answer_with(&not_repeated(), status)?;
+            }
+            self.journal.is_lost = false;
+        } else if self.journal.is_unrepeatable && in_transaction {
+            self.fail_transaction(&not_repeated())?;
+        }
+        Ok(())
+    }
+
+    /// Answers the oldest unit with an error. If a transaction was open, it has failed: without a
+    /// unit, the next one gets the error.
+    fn fail_transaction(&mut self, error: &Error) -> Result<(), Stop> {
+        let in_transaction = self.journal.status != TransactionStatus::Idle;
+        if in_transaction {
+            self.journal.transaction_failed();
+        }
+        if self.journal.units.is_empty() {
+            self.doomed = in_transaction.then(|| error.clone());
+            return Ok(());
+        }
+        let status = if in_transaction { TransactionStatus::Failed } else { TransactionStatus::Idle };
+        self.answer_with(error, status)
+    }
+
+    fn answer_with(&mut self, error: &Error, status: TransactionStatus) -> Result<(), Stop> {
+        let mut message = Vec::new();
+        backend::error(&mut message, error, Severity::Error);
+        match self.journal.fail(&message, status) {
+            true => Ok(()),
+            // The client waits for the rest of a message that no session can send any more.
+            false => Err(Stop::End),
+        }
+    }
+}
+
+enum Settle {
+    /// The owner does not answer.
+    Retry,
+    Stop(Stop),
+}
+
+impl From<Stop> for Settle {
+    fn from(stop: Stop) -> Settle {
+        Settle::Stop(stop)
+    }
+}
+
+fn not_repeated() -> Error {
+    let message = "could not continue the transaction, because the database was moved to another node";
+    Error::new(sqlstate::SERIALIZATION_FAILURE, message).hint("Retry the transaction.")
+}
+
+fn changed() -> Error {
+    let message = "could not repeat the transaction after the database was moved to another node";
+    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
+        .detail("A statement returned something else than before.")
+        .hint("Retry the transaction.")
+}
+
+fn crashed_again() -> Error {
+    const CRASH_SHUTDOWN: &str = "57P02";
+    Error::new(CRASH_SHUTDOWN, "the database's node failed twice while it executed the statement")
+        .detail("The statement had no effect.")
+        .hint("Do not retry it before you know that it is not the cause.")
+}
+
+fn unknown_outcome(id: u64) -> Error {
+    const OUTCOME_UNKNOWN: &str = "08007";
+    let message = "the connection to the database's node was lost before its answer arrived";
+    let error = Error::new(OUTCOME_UNKNOWN, message);
+    match id {
+        0 => error
+            .detail("It is not known whether the statement was committed.")
+            .hint("Check the data before you retry the statement."),
+        id => error
+            .detail(format!("Transaction {id} was committed. Its result is lost."))
+            .hint("Do not retry the statement. Query the data for the result."),
+    }
+}
+
+pub(super) fn no_owner(database: &str) -> Error {
+    let message = format!("database \"{database}\" is not available");
+    Error::new(sqlstate::CANNOT_CONNECT_NOW, message)
+        .detail("No node of the cluster has taken it over within 30 s.")
+        .hint("Check the nodes in the table fulmar.nodes, and connect again.")
+}

@@ -1,0 +1,327 @@
+//! A unit of a client's messages, which one ReadyForQuery answers.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use fulmar_engine::{CommandTag, TransactionStatus};
+use fulmar_pgwire::protocol::backend;
+
+use super::journal::AnswerHash;
+
+/// Size of a message's kind and length.
+const HEADER_BYTES: usize = 5;
+/// A Sync message.
+const SYNC: [u8; 5] = [b'S', 0, 0, 0, 4];
+
+/// A change of the prepared statements.
+#[derive(Clone)]
+pub(super) enum Change {
+    /// A Parse message was executed.
+    Parse(Vec<u8>),
+    /// The statement with this name was closed.
+    Close(Box<[u8]>),
+    /// All statements were closed.
+    CloseAll,
+    /// A portal was closed: nothing changes.
+    Portal,
+}
+
+/// A unit of messages.
+pub(super) struct Unit {
+    /// The id of its transaction, if it begins one.
+    pub(super) id: u64,
+    pub(super) is_query: bool,
+    /// All of its messages have arrived.
+    pub(super) is_complete: bool,
+    /// The messages. Empty if the journal is too long.
+    pub(super) bytes: Vec<u8>,
+    /// The front sent it to restore a prepared statement.
+    pub(super) is_silent: bool,
+    /// The statement of a silent unit was prepared.
+    pub(super) has_parsed: bool,
+    /// It may contain the end of a transaction and other statements.
+    pub(super) mixes_transactions: bool,
+    /// It is a COMMIT and nothing else.
+    pub(super) is_commit: bool,
+    /// The client has got the complete answer: the unit is part of the open transaction.
+    pub(super) is_answered: bool,
+    /// It was answered with an error, and its messages up to Sync are dropped.
+    pub(super) is_discarded: bool,
+    /// The status after a discarded unit.
+    pub(super) failed_status: TransactionStatus,
+    /// How often it was sent again because its node had failed.
+    pub(super) repeats: u32,
+    /// The changes of prepared statements that have been answered.
+    pub(super) changes: Vec<Change>,
+    /// The Parse and Close messages, and the number of those that have been answered.
+    requests: Vec<Change>,
+    answered_requests: usize,
+    executes: usize,
+    /// A statement of the unit begins or ends a transaction, or is not known.
+    controls: bool,
+    is_copying: bool,
+    has_ended_copy: bool,
+    hash: AnswerHash,
+    /// The length and the hash of what the client has got.
+    known: Option<(u64, u64)>,
+}
+
+impl Unit {
+    pub(super) fn new(id: u64, is_query: bool) -> Unit {
+        Unit {
+            id,
+            is_query,
+            is_complete: false,
+            bytes: Vec::new(),
+            is_silent: false,
+            has_parsed: false,
+            mixes_transactions: false,
+            is_commit: false,
+            is_answered: false,
+            is_discarded: false,
+            failed_status: TransactionStatus::Idle,
+            repeats: 0,
+            changes: Vec::new(),
+            requests: Vec::new(),
+            answered_requests: 0,
+            executes: 0,
+            controls: false,
+            is_copying: false,
+            has_ended_copy: false,
+            hash: AnswerHash::default(),
+            known: None,
+        }
+    }
+
+    /// Prepares a statement again.
+    pub(super) fn silent(parse: &[u8]) -> Unit {
+        let mut unit = Unit::new(0, false);
+        unit.is_silent = true;
+        unit.is_complete = true;
+        unit.bytes = [parse, &SYNC].concat();
+        unit
+    }
+
+    /// A message has arrived. `statements` are the prepared statements of earlier units.
+    pub(super) fn message(
+        &mut self,
+        kind: u8,
+        message: Vec<u8>,
+        statements: &BTreeMap<Box<[u8]>, Box<[u8]>>,
+    ) {
+        let body = message.get(HEADER_BYTES..).unwrap_or_default();
+        match kind {
+            b'Q' => {
+                self.is_complete = true;
+                let sql = body.split(|byte| *byte == 0).next().unwrap_or_default();
+                self.is_commit = is_commit(sql);
+                self.mixes_transactions = !self.is_commit && mentions_control(sql) && has_several(sql);
+            }
+            b'P' => {
+                let sql = split_name(body).and_then(|name| body.get(name.len() + 1..)).unwrap_or_default();
+                let sql = sql.split(|byte| *byte == 0).next().unwrap_or_default();
+                self.is_commit |= is_commit(sql);
+                self.controls |= mentions_control(sql);
+                self.requests.push(Change::Parse(message));
+            }
+            b'C' if body.first() == Some(&b'S') => {
+                let name = split_name(&body[1..]).unwrap_or_default();
+                self.requests.push(Change::Close(name.into()));
+            }
+            b'C' => self.requests.push(Change::Portal),
+            b'B' => self.bind(body, statements),
+            b'E' => self.executes += 1,
+            _ => {}
+        }
+    }
+
+    fn bind(&mut self, body: &[u8], statements: &BTreeMap<Box<[u8]>, Box<[u8]>>) {
+        let statement = split_name(body).and_then(|portal| split_name(body.get(portal.len() + 1..)?));
+        let Some(name) = statement else { return };
+        let is_parsed_here = self.requests.iter().any(|request| {
+            matches!(request, Change::Parse(parse) if parse.get(HEADER_BYTES..).and_then(split_name) == Some(name))
+        });
+        if is_parsed_here {
+            return;
+        }
+        match statements.get(name) {
+            Some(parse) => {
+                let sql = parse.get(HEADER_BYTES + name.len() + 1..).unwrap_or_default();
+                let sql = sql.split(|byte| *byte == 0).next().unwrap_or_default();
+                self.is_commit |= is_commit(sql);
+                self.controls |= mentions_control(sql);
+            }
+            None => self.controls = true,
+        }
+    }
+
+    /// A Sync has arrived. The session ignores it during a COPY.
+    pub(super) fn sync(&mut self) {
+        if self.is_copying && !self.has_ended_copy {
+            return;
+        }
+        self.is_complete = true;
+        self.mixes_transactions = self.controls && self.executes > 1;
+        self.is_commit &= self.executes == 1;
+    }
+
+    /// CopyDone or CopyFail has arrived.
+    pub(super) fn end_copy(&mut self) {
+        self.has_ended_copy = true;
+    }
+
+    /// The session has answered a message with one of this kind. Returns true if units may have to
+    /// be joined ([`Unit::join`]).
+    pub(super) fn answered(&mut self, kind: u8) -> bool {
+        match kind {
+            b'1' if self.is_silent => self.has_parsed = true,
+            b'1' | b'3' => {
+                if let Some(request) = self.requests.get(self.answered_requests) {
+                    self.changes.push(request.clone());
+                    self.answered_requests += 1;
+                }
+            }
+            b'E' => self.is_copying = false,
+            b'G' if !self.is_query => {
+                self.is_copying = true;
+                let was_complete = std::mem::replace(&mut self.is_complete, self.has_ended_copy);
+                return was_complete && self.has_ended_copy;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Appends the unit that follows.
+    pub(super) fn join(&mut self, next: Unit) {
+        self.bytes.extend_from_slice(&next.bytes);
+        self.is_complete = next.is_complete;
+        self.requests.extend(next.requests);
+        self.executes += next.executes;
+    }
+
+    /// Counts the part of `piece` that the client has got before. `None` if it differs.
+    pub(super) fn absorb_known(&mut self, piece: &[u8]) -> Option<usize> {
+        let Some(known) = self.known else { return Some(0) };
+        let left = known.0 - self.hash.bytes;
+        let count = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        self.hash.add(&piece[..count]);
+        if self.hash.bytes == known.0 {
+            if self.hash.value() != known {
+                return None;
+            }
+            self.known = None;
+        }
+        Some(count)
+    }
+
+    /// Adds to the hash of the answer.
+    pub(super) fn hash(&mut self, piece: &[u8]) {
+        self.hash.add(piece);
+    }
+
+    /// Returns true if the client has got a longer answer before.
+    pub(super) fn expects_more(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// Returns true if the client has got a part of the answer.
+    pub(super) fn is_partly_answered(&self) -> bool {
+        self.known.is_some() || self.hash.bytes > 0
+    }
+
+    /// The unit is sent again.
+    pub(super) fn begin_again(&mut self) {
+        // If the answer was interrupted while it was compared, the client has got the longer part.
+        if self.known.is_none() && self.hash.bytes > 0 {
+            self.known = Some(self.hash.value());
+        }
+        self.hash = AnswerHash::default();
+        self.changes.clear();
+        self.answered_requests = 0;
+        self.has_parsed = false;
+        self.is_copying = false;
+    }
+
+    /// Drops the messages up to Sync.
+    pub(super) fn discard(&mut self, status: TransactionStatus) {
+        self.is_discarded = true;
+        self.failed_status = status;
+        self.bytes = Vec::new();
+        self.known = None;
+    }
+
+    /// Writes the answer to a COMMIT without its ReadyForQuery.
+    pub(super) fn answer_commit(&self, out: &mut Vec<u8>) {
+        if self.is_query {
+            return backend::command_complete(out, CommandTag::Plain("COMMIT"));
+        }
+        let mut rest: VecDeque<&[u8]> = messages(&self.bytes).collect();
+        while let Some(message) = rest.pop_front() {
+            match message[0] {
+                b'P' => backend::parse_complete(out),
+                b'B' => backend::bind_complete(out),
+                b'C' => backend::close_complete(out),
+                b'D' if message.get(HEADER_BYTES) == Some(&b'S') => {
+                    backend::parameter_description(out, std::iter::empty());
+                    backend::no_data(out);
+                }
+                b'D' => backend::no_data(out),
+                b'E' => backend::command_complete(out, CommandTag::Plain("COMMIT")),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The complete messages in `bytes`.
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u32::from_be_bytes(*bytes.get(1..)?.first_chunk::<4>()?) as usize;
+        let message = bytes.get(..length + 1)?;
+        bytes = &bytes[length + 1..];
+        Some(message)
+    })
+}
+
+/// The name at the start of `bytes`, without the zero byte that ends it.
+pub(super) fn split_name(bytes: &[u8]) -> Option<&[u8]> {
+    bytes.iter().position(|byte| *byte == 0).map(|end| &bytes[..end])
+}
+
+/// The words of a text, in upper case. Words in literals and comments are words too.
+fn words(sql: &[u8]) -> impl Iterator<Item = String> {
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii();
+    let words = sql.split(move |byte| !is_word(byte)).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).to_ascii_uppercase())
+}
+
+/// Returns true if the text may begin or end a transaction.
+fn mentions_control(sql: &[u8]) -> bool {
+    const CONTROL: [&str; 8] =
+        ["BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE"];
+    words(sql).any(|word| CONTROL.contains(&&*word))
+}
+
+/// Returns true if the text may contain several statements.
+fn has_several(sql: &[u8]) -> bool {
+    let end = sql.iter().rposition(|byte| !byte.is_ascii_whitespace() && *byte != b';');
+    end.is_some_and(|end| sql[..end].contains(&b';'))
+}
+
+/// Returns true if the text is a COMMIT.
+fn is_commit(sql: &[u8]) -> bool {
+    let words: Vec<String> = words(sql).take(3).collect();
+    let plain =
+        sql.iter().all(|byte| byte.is_ascii_alphabetic() || byte.is_ascii_whitespace() || *byte == b';');
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    plain
+        && !has_several(sql)
+        && matches!(words[..], ["COMMIT" | "END"] | ["COMMIT" | "END", "WORK" | "TRANSACTION"])
+}
+
+/// Returns true if the text only rolls back.
+pub(super) fn is_rollback(sql: &[u8]) -> bool {
+    matches!(words(sql).next().as_deref(), Some("ROLLBACK" | "ABORT"))
+        && !has_several(sql)
+        && !words(sql).any(|word| word == "TO")
+}

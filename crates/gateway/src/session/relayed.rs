@@ -1,0 +1,86 @@
+//! What a session tells the front that its client is connected to ([`crate::relay`]), in messages
+//! between the ones for the client.
+
+use fulmar_engine::TransactionStatus;
+use fulmar_pgwire::protocol::frontend::Frame;
+use fulmar_pgwire::wire::Interrupts;
+use fulmar_service::PartitionService;
+
+use super::outcome::{End, MessageError};
+use super::rows::Output;
+use super::state::Session;
+use crate::relay::message;
+
+impl Session {
+    /// Makes this the session of a front. If `failed`, it begins in a failed transaction.
+    pub(crate) async fn begin_relayed(&mut self, failed: bool) -> Result<(), End> {
+        self.relayed = true;
+        self.settings.take_stored();
+        if failed {
+            let begun = self.link.run_alone("BEGIN").await;
+            match begun.map_err(MessageError::from) {
+                Ok(_) => self.link.partition.fail(),
+                Err(MessageError::Statement(error)) => return Err(End::Fatal(error)),
+                Err(MessageError::End(end)) => return Err(end),
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a message of the front.
+    pub(super) fn told(&mut self, frame: &Frame<'_>) {
+        if frame.kind == message::TRANSACTION
+            && let Ok(id) = frame.body.try_into()
+            && self.link.status() == TransactionStatus::Idle
+            && !self.link.implicit
+        {
+            let _: u64 = u64::from_be_bytes(id);
+        }
+    }
+
+    /// Tells the parameters before a ReadyForQuery, if they have changed and no transaction can
+    /// revert them.
+    pub(super) fn tell_settings(&mut self, status: TransactionStatus) {
+        if !self.relayed || status != TransactionStatus::Idle || !self.settings.take_stored() {
+            return;
+        }
+        let [values, _] = self.settings.save();
+        if let Ok(body) = serde_json::to_vec(&values) {
+            message::put(&mut self.output, message::SETTINGS, &body);
+        }
+    }
+
+    /// Tells that a statement was closed, or all of them.
+    pub(super) fn tell_deallocated(&self, name: Option<&str>, output: &mut Output) {
+        if self.relayed {
+            message::put(output, message::DEALLOCATED, name.unwrap_or_default().as_bytes());
+        }
+    }
+
+    /// Tells why the session ends. The front then ends, or continues with another session.
+    pub(super) async fn tell_end(&mut self, end: End) {
+        let has_moved = match &end {
+            // The connection breaks: what happened is for the front to find out.
+            End::Fenced | End::Client => return,
+            End::Moved => true,
+            // At a shutdown the client stays connected.
+            End::Server => !self.link.handle.is_killed(),
+            End::Malformed(_) | End::Fatal(_) => false,
+        };
+        if !has_moved {
+            self.send_shutdown_notice(end).await;
+            let mut last = Vec::new();
+            message::put(&mut last, message::END, &[]);
+            let _ = self.link.send(&last).await; // the front may be gone
+            return;
+        }
+        if self.has_ended_transaction {
+            message::put(&mut self.output, message::MOVED, &[1]);
+        } else {
+            // What the unfinished statements have answered is repeated by the next session.
+            self.output.clear();
+            message::put(&mut self.output, message::MOVED, &[0]);
+        }
+        let _ = self.link.send(&self.output).await; // the front may be gone
+    }
+}
