@@ -78,7 +78,7 @@ pub(super) fn check_directory(arguments: &StartArgs, data: &Path) -> anyhow::Res
             ensure!(
                 !data.join(METADATA_FILE).exists(),
                 "{} is the data directory of a single node; use another --data for a node of a cluster, and \
-                 move the databases with \"fulmar tenant export\" and \"fulmar tenant import\"",
+                 copy the data with COPY",
                 data.display()
             );
             Ok(())
