@@ -2,6 +2,7 @@
 
 mod cluster;
 mod events;
+mod node;
 mod tenant;
 mod token;
 mod top;
@@ -24,6 +25,7 @@ use fulmar_workload::ycsb::Ycsb;
 use crate::size::Bytes;
 pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
+pub use node::{NodeAction, NodeArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
@@ -55,6 +57,8 @@ pub enum Command {
     Start(StartArgs),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
+    /// List and drain the nodes of a cluster
+    Node(NodeArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
     /// Show node events (--follow streams new ones)

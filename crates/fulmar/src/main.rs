@@ -27,6 +27,7 @@ mod client;
 mod demo;
 mod events;
 mod interrupt;
+mod node;
 mod output;
 mod size;
 mod start;
@@ -76,6 +77,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         match command {
             Command::Start(arguments) => start::run(arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
+            Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Events(arguments) => events::run(arguments).await,
             Command::Verify(arguments) => interrupt::or_interrupted(verify::run(arguments)).await,
