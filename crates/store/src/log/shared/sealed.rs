@@ -45,11 +45,14 @@ const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 /// The sealed logs in a store.
 pub struct SealedLogs {
     store: Reliable,
-    logs: Mutex<HashMap<(u128, u64), Arc<OnceCell<SealedLog>>>>,
+    logs: Mutex<HashMap<(u128, u64), SharedIndex>>,
     cache: Cache<(u128, Slot), Arc<LogObject>, ObjectWeight>,
     /// Set by each use, cleared by [`SealedLogs::forget_unused`].
     is_used: AtomicBool,
 }
+
+/// The index of a log, read on first use.
+type SharedIndex = Arc<OnceCell<SealedLog>>;
 
 #[derive(Clone)]
 struct ObjectWeight;
