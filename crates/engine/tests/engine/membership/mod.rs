@@ -262,11 +262,7 @@ async fn sessions_of_a_released_partition_are_refused_and_waits_end() {
     reader.run("BEGIN; SELECT * FROM t").await.unwrap();
     idle.run("SELECT * FROM t").await.unwrap();
     let mut waiting = a.client(7);
-    let waiter = tokio::spawn(async move {
-        let canceller = waiting.session.canceller();
-        let _ = canceller;
-        waiting.state("UPDATE t SET v = 9 WHERE id = 1").await
-    });
+    let waiter = tokio::spawn(async move { waiting.state("UPDATE t SET v = 9 WHERE id = 1").await });
     // The waiter either waits for the row already, or is refused when it begins.
     assert!(rig.hand_over(7, &a, b.node).await.unwrap());
     assert_eq!(with_timeout("the waiter", waiter).await.unwrap(), sqlstate::PARTITION_MOVED);
