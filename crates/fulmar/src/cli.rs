@@ -3,6 +3,7 @@
 mod cert;
 mod cluster;
 mod events;
+mod node;
 mod security;
 mod tenant;
 mod token;
@@ -27,6 +28,7 @@ use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
+pub use node::{NodeAction, NodeArgs};
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
@@ -59,6 +61,8 @@ pub enum Command {
     Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
+    /// List and drain the nodes of a cluster
+    Node(NodeArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
     /// Create certificates for TLS between the nodes of a cluster

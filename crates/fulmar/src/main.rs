@@ -29,6 +29,7 @@ mod client;
 mod demo;
 mod events;
 mod interrupt;
+mod node;
 mod output;
 mod size;
 mod start;
@@ -78,6 +79,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         match command {
             Command::Start(arguments) => start::run(*arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
+            Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Cert(arguments) => cert::run(arguments),
             Command::Events(arguments) => events::run(arguments).await,

@@ -106,14 +106,24 @@ impl Pulse {
 }
 
 impl Node {
-    /// Watches all other nodes.
+    /// Watches all other nodes. Closes the connection to an incarnation that has ended: its process
+    /// may be suspended, and would keep what waits for it.
     pub(crate) async fn detect(self: Arc<Self>) {
         let mut watched = HashSet::new();
+        let mut disconnected: BTreeMap<NodeId, Incarnation> = BTreeMap::new();
         loop {
             let changed = self.owners().nodes_changed();
             for known in self.owners().nodes() {
-                if known.id != self.id() && watched.insert(known.id) {
+                if known.id == self.id() {
+                    continue;
+                }
+                if watched.insert(known.id) {
                     tokio::spawn(self.clone().watch_node(known.id));
+                }
+                let Some((newest, state)) = known.state else { continue };
+                let ended = if state == NodeState::Alive { newest.saturating_sub(1) } else { newest };
+                if disconnected.insert(known.id, ended).is_some_and(|before| before != ended) {
+                    self.disconnect(known.id);
                 }
             }
             let _ = timeout(MEMBERS_INTERVAL, changed).await;

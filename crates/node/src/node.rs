@@ -293,6 +293,11 @@ impl Node {
         Ok(stream)
     }
 
+    /// Closes the connection to a node.
+    pub(crate) fn disconnect(&self, node: NodeId) {
+        self.peers.disconnect(node.0);
+    }
+
     /// Sends a request to a node. `Ok(Err(..))` is the node's error.
     pub(crate) async fn call(
         &self,

@@ -18,6 +18,7 @@
 
 mod context;
 mod durability;
+pub(crate) mod placement;
 mod restore;
 mod tokens;
 mod users;
@@ -67,7 +68,7 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
     let record = |event: Event| context.record(event, identity);
     match admin {
         AdminStatement::CreateDatabase { name, owner, source, durability } => {
-            let durability = durability::parse(durability.as_deref())?;
+            let durability = durability::parse(durability.as_deref(), context)?;
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
         AdminStatement::DropDatabase { name, if_exists, force } => {
@@ -87,8 +88,13 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             record(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
             Ok(())
         }
+        AdminStatement::AlterLimit { database, name, value } if name == placement::NODE => {
+            let tenant = placement::move_database(database, value.as_deref(), context).await?;
+            tracing::info!(tenant = tenant.name, node = value.as_deref(), "moved a database");
+            Ok(())
+        }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
-            let durability = durability::parse(value.as_deref())?;
+            let durability = durability::parse(value.as_deref(), context)?;
             let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
@@ -149,10 +155,17 @@ async fn create_database(
     let resolve =
         |source: &Source| Result::Ok((context.find(&source.database)?.partition, source.at_unix_ms));
     let version = source.map(resolve).transpose()?;
+    if context.cluster.is_some() && source.is_some() {
+        let hint = "Create an empty database, and copy the data with COPY.";
+        return Err(placement::not_in_a_cluster("CREATE DATABASE with a template", hint));
+    }
     let tenant = begin_create(name, owner, context, identity).await?;
-    let created = match context.engine.create_partition(tenant.partition, version).await {
-        Ok(()) => durability::initialize(&tenant, durability, context).await,
-        Err(error) => Err(error),
+    let created = match &context.cluster {
+        Some(cluster) => placement::create(&tenant, durability, context, &**cluster).await,
+        None => match context.engine.create_partition(tenant.partition, version).await {
+            Ok(()) => durability::initialize(&tenant, durability, context).await,
+            Err(error) => Err(error),
+        },
     };
     let created = match created {
         Ok(()) => finish_create(&tenant, context).await,
@@ -196,7 +209,11 @@ pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<
 
 /// Rolls a creation back. If this fails, the next start repeats it.
 pub(crate) async fn undo(tenant: &Tenant, context: &Context) {
-    if let Err(error) = context.engine.undo_creation(tenant.partition).await {
+    let undone = match &context.cluster {
+        Some(cluster) => cluster.drop_partition(tenant.partition).await,
+        None => context.engine.undo_creation(tenant.partition).await,
+    };
+    if let Err(error) = undone {
         tracing::warn!(tenant = tenant.name, %error, "could not drop the partition of a database whose creation failed; the next start drops it");
         return;
     }
@@ -239,7 +256,10 @@ async fn drop_database(
             .detail("The database is marked as dropped and accepts no new connections.")
             .hint("Run DROP DATABASE again after they have ended."));
     }
-    context.engine.drop_partition(tenant.partition).await?;
+    match &context.cluster {
+        Some(cluster) => cluster.drop_partition(tenant.partition).await?,
+        None => context.engine.drop_partition(tenant.partition).await?,
+    }
     context.tenants.forget(tenant.partition);
     context.catalog.finish_drop(&tenant).await.map_err(|error| to_postgres_error(&error))?;
     Ok(Some(tenant))
