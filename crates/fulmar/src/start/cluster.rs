@@ -24,7 +24,7 @@ use fulmar_gateway::events::EventLog;
 use fulmar_meta::{Catalog, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
 use fulmar_node::directory::DirectoryOwner;
 use fulmar_node::registration::{self, Registration};
-use fulmar_node::{EnginePartitions, NodeOptions, rpc};
+use fulmar_node::{NodeOptions, rpc};
 use fulmar_pages::Durability;
 use fulmar_store::{Limits, Reliable, Store, StoreUrl};
 
@@ -130,12 +130,10 @@ pub(super) async fn start(
     if !arguments.insecure {
         superuser::ensure_password(&catalog, data.path()).await?;
     }
-    let partitions = Arc::new(EnginePartitions::new(engine.clone()));
     let role = Role::Member { node: member.clone() };
     let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
     let parts = NodeParts { engine, catalog: catalog.clone(), event_log, role, temporary_directory, http };
     let node = Node::serve(arguments, parts, memory, tls).await?;
-    member.serve(partitions, Arc::new(drop));
     tokio::spawn(drop_abandoned(member, catalog));
     Ok(Some(node))
 }

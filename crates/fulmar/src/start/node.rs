@@ -12,6 +12,7 @@ use fulmar_gateway::events::{Event, EventLog, Kind, PreviousRun};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
+use fulmar_node::EnginePartitions;
 use fulmar_pages::Durability;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
@@ -155,8 +156,19 @@ impl Node {
         config.slow_statement = non_zero_duration(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
         config.session_memory_bytes = session_memory_bytes(memory.0);
+        if let Role::Member { node } = &role {
+            config.cluster = Some(node.clone());
+        }
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
+        if let Role::Member { node } = &role {
+            let relays = gateway.relays();
+            let accept = move |stream| {
+                let relays = relays.clone();
+                tokio::spawn(async move { relays.accept(stream).await });
+            };
+            node.serve(Arc::new(EnginePartitions::new(engine.clone())), Arc::new(accept));
+        }
         http.ready(&gateway);
         let node_tls = match &role {
             Role::Member { node } => node.tls(),
