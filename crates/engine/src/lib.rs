@@ -78,11 +78,11 @@ pub use fulmar_sqlite::{
     CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,
     ParameterInfo, Parts, Result, Row, RowSink, STALE_PLAN, Scope, Statement, StatementContext,
     StatementKind, System, SystemFunction, SystemTable, TemporaryCharge, TransactionLimits,
-    TransactionStatus, Value, ValueRef, array, calendar, sqlstate, statement_too_long,
+    TransactionOutcome, TransactionStatus, Value, ValueRef, array, calendar, sqlstate, statement_too_long,
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
-pub use membership::{Assignment, Assignments, Membership, ReplayRange};
+pub use membership::{Assignment, Assignments, MAX_NODE, Membership, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
 pub use session::Session;

@@ -11,18 +11,35 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::log_routing::LogRouter;
+use crate::membership::Member;
 use crate::replica::Replica;
 
 /// Opens partitions from their newest manifests: those of an owner with the records of their log,
 /// those of a replica as of the primary's log.
 pub(crate) struct NodeOpener {
     pub(crate) log_router: LogRouter,
+    /// Set on a member of a cluster.
+    pub(crate) member: Option<Arc<Member>>,
     /// Set on a replica.
     pub(crate) replica: Option<Arc<Replica>>,
     pub(crate) parts: Parts,
 }
 
 impl NodeOpener {
+    /// Opens a partition that the cluster has assigned to this node.
+    async fn open_assigned(
+        &self,
+        member: &Member,
+        partitions: &Partitions,
+        id: PartitionId,
+    ) -> Result<Arc<Partition>> {
+        let (opened, hot_pages) = member.open(partitions, id).await?;
+        if let Some(list) = hot_pages {
+            self.parts.hot.prewarm(&opened, list);
+        }
+        Ok(opened)
+    }
+
     async fn open_owned(&self, partitions: &Partitions, id: PartitionId) -> Result<Arc<Partition>> {
         self.log_router.wait_for_change(id).await;
         let replay = partitions.replay(id);
@@ -49,9 +66,10 @@ impl Opener for NodeOpener {
         id: PartitionId,
     ) -> BoxFuture<'a, Result<Arc<Partition>>> {
         async move {
-            match &self.replica {
-                Some(beside) => beside.open(partitions, &self.parts.hot, id).await,
-                None => self.open_owned(partitions, id).await,
+            match (&self.replica, &self.member) {
+                (Some(beside), _) => beside.open(partitions, &self.parts.hot, id).await,
+                (None, Some(member)) => self.open_assigned(member, partitions, id).await,
+                (None, None) => self.open_owned(partitions, id).await,
             }
         }
         .boxed()

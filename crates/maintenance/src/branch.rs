@@ -65,9 +65,12 @@ impl Maintenance {
             let Some(manifest) = manifest else { return Ok(()) };
             let pinned = PinnedManifest::pin(self.node(), ManifestName::of(&manifest)).await?;
             let (clock, Timeline { lineage, epoch }) = (&self.node().clock, Timeline::first(id));
+            // In a cluster the ownership of the branch begins with its first epoch, whose numbers are
+            // above this one.
+            let number = if self.node().is_member { 1 } else { manifest.version.number };
             let branch = Manifest {
                 partition: id,
-                version: Version { lineage, epoch, number: manifest.version.number },
+                version: Version { lineage, epoch, number },
                 timestamp: clock.tick(),
                 outcomes: Vec::new(),
                 // Outcomes of the source's transactions are unknown here.
@@ -149,8 +152,9 @@ impl Maintenance {
         // unflushed commits.
         self.partitions.opener().log_settled(id).await;
         self.partitions.opener().log_of(self.node(), id)?;
-        // If a partition is closed and the log has no records of it, its manifest is complete.
-        if self.partitions.may_be_dirty(id) {
+        // If a partition is closed and the log has no records of it, its manifest is complete. In a
+        // cluster other logs may have records of it.
+        if self.node().is_member || self.partitions.may_be_dirty(id) {
             let partition = self.partitions.partition(id).await?;
             flush::flush(self, vec![partition]).await?;
         }

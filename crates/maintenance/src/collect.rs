@@ -116,6 +116,9 @@ impl Maintenance {
         index: &'a mut ReachabilityIndex,
     ) -> BoxFuture<'a, Result<()>> {
         async move {
+            if self.node().is_member {
+                return Ok(());
+            }
             let (node, store) = (self.node(), &self.node().store);
             let mut segments = Segments::new(store.list_segments().await.map_err(store_error)?);
             // Read before the manifests are listed: manifests above these epochs are ignored, even

@@ -75,6 +75,22 @@ impl Maintenance {
         flush::flush(self, partitions).await
     }
 
+    /// Flushes partitions that move to another node. Each that is flushed then has its newest
+    /// manifest in the store, and no other follows. The others stay as they are.
+    pub async fn flush_to_move(&self, partitions: &[Arc<fulmar_mvcc::Partition>]) -> Result<()> {
+        let _one = self.flusher.lock_flushes().await;
+        let flushed = flush::flush_settled(self, partitions.to_vec()).await;
+        for partition in partitions.iter().filter(|partition| partition.is_settled()) {
+            partition.end_move();
+        }
+        flushed
+    }
+
+    /// Stores a list of the hot pages of a partition that another node will open.
+    pub fn store_hot_pages_of(&self, partition: &fulmar_mvcc::Partition) {
+        self.hot.store_on_close(partition);
+    }
+
     /// Stores lists of hot pages of the open partitions when the node stops.
     pub async fn store_hot_pages(&self) {
         self.hot.store_all(self.partitions.open_partitions()).await;

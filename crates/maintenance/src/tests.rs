@@ -79,6 +79,7 @@ pub(crate) async fn start(
         publication: Default::default(),
         old_manifests: Default::default(),
         ownership: Some(tenure),
+        is_member: false,
         is_replica: false,
         exported: Default::default(),
     });

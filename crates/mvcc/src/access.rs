@@ -2,13 +2,15 @@
 //! from the SHARED lock that pins the snapshot to the sync that commits.
 
 use std::cell::RefCell;
+use std::pin::pin;
 use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use fulmar_sqlite::{Error, Interrupted, Link, Pages, Refusal, TemporaryFiles, TransactionOutcome, spill};
 use fulmar_store::Urgency;
+use futures::future::{Either, select};
 
-use crate::error::{log_error, snapshot_too_old};
+use crate::error::{log_error, moved_error, snapshot_too_old};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 use crate::partition::{
@@ -408,7 +410,10 @@ impl Pages for PartitionPages {
     }
 
     fn failure(&self) -> Option<Error> {
-        self.has_expired().then(snapshot_too_old)
+        self.has_expired().then(|| match self.partition.has_moved() {
+            true => moved_error(),
+            false => snapshot_too_old(),
+        })
     }
 
     fn has_conflicted(&self) -> bool {
@@ -432,7 +437,10 @@ impl Pages for PartitionPages {
     }
 
     fn new_transaction_id(&self) -> u64 {
-        self.partition.node.clock.transaction_id()
+        match self.transaction.borrow().assigned_id {
+            0 => self.partition.node.clock.transaction_id(),
+            assigned => assigned,
+        }
     }
 
     fn set_transaction_id(&self, id: u64) {
@@ -475,7 +483,14 @@ impl CommitWaiter for CommitWaits<'_> {
     }
 
     fn wait_for_turn(&self) -> Result<Turn, Error> {
-        self.link.wait(self.partition.turns.take()).map_err(|Interrupted| self.cancelled())
+        let taken = self.link.wait(async {
+            let (turn, moved) = (pin!(self.partition.turns.take()), pin!(self.partition.wait_moved()));
+            match select(turn, moved).await {
+                Either::Left((turn, _)) => Ok(turn),
+                Either::Right(_) => Err(moved_error()),
+            }
+        });
+        taken.unwrap_or_else(|Interrupted| Err(self.cancelled()))
     }
 }
 

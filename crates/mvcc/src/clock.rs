@@ -46,8 +46,13 @@ impl TimeSource for SystemTime {
 /// 2024-01-01T00:00:00Z, the origin of transaction ids.
 const EPOCH_MS: u64 = 1_704_067_200_000;
 
-/// Low bits of a transaction id, a counter within the millisecond.
+/// Low bits of a transaction id, a counter within the millisecond. In a cluster the lowest
+/// [`ID_NODE_BITS`] of them are the node.
 const ID_COUNTER_BITS: u32 = 21;
+
+/// Bits of the node in the transaction ids of a cluster. The remaining counter allows 1024 ids per
+/// millisecond and node; beyond that ids are ahead of the clock.
+pub const ID_NODE_BITS: u32 = 11;
 
 /// Maximum lead of hybrid timestamps over the system clock before it is reported.
 pub const MAX_CLOCK_LEAD_MS: u64 = 60_000;
@@ -59,12 +64,25 @@ pub struct Clock {
     /// Whether hybrid timestamps are more than [`MAX_CLOCK_LEAD_MS`] ahead.
     is_ahead: AtomicBool,
     id: AtomicU64,
+    /// The node in the lowest bits of transaction ids; None if it is the only one.
+    id_node: Option<u32>,
 }
 
 impl Clock {
     /// Creates a clock.
     pub fn new(source: Arc<dyn TimeSource>) -> Self {
-        Clock { source, hybrid: AtomicU64::new(0), is_ahead: AtomicBool::new(false), id: AtomicU64::new(0) }
+        Clock {
+            source,
+            hybrid: AtomicU64::new(0),
+            is_ahead: AtomicBool::new(false),
+            id: AtomicU64::new(0),
+            id_node: None,
+        }
+    }
+
+    /// Makes transaction ids unique in a cluster. `node` has at most [`ID_NODE_BITS`] bits.
+    pub fn for_node(self, node: u32) -> Self {
+        Clock { id_node: Some(node), ..self }
     }
 
     /// Milliseconds since 1970 (UTC).
@@ -112,7 +130,11 @@ impl Clock {
 
     /// Returns a new transaction id, which contains the time of its assignment.
     pub fn transaction_id(&self) -> u64 {
-        self.above(&self.id, self.newest_id())
+        let Some(node) = self.id_node else { return self.above(&self.id, self.newest_id()) };
+        let now = self.newest_id() >> ID_NODE_BITS;
+        let next = |seen: u64| now.max((seen >> ID_NODE_BITS) + 1) << ID_NODE_BITS | u64::from(node);
+        let seen = self.id.update(Ordering::AcqRel, Ordering::Acquire, next);
+        next(seen)
     }
 
     /// An upper bound of all ids assigned so far, by the current time.

@@ -11,6 +11,11 @@ pub fn dropped_error() -> Error {
     Error::new(sqlstate::DATABASE_DROPPED, "database was dropped")
 }
 
+/// The error for a partition that another node owns. Gateways handle it; clients never see it.
+pub fn moved_error() -> Error {
+    Error::new(sqlstate::PARTITION_MOVED, "database has moved to another node")
+}
+
 /// The error for a write in a historical session.
 pub fn historical_session_is_read_only() -> Error {
     Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a historical session")

@@ -73,11 +73,12 @@ mod watch;
 
 pub use access::PartitionPages;
 pub use cache::Cache;
-pub use clock::{Clock, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
+pub use clock::{Clock, ID_NODE_BITS, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
 pub use disk::{Disk, Space, SpaceSource, space_of};
 pub use error::{
-    dropped_error, historical_session_is_read_only, log_error, log_unreadable, replica_is_read_only,
-    serialization_failure, snapshot_too_old, store_error, store_error_of, with_partition_context,
+    dropped_error, historical_session_is_read_only, log_error, log_unreadable, moved_error,
+    replica_is_read_only, serialization_failure, snapshot_too_old, store_error, store_error_of,
+    with_partition_context,
 };
 pub use memory::{LongTermReservation, MemoryBudget, Reservation};
 pub use node::{Buffers, Node, NodeStats, SegmentPublication};

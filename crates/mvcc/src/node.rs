@@ -53,6 +53,9 @@ pub struct Node {
     pub old_manifests: RwLock<()>,
     /// Ownership of the store. None if no other process can own it, or on a replica.
     pub ownership: Option<StoreOwnership>,
+    /// The node is one of a cluster: it owns only the partitions that it has opened, and deletes no
+    /// garbage.
+    pub is_member: bool,
     /// The node only reads the partitions of another process.
     pub is_replica: bool,
     /// Segments in use by exports, which hold the strong references.

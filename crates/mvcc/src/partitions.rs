@@ -308,6 +308,24 @@ impl Partitions {
         Some(open)
     }
 
+    /// Forgets the log records of a partition that another node owns.
+    pub fn forget_replay(&self, id: PartitionId) {
+        self.replays.lock().remove(&id);
+    }
+
+    /// Forgets everything about a partition that was handed over to another node, and closes it.
+    pub fn give_up(&self, id: PartitionId) {
+        let slot = self.open.lock().remove(&id);
+        self.forget_replay(id);
+        self.timelines.lock().remove(&id);
+        self.undecided.lock().remove(&id);
+        if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
+            partition.close_to_move();
+            partition.end_move();
+            partition.release_resources();
+        }
+    }
+
     /// Removes a permanently closed partition from the open ones. The next access reopens it.
     pub fn forget_open(&self, partition: &Arc<Partition>) {
         let mut partitions = self.open.lock();

@@ -63,6 +63,7 @@ fn node(directory: &Path) -> Arc<Node> {
         publication: Default::default(),
         old_manifests: Default::default(),
         ownership: None,
+        is_member: false,
         is_replica: false,
         exported: Default::default(),
     })

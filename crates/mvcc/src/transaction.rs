@@ -354,6 +354,9 @@ pub struct Transaction {
     pub turn: u64,
     /// The transaction id that the client requested; 0 if it did not request one.
     pub id: u64,
+    /// The transaction id that a gateway has assigned; 0 if there is none. The outcome of a
+    /// transaction that changes nothing is not recorded under it.
+    pub assigned_id: u64,
     /// The snapshot of the last transaction, kept for the session that waits until it is durable.
     pub seen: Option<Snapshot>,
     /// Set by the commit.
@@ -377,6 +380,7 @@ impl Transaction {
             wrote: false,
             turn: 0,
             id: 0,
+            assigned_id: 0,
             seen: None,
             committed: None,
             conflict: None,
@@ -386,6 +390,7 @@ impl Transaction {
     /// Prepares for a transaction of another session.
     pub fn reset(&mut self) {
         self.id = 0;
+        self.assigned_id = 0;
         self.turn = 0;
         self.seen = None;
         self.committed = None;
@@ -393,6 +398,11 @@ impl Transaction {
         self.track_reads = true;
         self.single_statement = false;
         self.current = true;
+    }
+
+    /// The id under which the outcome of a commit is recorded; 0 if it is not recorded.
+    pub(crate) fn recorded_id(&self) -> u64 {
+        if self.id == 0 { self.assigned_id } else { self.id }
     }
 
     /// The size of the partition at its snapshot.

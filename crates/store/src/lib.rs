@@ -33,9 +33,9 @@ pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MAX_READ_
 pub use durations::{DURATION_BUCKETS, DurationCounts, duration_bucket_us};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
-    CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPosition, LogStatistics, LogTail, Lsn,
-    MAX_RETRY_DELAY, NextRecords, OnDiscard, OnFlushDue, RecoveryProgress, SharedLogCheck, SharedLogOptions,
-    Urgency, announce_idle, flush_on_idle,
+    CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPosition, LogSlot, LogSlots,
+    LogStatistics, LogTail, Lsn, MAX_RETRY_DELAY, NextRecords, OnDiscard, OnFlushDue, RecoveryProgress,
+    SealedLogs, SharedLogCheck, SharedLogOptions, Urgency, announce_idle, flush_on_idle,
 };
 pub use objects::{
     HoldName, HotPagesName, MAX_TERM, ManifestName, PIN_RENEWAL_INTERVAL, PageStore, PartitionObjects,

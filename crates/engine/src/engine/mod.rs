@@ -23,6 +23,7 @@ pub use statistics::{EngineStatistics, PartitionStatistics};
 use crate::connection::ConnectionSettings;
 use crate::health::Recovery;
 use crate::log_routing::LogRouter;
+use crate::membership::Member;
 use crate::opener::NodeOpener;
 use crate::procedure::LuaPool;
 use crate::replica::Replica;
@@ -114,6 +115,11 @@ impl Engine {
 
     pub(crate) fn log_router(&self) -> &LogRouter {
         &self.opener.log_router
+    }
+
+    /// Set on a member of a cluster.
+    pub(crate) fn member(&self) -> Option<&Arc<Member>> {
+        self.opener.member.as_ref()
     }
 
     /// Set on a replica: the state of following the primary.

@@ -17,7 +17,8 @@ use fulmar_sqlite::{
     sqlstate,
 };
 use fulmar_store::{
-    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, StdFiles, Store,
+    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, SealedLogs,
+    SharedLogOptions, StdFiles, Store,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -29,6 +30,7 @@ use super::{CatalogPartitions, Config, Engine, MIN_STATEMENT_BYTES};
 use crate::connection::ConnectionSettings;
 use crate::health::Recovery;
 use crate::log_routing::{LogRouter, refuse_unknown};
+use crate::membership::{MAX_NODE, Member, Membership, spawn_settling};
 use crate::opener::NodeOpener;
 use crate::procedure::LuaPool;
 use crate::replica::{self, Replica};
@@ -48,6 +50,7 @@ struct Storage {
     replays: HashMap<PartitionId, Arc<Replay>>,
     clock: Clock,
     recovery: Recovery,
+    member: Option<Arc<Member>>,
 }
 
 impl Engine {
@@ -70,6 +73,9 @@ impl Engine {
             poll_disk(engine.node());
             spawn_disk_poll(engine.node());
             spawn_sweeper(engine.node());
+            if let Some(member) = engine.member() {
+                spawn_settling(&engine, member.clone());
+            }
             if engine.is_replica() {
                 engine.maintenance.flush_task().spawn(&engine, replica::round);
             } else {
@@ -84,9 +90,10 @@ impl Engine {
 impl Storage {
     async fn open(config: &mut Config) -> Result<Storage> {
         let is_replica = config.replica_of.is_some();
-        let is_alone = config.is_exclusive || config.store.is_none();
+        let membership = config.membership.take();
+        let is_alone = config.is_exclusive || config.store.is_none() || membership.is_some();
         let store = open_store(config.store.take(), &config.data)?;
-        let clock = Clock::new(config.time.clone());
+        let clock = clock(config, membership.as_ref())?;
         let begun = Instant::now();
         let (live, shared) = (config.live.take(), std::mem::take(&mut config.shared));
         let known = config.known.take();
@@ -113,8 +120,19 @@ impl Storage {
             Some(ownership) => store.in_term(ownership.term()),
             None => store,
         };
-        let mut shared_log = None;
-        if !log_router.all_local() {
+        let (mut shared_log, mut member) = (None, None);
+        let store = match membership {
+            Some(membership) => {
+                let store = store.in_assigned_term(membership.term);
+                let log = open_assigned_log(config.shared_log.clone(), &store, &membership).await;
+                shared_log = Some(log.map_err(log_error)?);
+                let sealed = SealedLogs::new(store.store().clone(), config.shared_log.backlog_bytes);
+                member = Some(Arc::new(Member::new(membership, sealed)));
+                store
+            }
+            None => store,
+        };
+        if !log_router.all_local() && member.is_none() {
             match log_router.open_log(&store, &clock).await {
                 Ok((log, found)) => {
                     replays.extend(found);
@@ -134,14 +152,15 @@ impl Storage {
             replays,
             clock,
             recovery,
+            member,
         })
     }
 }
 
 /// Makes an engine of its parts. No task runs yet.
 fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
-    let Storage { log, shared_log, store, tenure: ownership, places: log_router, replays, clock, recovery } =
-        storage;
+    let Storage { log, shared_log, store, tenure: ownership, places: log_router, .. } = storage;
+    let Storage { replays, clock, recovery, member, .. } = storage;
     let node = Arc::new(Node {
         log,
         shared_log: OnceCell::new_with(shared_log),
@@ -159,6 +178,7 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
         publication: SegmentPublication::default(),
         old_manifests: RwLock::default(),
         ownership,
+        is_member: member.is_some(),
         is_replica: config.replica_of.is_some(),
         exported: Mutex::default(),
     });
@@ -176,7 +196,7 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
             Arc::new(move |id| replica.catalog_state(id).map(|standing| standing.timeline))
         }),
     };
-    let opener = Arc::new(NodeOpener { log_router, replica, parts: parts.clone() });
+    let opener = Arc::new(NodeOpener { log_router, member, replica, parts: parts.clone() });
     let partitions = Arc::new(Partitions::new(node.clone(), opener.clone(), found));
     let settings = Settings {
         manifest_interval: config.manifest_interval,
@@ -197,6 +217,30 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
         tickets: AtomicU64::new(1),
         seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
     })
+}
+
+/// The node's clock.
+fn clock(config: &Config, membership: Option<&Membership>) -> Result<Clock> {
+    let clock = Clock::new(config.time.clone());
+    match membership.map(|membership| membership.node) {
+        None => Ok(clock),
+        Some(node) if node <= MAX_NODE => Ok(clock.for_node(node)),
+        Some(node) => Err(Error::new(
+            sqlstate::PROGRAM_LIMIT,
+            format!("node id {node} exceeds the maximum of {MAX_NODE}"),
+        )
+        .hint("The cluster has reached the maximum number of nodes that ever joined it.")),
+    }
+}
+
+/// Opens the shared log of the incarnation that the cluster has assigned.
+async fn open_assigned_log(
+    options: SharedLogOptions,
+    store: &PageStore,
+    membership: &Membership,
+) -> std::result::Result<Arc<CommitLog>, LogError> {
+    let Membership { log_node, incarnation, .. } = *membership;
+    CommitLog::open_incarnation(options, store.store().clone(), log_node, incarnation).await
 }
 
 /// The configured store, or the one in the data directory.

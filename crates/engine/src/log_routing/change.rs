@@ -106,6 +106,11 @@ impl Engine {
         change: impl Future<Output = std::result::Result<(), DurabilityChangeError>>,
     ) -> Result<()> {
         self.check_primary()?;
+        if self.member().is_some() {
+            let message = "cannot change the durability of a database in a cluster";
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+                .hint("Create a database with that durability, and copy the data."));
+        }
         if durability == Durability::Shared {
             self.open_shared_log().await?;
         }

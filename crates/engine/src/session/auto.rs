@@ -38,8 +38,12 @@ impl Session {
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
-        // A procedure runs several statements, so its reads are tracked page by page.
-        connection.pages.transaction().borrow_mut().single_statement = statement.plan.call.is_none();
+        {
+            let mut transaction = connection.pages.transaction().borrow_mut();
+            // A procedure runs several statements, so its reads are tracked page by page.
+            transaction.single_statement = statement.plan.call.is_none();
+            transaction.assigned_id = std::mem::take(&mut self.next_id);
+        }
         let end = if statement.read_only {
             {
                 let mut transaction = connection.pages.transaction().borrow_mut();
@@ -80,7 +84,10 @@ impl Session {
         match end {
             End::Done(completion) => Ok(completion),
             End::Failed(error) => Err(error),
-            End::Conflict if statement.read_only => Err(snapshot_too_old()),
+            End::Conflict if statement.read_only => {
+                partition.check_not_moved()?;
+                Err(snapshot_too_old())
+            }
             End::Conflict => {
                 self.turn_first = true;
                 Err(serialization_failure("The partition changed at every attempt."))
@@ -101,7 +108,7 @@ impl Session {
         let _row = self.wait_for_row(&partition, statement, parameters).await?;
         let mut turn: Option<Turn> = None;
         if statement.plan.vacuum || self.turn_first || partition.turns.contended() {
-            turn = Some(self.cancellable(partition.turns.take()).await?);
+            turn = Some(self.wait_on(&partition, partition.turns.take()).await?);
         }
         if let Some(turn) = &turn
             && (statement.plan.vacuum || self.turn_first)
@@ -130,11 +137,12 @@ impl Session {
             if !conflicted {
                 return Ok(end);
             }
+            partition.check_not_moved()?;
             partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
             partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             sink.reset();
             match &turn {
-                None => turn = Some(self.cancellable(partition.turns.take()).await?),
+                None => turn = Some(self.wait_on(&partition, partition.turns.take()).await?),
                 Some(turn) => turn.make_exclusive(),
             }
         }
@@ -161,7 +169,7 @@ impl Session {
         }
         let lock = RowLock { partition: partition.clone(), row, owner };
         // An autocommitted statement holds no other lock, so it cannot be part of a deadlock.
-        let _ = self.cancellable(partition.rows.take(row, owner)).await?;
+        let _ = self.wait_on(partition, partition.rows.take(row, owner)).await?;
         Ok(Some(lock))
     }
 }

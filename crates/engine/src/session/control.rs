@@ -42,7 +42,8 @@ impl Session {
                 let read_only = begin.read_only.unwrap_or(self.begins_read_only());
                 // A read-only transaction does not need the turn.
                 let immediate = begin.immediate && !read_only;
-                self.open = Some(Open::new(&self.engine, read_only, immediate));
+                let id = std::mem::take(&mut self.next_id);
+                self.open = Some(Open::new(&self.engine, read_only, immediate, id));
                 Vec::new()
             }
         };
@@ -72,6 +73,10 @@ impl Session {
         let Some(partition) = open.connection.as_ref().map(|c| c.partition().clone()) else {
             return Ok(Outcome::Committed);
         };
+        let has_retired = open.retired.as_ref().is_some_and(|retired| retired.wrote);
+        if open.lost || open.has_written() || has_retired {
+            partition.check_not_moved()?;
+        }
         if open.lost {
             return Ok(Outcome::Failed(serialization_failure(
                 "The transaction was rolled back by an earlier error.",
@@ -196,7 +201,8 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if scope == Scope::Implicit && statement.kind == StatementKind::Savepoint {
-            self.open = Some(Open::implicit(&self.engine, self.begins_read_only()));
+            let id = std::mem::take(&mut self.next_id);
+            self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), id));
             return self.run_open(statement, &[], sink).await;
         }
         Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")

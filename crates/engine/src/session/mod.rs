@@ -39,13 +39,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, historical_session_is_read_only};
+use fulmar_mvcc::{Partition, historical_session_is_read_only, moved_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
     CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
     System, TransactionLimits, TransactionStatus, Value, Variables, sqlstate,
 };
 use fulmar_store::Lsn;
+use futures::future::{Either, select};
 
 use self::errors::lost;
 use self::state::{HistoricalView, Open, Remembered};
@@ -96,6 +97,8 @@ pub struct Session {
     remembered: Remembered,
     /// A statement has begun and not ended.
     unsettled: bool,
+    /// The id of the next transaction that a gateway has assigned; 0 if there is none.
+    next_id: u64,
 }
 
 impl Engine {
@@ -126,6 +129,7 @@ impl Session {
             turn_first: false,
             remembered: Remembered::default(),
             unsettled: false,
+            next_id: 0,
         }
     }
 
@@ -135,6 +139,13 @@ impl Session {
             connection.link.set_system(Some(system.clone()));
         }
         self.system = Some(system);
+    }
+
+    /// Sets the id of the session's next transaction, which may be a single statement. Its commit
+    /// records the outcome under this id ([`Engine::outcome`]). The id is unique in the cluster
+    /// ([`Engine::new_transaction_id`]) and used for one transaction.
+    pub fn set_transaction_id(&mut self, id: u64) {
+        self.next_id = id;
     }
 
     /// Marks the open transaction as failed, after an error outside of the engine (a malformed
@@ -180,7 +191,8 @@ impl Session {
                 self.savepoint_outside(statement, scope, sink).await
             }
             _ if scope == Scope::Implicit => {
-                self.open = Some(Open::implicit(&self.engine, self.begins_read_only()));
+                let id = std::mem::take(&mut self.next_id);
+                self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), id));
                 self.run_open(statement, parameters, sink).await
             }
             _ => self.run_auto(statement, parameters, sink).await,
@@ -474,6 +486,15 @@ impl Session {
             future.as_mut().poll(cx).map(Ok)
         })
         .await
+    }
+
+    /// Waits for a resource of a partition. Fails if the partition moves to another node.
+    async fn wait_on<F: Future>(&mut self, partition: &Partition, future: F) -> Result<F::Output> {
+        let (future, moved) = (std::pin::pin!(future), std::pin::pin!(partition.wait_moved()));
+        match self.cancellable(select(future, moved)).await? {
+            Either::Left((output, _)) => Ok(output),
+            Either::Right(_) => Err(moved_error()),
+        }
     }
 
     /// Waits until the partition's log is durable up to `lsn`. Cannot be cancelled: until then the

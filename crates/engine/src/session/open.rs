@@ -55,6 +55,9 @@ impl Session {
         if open.failed && statement.kind != StatementKind::RollbackTo {
             return Err(failed_transaction());
         }
+        if let Some(partition) = open.seen_partition() {
+            partition.check_not_moved()?;
+        }
         let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_historical());
         if (open.read_only || is_past || self.engine.is_replica()) && statement.is_for_writers() {
             return Err(self.read_only_error(is_past));
@@ -114,6 +117,7 @@ impl Session {
                 connection.run(|c| run_statement(c, machines, statement, parameters, &mut hashing))?.await;
             if connection.pages.has_expired() {
                 (open.lost, self.turn_first) = (true, true);
+                connection.partition().check_not_moved()?;
                 return Err(snapshot_too_old());
             }
             if !matches!(end, End::Conflict) {
@@ -147,7 +151,10 @@ impl Session {
             self.exclude_others(open, &partition, false).await?;
         }
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
-        connection.pages.transaction().borrow_mut().current = current;
+        {
+            let mut transaction = connection.pages.transaction().borrow_mut();
+            (transaction.current, transaction.assigned_id) = (current, open.assigned_id);
+        }
         let (id, sql) = fulmar_sqlite::BEGIN;
         match connection.run(|c| c.control_here(id, sql))?.await {
             Step::Done(_) => Ok(()),
@@ -165,7 +172,7 @@ impl Session {
         if open.turn.as_mut().is_some_and(|turn| turn.resume() != 0) {
             return Ok(());
         }
-        let turn = self.cancellable(partition.turns.take()).await?;
+        let turn = self.wait_on(partition, partition.turns.take()).await?;
         if let Some(connection) = &open.connection {
             connection.pages.transaction().borrow_mut().turn = turn.ticket();
         }
@@ -274,7 +281,7 @@ impl Session {
         let taken = loop {
             // The row lock may be held indefinitely by its holder's client; the snapshot may not.
             let expired = std::pin::pin!(open.expired());
-            let first = self.cancellable(select(taking.as_mut(), expired)).await;
+            let first = self.wait_on(partition, select(taking.as_mut(), expired)).await;
             match first {
                 Ok(Either::Left((taken, _))) => break Ok(taken),
                 Ok(Either::Right(_)) => {}
@@ -305,6 +312,7 @@ impl Session {
             return Err(serialization_failure("The transaction is too large to be replayed."));
         }
         for _ in 0..MAX_ATTEMPTS {
+            partition.check_not_moved()?;
             partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
             connection.pages.transaction().borrow_mut().current = true;

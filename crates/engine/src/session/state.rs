@@ -46,6 +46,8 @@ pub(super) struct Open {
     pub(super) read_only: bool,
     /// BEGIN IMMEDIATE: acquire the turn before the snapshot.
     pub(super) immediate: bool,
+    /// The id that a gateway has assigned; 0 if there is none.
+    pub(super) assigned_id: u64,
     /// Acquired with the first statement.
     pub(super) connection: Option<Box<Connection>>,
     pub(super) journal: Journal,
@@ -95,12 +97,13 @@ impl Drop for Rows {
 }
 
 impl Open {
-    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool) -> Self {
+    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool, assigned_id: u64) -> Self {
         Open {
             implicit: false,
             failed: false,
             read_only,
             immediate,
+            assigned_id,
             connection: None,
             journal: Journal::default(),
             turn: None,
@@ -118,8 +121,8 @@ impl Open {
         }
     }
 
-    pub(super) fn implicit(engine: &Engine, read_only: bool) -> Self {
-        Open { implicit: true, ..Open::new(engine, read_only, false) }
+    pub(super) fn implicit(engine: &Engine, read_only: bool, assigned_id: u64) -> Self {
+        Open { implicit: true, ..Open::new(engine, read_only, false, assigned_id) }
     }
 
     /// Makes the transaction read-only from its next statement on.

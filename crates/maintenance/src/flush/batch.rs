@@ -134,7 +134,7 @@ pub(crate) async fn settle_uncertain_manifests(
     maintenance: &Maintenance,
     partition: &Partition,
 ) -> Result<Result<()>> {
-    let uncertain = partition.uncertain_manifest().filter(|_| !partition.is_dropped());
+    let uncertain = partition.uncertain_manifest().filter(|_| !partition.is_gone());
     let Some((manifest, pages)) = uncertain else { return Ok(Ok(())) };
     if let Err(fenced) = check_fence(partition) {
         return Ok(Err(fenced));
@@ -310,7 +310,7 @@ async fn name_segment(
     flush: &Flush,
     segment: Option<SegmentId>,
 ) -> Result<Result<Option<Manifest>>> {
-    if partition.is_dropped() {
+    if partition.is_gone() {
         return Ok(Ok(None));
     }
     let segment = segment.filter(|_| !flush.pages.is_empty());

@@ -56,7 +56,7 @@ use std::sync::atomic::Ordering;
 
 use fulmar_mvcc::{Unopened, store_error};
 use fulmar_pages::PartitionId;
-use fulmar_sqlite::Result;
+use fulmar_sqlite::{Result, sqlstate};
 use fulmar_store::{CommitLog, Lsn, failpoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -165,6 +165,10 @@ async fn flush_unopened(
         while let Some((id, partition)) = opening.next().await {
             match partition {
                 Ok(partition) => opened.push(partition),
+                // Another node has flushed the records.
+                Err(error) if error.state() == sqlstate::PARTITION_MOVED => {
+                    maintenance.partitions.forget_replay(id);
+                }
                 // The remaining partitions are still flushed.
                 Err(error) => {
                     unopenable.insert(id);

@@ -109,6 +109,7 @@ impl Partition {
             loading: SingleFlight::default(),
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
+            moving: Notify::new(),
             hot_name: OnceLock::new(),
             hot_list: OnceLock::new(),
             replica_state: OnceLock::new(),

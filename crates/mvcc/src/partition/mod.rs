@@ -62,8 +62,8 @@ pub use turns::{Turn, TurnQueue};
 pub(crate) use version::PageVersion;
 
 use crate::error::{
-    dropped_error, historical_session_is_read_only, log_error, replica_is_read_only, snapshot_deleted,
-    taken_over,
+    dropped_error, historical_session_is_read_only, log_error, moved_error, replica_is_read_only,
+    snapshot_deleted, taken_over,
 };
 use crate::node::Node;
 use crate::ownership::StoreOwnership;
@@ -132,6 +132,10 @@ const OPEN: u8 = 0;
 const RESTORING: u8 = 1;
 const DROPPED: u8 = 2;
 const STALE: u8 = 3;
+/// Being handed over to another node. Flushes continue.
+const MOVING: u8 = 4;
+/// Handed over: nothing of it may reach the store any more.
+const MOVED: u8 = 5;
 
 /// State that the layer above keeps for a partition as long as that is open, such as its idle
 /// connections. It may hold references to the partition; [`Attachment::close_idle`] drops them.
@@ -178,6 +182,8 @@ pub struct Partition {
     /// Snapshots below this version have expired; `expiry` notifies their holders.
     expired: AtomicU64,
     expiry: Notify,
+    /// Notified when it starts to move to another node.
+    moving: Notify,
     /// The list of hot pages that was found when the partition was opened.
     pub hot_name: OnceLock<HotPagesName>,
     /// Its content, once it has been read.
@@ -221,7 +227,7 @@ impl Partition {
 
     /// Returns true if the holder of this snapshot must release it.
     pub(crate) fn is_expired(&self, snapshot: &Snapshot) -> bool {
-        snapshot.number < self.expired.load(Ordering::Acquire)
+        snapshot.number < self.expired.load(Ordering::Acquire) || self.has_moved()
     }
 
     /// Waits until the holder of this snapshot must release it.
@@ -345,6 +351,54 @@ impl Partition {
         let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Closes the partition permanently because it moves to another node. From now on commits are
+    /// rejected, running statements end, and waiting ones are woken. Flushes continue. Returns false
+    /// if it was closed for another reason.
+    pub fn close_to_move(&self) -> bool {
+        let commits = self.commits.lock();
+        let closed = self.closed.compare_exchange(OPEN, MOVING, Ordering::AcqRel, Ordering::Acquire);
+        drop(commits);
+        self.expiry.notify_waiters();
+        self.moving.notify_waiters();
+        closed.is_ok() || self.has_moved()
+    }
+
+    /// Ends the move: the partition is not flushed any more. Callers hold the flush lock.
+    pub fn end_move(&self) {
+        let _was_dropped = self.closed.compare_exchange(MOVING, MOVED, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Returns true if it is moving to another node, or has moved there.
+    pub fn has_moved(&self) -> bool {
+        matches!(self.closed.load(Ordering::Acquire), MOVING | MOVED)
+    }
+
+    /// Fails if it is moving to another node, or has moved there.
+    pub fn check_not_moved(&self) -> Result<()> {
+        if self.has_moved() { Err(moved_error()) } else { Ok(()) }
+    }
+
+    /// Returns true if no manifest of it may be stored any more.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.closed.load(Ordering::Acquire), DROPPED | MOVED)
+    }
+
+    /// Waits until it moves to another node.
+    pub async fn wait_moved(&self) {
+        let mut notified = std::pin::pin!(self.moving.notified());
+        // Enabled before the check, so that no notification is lost in between.
+        notified.as_mut().enable();
+        if !self.has_moved() {
+            notified.await;
+        }
+    }
+
+    /// Sets a lower bound of the numbers of new versions. Called before the first commit.
+    pub fn start_numbers_at(&self, first_number: u64) {
+        let mut commits = self.commits.lock();
+        commits.last_number = commits.last_number.max(first_number.saturating_sub(1));
+    }
+
     /// Marks a replica's partition as stale: the primary has deleted or replaced what it was built
     /// from. The next session opens the partition again.
     pub fn mark_stale(&self) {
@@ -401,6 +455,7 @@ impl Partition {
         match self.closed.load(Ordering::Acquire) {
             DROPPED => dropped_error(),
             STALE => snapshot_deleted(),
+            MOVING | MOVED => moved_error(),
             _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "database is being restored to an earlier version")
                 .hint("Reconnect in a moment, and check the data."),
         }

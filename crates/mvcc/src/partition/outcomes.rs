@@ -1,8 +1,8 @@
-//! Transaction outcomes, for clients that ask (`pg_xact_status`).
+//! Transaction outcomes, for clients that ask (`pg_xact_status`) and gateways.
 //!
 //! A client that lost its connection around a COMMIT can ask any gateway for the outcome. Only
-//! transactions whose id the client requested (`pg_current_xact_id()`) can be asked about, so only
-//! those are recorded.
+//! transactions whose id the client requested (`pg_current_xact_id()`), or a gateway assigned, can be
+//! asked about, so only those are recorded.
 //!
 //! **Asking decides.** An undecided id becomes aborted, durably, before the answer. If the
 //! transaction is still running, its commit fails. Both happen under the partition's commit lock,
@@ -10,7 +10,8 @@
 //!
 //! An id contains the time when it was assigned (milliseconds since 2024, then a counter). The
 //! oldest outcomes can therefore be dropped: an id below the [horizon](Inner::horizon) is answered
-//! with NULL, never with a guess.
+//! with NULL, never with a guess. Such a transaction may still commit, unless an outcome *aborted* of
+//! a later id has been dropped: its own may have been answered, and dropped too.
 
 use std::collections::BTreeMap;
 
@@ -36,6 +37,8 @@ struct Inner {
     decided: BTreeMap<u64, (bool, Lsn)>,
     /// Outcomes of lower ids have been dropped.
     horizon: u64,
+    /// Outcomes *aborted* of lower ids may have been dropped.
+    refused_below: u64,
 }
 
 /// The outcomes of one partition.
@@ -44,7 +47,7 @@ pub(crate) struct Outcomes(Mutex<Inner>);
 impl Outcomes {
     pub(crate) fn new(horizon: u64, known: impl Iterator<Item = Outcome>) -> Self {
         let decided = known.map(|o| (o.transaction, (o.committed, Lsn(0)))).collect();
-        Outcomes(Mutex::new(Inner { decided, horizon }))
+        Outcomes(Mutex::new(Inner { decided, horizon, refused_below: horizon }))
     }
 
     pub(crate) fn status(&self, id: u64) -> Status {
@@ -58,7 +61,8 @@ impl Outcomes {
 
     /// Returns true if the transaction has not been decided. Callers hold the commit lock.
     pub(super) fn may_commit(&self, id: u64) -> bool {
-        self.status(id) == Status::Open
+        let inner = self.0.lock();
+        id >= inner.refused_below && !inner.decided.contains_key(&id)
     }
 
     /// Records an outcome. Callers hold the commit lock.
@@ -66,8 +70,11 @@ impl Outcomes {
         let mut inner = self.0.lock();
         inner.decided.insert(id, (committed, lsn));
         while inner.decided.len() > MAX_OUTCOMES {
-            if let Some((oldest, _)) = inner.decided.pop_first() {
+            if let Some((oldest, (committed, _))) = inner.decided.pop_first() {
                 inner.horizon = inner.horizon.max(oldest + 1);
+                if !committed {
+                    inner.refused_below = inner.refused_below.max(oldest + 1);
+                }
             }
         }
     }
@@ -104,6 +111,9 @@ mod tests {
         assert_eq!(outcomes.status(5), Status::Forgotten);
         assert_eq!(outcomes.status(10), Status::Decided(false, Lsn(10)));
         assert!(!outcomes.may_commit(10));
-        assert!(outcomes.may_commit(9));
+        assert_eq!(outcomes.status(9), Status::Forgotten);
+        assert!(outcomes.may_commit(9), "no outcome of an asked transaction was dropped");
+        outcomes.decided(u64::MAX, true, Lsn(0));
+        assert!(!outcomes.may_commit(9), "its outcome may have been asked, and dropped with that of 10");
     }
 }

@@ -89,9 +89,13 @@ impl Replay {
     /// Adds a record that ends at `end`. Records come in the log's order: if a record is known,
     /// this is its later copy.
     pub fn push(&mut self, end: Lsn, record: &Record<'_>) {
+        self.push_at(Logged::start_position(end, record.body()), record);
+    }
+
+    /// Adds a record of another log. The partition's own log is kept from `position` on.
+    pub fn push_at(&mut self, position: u64, record: &Record<'_>) {
         let header = &record.header;
         let key = (header.version.epoch, header.version.number, header.kind as u8);
-        let position = Logged::start_position(end, record.body());
         let since = self.since.get_mut();
         *since = position.min(*since);
         let new = || Logged {

@@ -61,7 +61,8 @@ pub use options::{LogOptions, MAX_RETRY_DELAY, Urgency};
 pub use position::Lsn;
 pub use progress::{OnDiscard, OnFlushDue};
 pub use shared::{
-    LogEnd, LogObject, LogPosition, LogTail, NextRecords, RecoveryProgress, SharedLogCheck, SharedLogOptions,
+    LogEnd, LogObject, LogPosition, LogSlot, LogSlots, LogTail, NextRecords, RecoveryProgress, SealedLogs,
+    SharedLogCheck, SharedLogOptions,
 };
 pub use statistics::LogStatistics;
 
@@ -112,6 +113,48 @@ impl CommitLog {
     ) -> Result<Arc<CommitLog>, LogError> {
         let log = SharedLog::open(options, store, node, replay).await?;
         Ok(Arc::new(CommitLog { progress: log.progress(), backend: LogBackend::Shared(log) }))
+    }
+
+    /// Opens the log of one incarnation of `node` in a store, which the metadata store of a cluster
+    /// has assigned to this process. Fails with [`LogError::Fenced`] if the log exists. Reads no
+    /// records. Must be called in a tokio runtime, which then runs the log's writer.
+    pub async fn open_incarnation(
+        options: SharedLogOptions,
+        store: Reliable,
+        node: u128,
+        incarnation: u64,
+    ) -> Result<Arc<CommitLog>, LogError> {
+        let log = SharedLog::open_incarnation(options, store, node, incarnation).await?;
+        Ok(Arc::new(CommitLog { progress: log.progress(), backend: LogBackend::Shared(log) }))
+    }
+
+    /// Declares that manifests contain all records of earlier incarnations of a node of a cluster,
+    /// of partitions that the node owns. The log's objects state this from now on.
+    pub fn settle_inherited(&self) {
+        if let LogBackend::Shared(log) = &self.backend {
+            log.settle_inherited();
+        }
+    }
+
+    /// The position after the last durable object of a shared log.
+    pub fn position(&self) -> LogPosition {
+        match &self.backend {
+            LogBackend::Shared(log) => log.position(),
+            LogBackend::Local(_) | LogBackend::ReadOnly => LogPosition::default(),
+        }
+    }
+
+    /// Waits until it is known that another process has closed the log. Never completes if the log
+    /// is closed by this process.
+    pub async fn wait_fenced(&self) -> LogError {
+        let fenced = self.progress.wait_room(|| {
+            let ended = self.progress.has_ended().then_some(Err(LogError::Closed));
+            self.fenced().map(Err).or(ended)
+        });
+        match fenced.await {
+            Err(error @ LogError::Fenced { .. }) => error,
+            _ => std::future::pending().await,
+        }
     }
 
     /// Returns a log for read-only data. It is empty, durable up to its end, and rejects all

@@ -206,6 +206,11 @@ impl PageStore {
         PageStore { term: term.number, ..self }
     }
 
+    /// Uses a term that a cluster has assigned to this process.
+    pub fn in_assigned_term(self, term: u32) -> Self {
+        PageStore { term, ..self }
+    }
+
     /// Returns the cache on the local disk, if there is one.
     pub fn disk_cache(&self) -> Option<&DiskCache> {
         self.disk_cache.as_deref()

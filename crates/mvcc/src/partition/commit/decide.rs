@@ -25,11 +25,19 @@ impl Partition {
                 format!("transaction id {id} is in the future"),
             ));
         }
+        if !decides && self.outcomes.status(id) == Status::Open {
+            return Ok(TransactionOutcome::Open);
+        }
+        self.decide_outcome(id).await
+    }
+
+    /// The outcome of a transaction. An undecided transaction becomes aborted. The outcome is
+    /// durable when this returns.
+    pub async fn decide_outcome(&self, id: u64) -> Result<TransactionOutcome> {
         loop {
             let (committed, lsn) = match self.outcomes.status(id) {
                 Status::Forgotten => return Ok(TransactionOutcome::Forgotten),
                 Status::Decided(committed, lsn) => (committed, lsn),
-                Status::Open if !decides => return Ok(TransactionOutcome::Open),
                 Status::Open => self.decide_in_log(id, false)?,
             };
             match self.log.wait_durable(lsn).await {

@@ -198,7 +198,7 @@ impl Partition {
             kind: RecordKind::Commit,
             partition: self.id,
             version: Version { lineage: self.lineage, epoch: self.epoch, number: 0 },
-            transaction: transaction.id,
+            transaction: transaction.recorded_id(),
             timestamp: 0,
             page_count: 0,
             previous: None,
@@ -257,8 +257,9 @@ impl Partition {
         if let Some((page, _)) = pages.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
             return Err(CommitError::Conflict(Conflict::PageChanged(*page)).into());
         }
-        if transaction.id != 0 && !self.outcomes.may_commit(transaction.id) {
-            return Err(CommitError::Failed(decided_aborted(transaction.id)).into());
+        let id = transaction.recorded_id();
+        if id != 0 && !self.outcomes.may_commit(id) {
+            return Err(CommitError::Failed(decided_aborted(id)).into());
         }
         let frames = large.as_ref().map(|large| large.frames(self)).unwrap_or_default();
         if let Some((page, _)) = frames.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
@@ -278,8 +279,8 @@ impl Partition {
             record.push_page(1, newest, &page);
             merged = Some((1, page));
         }
-        if transaction.id != 0 {
-            record.push_outcome(Outcome { transaction: transaction.id, committed: true });
+        if id != 0 {
+            record.push_outcome(Outcome { transaction: id, committed: true });
         }
         let timestamp = self.node.clock.tick();
         record.patch(Patch { number, previous: current.number, timestamp, page_count });
@@ -305,8 +306,8 @@ impl Partition {
         self.stats.log_pages.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.node.buffers.give(std::mem::replace(record, RecordBuilder::new(Vec::new())).into_buffer());
 
-        if transaction.id != 0 {
-            self.outcomes.decided(transaction.id, true, lsn);
+        if id != 0 {
+            self.outcomes.decided(id, true, lsn);
         }
         let snapshot = Snapshot { number, lsn, page_count };
         if let Some(large) = large {

@@ -107,11 +107,14 @@
 //! loss of the last acknowledged object cannot be detected if no later object and no seal was
 //! created. [`verify`] reads all objects and reports each one that is damaged or missing.
 
+mod incarnation;
 mod object_format;
 mod objects;
 mod options;
 mod recovery;
+mod sealed;
 mod slot;
+mod slots;
 mod state;
 mod tail;
 mod verify;
@@ -134,6 +137,8 @@ pub(super) use options::Replay;
 use state::Core;
 
 pub use options::{RecoveryProgress, SharedLogOptions};
+pub use sealed::SealedLogs;
+pub use slots::{LogSlot, LogSlots};
 pub use tail::{LogEnd, LogObject, LogPosition, LogTail, NextRecords};
 pub use verify::SharedLogCheck;
 
@@ -154,9 +159,36 @@ impl SharedLog {
         let opened = recovery::open(&objects, &options.progress).await?;
         opened.replay(replay)?;
         opened.report(started.elapsed());
-        let (core, writer) = writer::begin(options, objects, opened);
+        Ok(SharedLog::begin(options, objects, opened.start()))
+    }
+
+    /// Opens the log of one given incarnation ([`incarnation`]).
+    pub(super) async fn open_incarnation(
+        options: SharedLogOptions,
+        store: Reliable,
+        node: u128,
+        incarnation: u64,
+    ) -> Result<Self, LogError> {
+        let objects = Objects::new(store, node);
+        let start = incarnation::claim(&objects, incarnation).await?;
+        Ok(SharedLog::begin(options, objects, start))
+    }
+
+    fn begin(options: SharedLogOptions, objects: Objects, start: writer::Start) -> Self {
+        let (core, writer) = writer::begin(options, objects, start);
         tokio::spawn(writer.run());
-        Ok(SharedLog { core })
+        SharedLog { core }
+    }
+
+    pub(super) fn settle_inherited(&self) {
+        if self.core.state.lock().settle_inherited() {
+            self.core.work.notify_one();
+        }
+    }
+
+    /// The position after the last durable object.
+    pub(super) fn position(&self) -> LogPosition {
+        LogPosition(self.core.state.lock().next)
     }
 
     pub(super) async fn nodes(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {

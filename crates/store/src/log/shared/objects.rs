@@ -60,6 +60,14 @@ impl Objects {
         self.list_after(None).await
     }
 
+    /// Lists the slots of one incarnation that have an object.
+    pub(super) async fn list_incarnation(&self, incarnation: u64) -> Result<BTreeSet<Slot>, LogError> {
+        let directory = format!("{}/{incarnation:016x}", self.directory);
+        let names = self.store.list_all(&directory).await;
+        let names = names.map_err(|cause| LogError::Store { operation: "list", object: directory, cause })?;
+        Ok(names.iter().filter_map(|name| self.parse(name)).collect())
+    }
+
     /// Lists the slots with objects after `slot`, whether or not that has one.
     pub(super) async fn list_after(&self, slot: Option<Slot>) -> Result<BTreeSet<Slot>, LogError> {
         let after = slot.map(|slot| self.name(slot));

@@ -68,6 +68,7 @@ use super::objects::Objects;
 use super::options::{RecoveryProgress, Replay};
 use super::slot::Slot;
 use super::state::Live;
+use super::writer::Start;
 use crate::log::own_record::own_record;
 use crate::log::{LogError, Lsn};
 
@@ -84,18 +85,18 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Result of opening a log.
 pub(super) struct Opened {
     /// The claimed slot.
-    pub(super) claim: Slot,
+    claim: Slot,
     /// Writer id of the claim.
-    pub(super) writer: LogId,
+    writer: LogId,
     /// Position at which the new log starts.
-    pub(super) position: u64,
+    position: u64,
     /// Valid objects, in order.
     counting: Vec<Object>,
     /// Objects that do not count and are not seals.
-    pub(super) garbage: Vec<Slot>,
+    garbage: Vec<Slot>,
     /// Objects below the needed slot that were not read. They do not count; seals among them are
     /// kept.
-    pub(super) unread: Vec<Slot>,
+    unread: Vec<Slot>,
 }
 
 /// The objects of a node that a start has read.
@@ -365,7 +366,7 @@ pub(super) fn seal(writer: LogId, slot: Slot, start: u64, needed: Slot) -> Bytes
     encode_seal(Head { writer, slot, start, needed, durable: slot.sequence })
 }
 
-fn encode_seal(head: Head) -> Bytes {
+pub(super) fn encode_seal(head: Head) -> Bytes {
     let mut bytes = object_format::begin();
     object_format::push(&mut bytes, &own_record(RecordKind::Seal, None));
     object_format::finish(bytes, &head)
@@ -406,6 +407,13 @@ impl Opened {
         replay_all(&self.counting, replay)
     }
 
+    /// What the log's writer starts with.
+    pub(super) fn start(self) -> Start {
+        let live = self.live();
+        let Opened { claim, writer, position, counting: _, garbage, unread } = self;
+        Start { claim, writer, position, live, garbage, unread, is_of_cluster: false }
+    }
+
     /// Logs the number of objects read.
     pub(super) fn report(&self, elapsed: Duration) {
         let bytes: u64 = self.counting.iter().map(Object::bytes).sum();
@@ -419,7 +427,7 @@ impl Opened {
         );
     }
 
-    pub(super) fn live(&self) -> VecDeque<Live> {
+    fn live(&self) -> VecDeque<Live> {
         let live = |object: &Object| Live {
             slot: object.head.slot,
             start: object.head.start,

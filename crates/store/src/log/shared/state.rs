@@ -61,6 +61,13 @@ pub(super) struct Batch {
     pub(super) end: u64,
 }
 
+impl Batch {
+    /// An object without records at a position.
+    pub(super) fn mark(end: u64) -> Batch {
+        Batch { bytes: object_format::begin(), records: 0, end }
+    }
+}
+
 /// A valid object that is needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
@@ -88,6 +95,8 @@ pub(super) struct State {
     pub(super) covered_since: Instant,
     /// The slot after the last durable one.
     pub(super) next: Slot,
+    /// Records of earlier incarnations, which this log has not read, may be unflushed.
+    has_inherited: bool,
 }
 
 impl Core {
@@ -149,7 +158,7 @@ impl Core {
 }
 
 impl State {
-    pub(super) fn new(position: u64, live: VecDeque<Live>, next: Slot) -> Self {
+    pub(super) fn new(position: u64, live: VecDeque<Live>, next: Slot, has_inherited: bool) -> Self {
         State {
             phase: Phase::Running,
             stop: Stop::No,
@@ -161,6 +170,7 @@ impl State {
             covered: VecDeque::new(),
             covered_since: Instant::now(),
             next,
+            has_inherited,
         }
     }
 
@@ -224,8 +234,11 @@ impl State {
         }
     }
 
-    /// The slot from which on the log is needed.
+    /// The slot from which on the log is needed. Slot 0 of incarnation 0 if that is unknown.
     pub(super) fn needed(&self) -> Slot {
+        if self.has_inherited {
+            return Slot::default();
+        }
         self.live.front().map_or(self.next, |live| live.slot)
     }
 
@@ -244,6 +257,19 @@ impl State {
             self.covered.push_back(live.slot);
         }
         self.covered.len() > before
+    }
+
+    /// Returns true if an object that is put now states more than earlier ones.
+    pub(super) fn has_unstated(&self) -> bool {
+        !self.has_inherited && !self.covered.is_empty()
+    }
+
+    /// Records that all records of earlier incarnations are flushed. Returns true if a mark may be
+    /// due now.
+    pub(super) fn settle_inherited(&mut self) -> bool {
+        self.has_inherited = false;
+        self.covered_since = Instant::now();
+        !self.covered.is_empty()
     }
 
     /// Called before the log is sealed. If only marks of this incarnation are left, the seal covers

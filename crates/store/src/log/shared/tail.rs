@@ -81,7 +81,30 @@ const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 /// A position between two objects of a log. The positions of a node's logs grow, also across its
 /// restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct LogPosition(Slot);
+pub struct LogPosition(pub(super) Slot);
+
+impl LogPosition {
+    /// The position before an object of an incarnation's log.
+    pub fn new(incarnation: u64, sequence: u64) -> Self {
+        LogPosition(Slot { incarnation, sequence })
+    }
+
+    /// The incarnation.
+    pub fn incarnation(self) -> u64 {
+        self.0.incarnation
+    }
+
+    /// The number of the object after the position.
+    pub fn sequence(self) -> u64 {
+        self.0.sequence
+    }
+}
+
+impl std::fmt::Display for LogPosition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// Result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,7 +129,7 @@ pub enum NextRecords {
 /// An object, with an index of its records by partition.
 #[derive(Debug)]
 pub struct LogObject {
-    object: Object,
+    pub(super) object: Object,
     /// Partitions and offsets of the records, sorted.
     index: Box<[(PartitionId, usize)]>,
 }
@@ -162,12 +185,12 @@ struct ObjectWeight;
 
 impl Weighter<Slot, Arc<LogObject>> for ObjectWeight {
     fn weight(&self, _: &Slot, object: &Arc<LogObject>) -> u64 {
-        object.object.bytes() + (object.index.len() * size_of::<(PartitionId, usize)>()) as u64
+        object.memory_bytes()
     }
 }
 
 impl LogObject {
-    fn new(object: Object) -> Self {
+    pub(super) fn new(object: Object) -> Self {
         let partition = |(at, _)| Some((object.record_at(at)?.header.partition, at));
         let mut index: Vec<_> = object.offsets().filter_map(partition).collect();
         index.sort_unstable();
@@ -181,8 +204,18 @@ impl LogObject {
         its_own.filter_map(|(_, at)| self.object.record_at(*at))
     }
 
+    /// The partitions that have records in the object, ascending.
+    pub(super) fn partitions(&self) -> Box<[PartitionId]> {
+        self.index.chunk_by(|a, b| a.0 == b.0).map(|of_one| of_one[0].0).collect()
+    }
+
+    /// Memory that the object takes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.object.bytes() + (self.index.len() * size_of::<(PartitionId, usize)>()) as u64
+    }
+
     fn summary(&self) -> ObjectSummary {
-        let partitions = self.index.chunk_by(|a, b| a.0 == b.0).map(|of_one| of_one[0].0).collect();
+        let partitions = self.partitions();
         ObjectSummary {
             head: self.object.head,
             is_seal: self.object.is_seal,

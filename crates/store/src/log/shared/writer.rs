@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::object_format::{self, Head, Object};
 use super::objects::Objects;
 use super::options::SharedLogOptions;
-use super::recovery::{Opened, seal};
+use super::recovery::seal;
 use super::slot::Slot;
 use super::state::{Batch, Core, Live, Phase, State};
 use crate::log::LogError;
@@ -58,6 +58,26 @@ pub(super) struct Writer {
     /// Slots that may be deleted.
     garbage: Vec<Garbage>,
     deletes: FuturesUnordered<BoxFuture<'static, ()>>,
+    /// The log is of a cluster's node ([`super::incarnation`]).
+    is_of_cluster: bool,
+}
+
+/// What a writer starts with.
+pub(super) struct Start {
+    /// The claimed slot.
+    pub(super) claim: Slot,
+    /// Writer id of the claim.
+    pub(super) writer: LogId,
+    /// Position at which the new log starts.
+    pub(super) position: u64,
+    /// Valid objects, in order.
+    pub(super) live: VecDeque<Live>,
+    /// Objects that do not count and are not seals.
+    pub(super) garbage: Vec<Slot>,
+    /// Objects that do not count. Seals among them are kept.
+    pub(super) unread: Vec<Slot>,
+    /// The log is of a cluster's node ([`super::incarnation`]).
+    pub(super) is_of_cluster: bool,
 }
 
 /// A slot that may be deleted.
@@ -87,21 +107,22 @@ enum Next {
 }
 
 /// Starts a log that was opened. Its writer is not yet running.
-pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened) -> (Arc<Core>, Writer) {
-    let (position, next) = (opened.position, opened.claim.next());
+pub(super) fn begin(options: SharedLogOptions, objects: Objects, start: Start) -> (Arc<Core>, Writer) {
+    let Start { claim, writer, position, live, garbage, unread, is_of_cluster } = start;
+    let next = claim.next();
     let core = Arc::new(Core {
         options,
         progress: Arc::new(Progress::new(position)),
-        state: State::new(position, opened.live(), next).into(),
+        state: State::new(position, live, next, is_of_cluster).into(),
         work: Notify::new(),
     });
-    let known = opened.garbage.into_iter().map(|slot| Garbage { slot, may_be_seal: false });
-    let unread = opened.unread.into_iter().map(|slot| Garbage { slot, may_be_seal: true });
+    let known = garbage.into_iter().map(|slot| Garbage { slot, may_be_seal: false });
+    let unread = unread.into_iter().map(|slot| Garbage { slot, may_be_seal: true });
     let writer = Writer {
         core: core.clone(),
         objects,
-        id: opened.writer,
-        claim: opened.claim,
+        id: writer,
+        claim,
         next,
         position,
         puts: FuturesUnordered::new(),
@@ -109,6 +130,7 @@ pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened)
         last_put_at: Instant::now(),
         garbage: known.chain(unread).collect(),
         deletes: FuturesUnordered::new(),
+        is_of_cluster,
     };
     (core, writer)
 }
@@ -152,7 +174,10 @@ impl Writer {
             (Stop::Drain, Phase::Unreachable(cause)) => {
                 return Next::GiveUp(LogError::Unreachable { cause: cause.clone() });
             }
-            (Stop::Drain, _) if state.pending.is_empty() && self.flight.is_empty() => return Next::Seal,
+            (Stop::Drain, _) if state.pending.is_empty() && self.flight.is_empty() => {
+                let states_more = self.is_of_cluster && state.has_unstated();
+                return if states_more { Next::Put(Batch::mark(state.appended)) } else { Next::Seal };
+            }
             _ => {}
         }
         if self.flight.len() >= self.core.options.in_flight.max(1) {
@@ -176,14 +201,14 @@ impl Writer {
     /// them. A mark has no records, takes the next slot, ends at the position at which it starts,
     /// and is kept until it is covered, like any other object.
     fn next_mark(&self, state: &State) -> Next {
-        if state.covered.is_empty() || !self.flight.is_empty() {
+        if !state.has_unstated() || !self.flight.is_empty() {
             return Next::Wait(None);
         }
         let due = state.covered_since + MARK_DELAY;
         if Instant::now() < due {
             return Next::Wait(Some(due));
         }
-        Next::Put(Batch { bytes: object_format::begin(), records: 0, end: state.appended })
+        Next::Put(Batch::mark(state.appended))
     }
 
     /// Interval between the starts of two puts, so that they are spread evenly over a put's
@@ -274,6 +299,7 @@ impl Writer {
             state.pending.clear();
             (progress.durable(), state.appended)
         };
+        progress.wake_room();
         if is_lost(&self.objects, slot).await {
             progress.announce_loss(after, upto);
             progress.discard(after, upto);
@@ -286,7 +312,10 @@ impl Writer {
 
     /// Seals the log, all of which is durable. Returns the error, if there is one.
     async fn seal(&mut self) -> Option<LogError> {
-        let needed = self.core.state.lock().cover_marks();
+        let needed = match self.is_of_cluster {
+            true => self.core.state.lock().needed(),
+            false => self.core.state.lock().cover_marks(),
+        };
         let seal = seal(self.id, self.next, self.position, needed);
         match self.objects.put_once(self.next, seal).await {
             Ok(true) => {
@@ -302,9 +331,11 @@ impl Writer {
     /// them. The seal is durable, has the greatest name of its incarnation and states as much as
     /// any other object, which are the conditions for a deletion.
     async fn delete_covered(&mut self, needed: Slot) {
-        let covered = std::mem::take(&mut self.core.state.lock().covered);
-        let covered = covered.into_iter().chain([self.claim]).filter(|slot| *slot < needed);
-        self.garbage.extend(covered.map(|slot| Garbage { slot, may_be_seal: false }));
+        if !self.is_of_cluster {
+            let covered = std::mem::take(&mut self.core.state.lock().covered);
+            let covered = covered.into_iter().chain([self.claim]).filter(|slot| *slot < needed);
+            self.garbage.extend(covered.map(|slot| Garbage { slot, may_be_seal: false }));
+        }
         let garbage = std::mem::take(&mut self.garbage);
         let rest = delete(self.objects.clone(), garbage, CONCURRENT_FINAL_DELETES);
         let deletes = async { tokio::join!(self.deletes.next(), rest) };

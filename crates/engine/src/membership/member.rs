@@ -1,0 +1,156 @@
+//! The state of a member of a cluster, and the opening of the partitions that it owns.
+//!
+//! ```text
+//!   assignment ---> records of its ranges, from sealed logs ---> newest manifest ---> open
+//! ```
+//!
+//! The newest manifest is listed after the assignment was read. A previous owner stores none that is
+//! newer: it has released the partition after its last manifest, or its log is sealed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use fulmar_mvcc::with_partition_context;
+use fulmar_mvcc::{Node, Partition, Partitions, Replay, log_error, moved_error, store_error, term_of};
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_sqlite::{Error, Result, sqlstate};
+use fulmar_store::{CommitLog, HotPagesName, LogPosition, SealedLogs, VERSION_BITS};
+use parking_lot::Mutex;
+
+use super::{Assignment, Membership};
+
+/// Version numbers that are left out when an incarnation first opens a partition that it already
+/// owned. The log holds at most 64 MiB of records that are not durable, so at most 2^21 of them.
+pub(super) const INCARNATION_NUMBERS: u64 = 1 << 24;
+
+/// The state of a member.
+pub(crate) struct Member {
+    pub(super) membership: Membership,
+    pub(super) sealed: SealedLogs,
+    /// The newest epoch in which this incarnation has opened each partition.
+    epochs: Mutex<HashMap<PartitionId, u32>>,
+    /// Partitions that are being handed over, or have been released for that.
+    pub(super) moves: Mutex<HashMap<PartitionId, Arc<Move>>>,
+    /// Partitions that wait for the next flush of moving partitions.
+    pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
+    /// Held while they are flushed.
+    pub(super) flushing: tokio::sync::Mutex<()>,
+}
+
+/// The handover of a partition.
+#[derive(Default)]
+pub(super) struct Move {
+    /// The partition is not opened.
+    is_refused: AtomicBool,
+    /// The position after the release, once that is durable and the partition is flushed.
+    pub(super) released: tokio::sync::Mutex<Option<LogPosition>>,
+}
+
+impl Move {
+    pub(super) fn refuse(&self) {
+        self.is_refused.store(true, Release);
+    }
+}
+
+impl Member {
+    pub(crate) fn new(membership: Membership, sealed: SealedLogs) -> Self {
+        Member {
+            membership,
+            sealed,
+            epochs: Mutex::default(),
+            moves: Mutex::default(),
+            to_flush: Mutex::default(),
+            flushing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Fails if the partition has been released.
+    fn check_not_released(&self, id: PartitionId) -> Result<()> {
+        let is_refused = self.moves.lock().get(&id).is_some_and(|moving| moving.is_refused.load(Acquire));
+        if is_refused { Err(moved_error()) } else { Ok(()) }
+    }
+
+    /// Opens a partition that this node owns. Also returns its list of hot pages.
+    pub(crate) async fn open(
+        &self,
+        partitions: &Partitions,
+        id: PartitionId,
+    ) -> Result<(Arc<Partition>, Option<HotPagesName>)> {
+        self.check_not_released(id)?;
+        let assignment = self.membership.assignments.assignment(id).await?;
+        let (node, timeline) = (partitions.node().clone(), assignment.timeline);
+        partitions.set_timeline(id, timeline);
+        let (log, replay) = match assignment.durability {
+            Durability::Local => (node.log.clone(), partitions.replay(id)),
+            Durability::Shared => {
+                let log = shared_log(&node)?;
+                let replay = self.read_ranges(&node, &log, id, &assignment).await.map(Arc::new);
+                (log, Some(replay?))
+            }
+        };
+        let (manifest, hot_pages) = node.store.latest(id, timeline.epoch, None).await.map_err(store_error)?;
+        let stats = partitions.counted(id);
+        let open = Partition::open(node, log, stats, id, timeline, manifest.as_ref(), replay.as_deref());
+        let opened = with_partition_context(id, open).await?;
+        let newest = opened.current().number.max(manifest.map_or(0, |manifest| manifest.version.number));
+        opened.start_numbers_at(self.first_number(id, assignment.epoch, newest)?);
+        Ok((opened, hot_pages))
+    }
+
+    /// Reads a partition's records from the ranges of its assignment.
+    async fn read_ranges(
+        &self,
+        node: &Node,
+        log: &CommitLog,
+        id: PartitionId,
+        assignment: &Assignment,
+    ) -> Result<Replay> {
+        // The records are in other logs. This node's log is needed from the first commit on.
+        let since = log.appended().0;
+        let mut replay = Replay::default();
+        for range in &assignment.ranges {
+            let objects = self.sealed.objects_of(id, range.log_node, range.from, range.to).await;
+            for object in objects.map_err(log_error)? {
+                for record in object.records(id) {
+                    node.clock.observe(record.header.timestamp);
+                    replay.push_at(since, &record);
+                }
+            }
+        }
+        Ok(replay)
+    }
+
+    /// The first number of a new version after `newest`.
+    fn first_number(&self, id: PartitionId, epoch: u32, newest: u64) -> Result<u64> {
+        if term_of(newest) > epoch {
+            return Err(Error::new(
+                sqlstate::DATA_CORRUPTED,
+                format!(
+                    "partition {id} has versions of a later epoch than {epoch}, its epoch in the cluster"
+                ),
+            )
+            .detail(format!("Its newest version is {newest:#x}."))
+            .hint("The metadata store may have been restored from an old backup. Restore a newer one."));
+        }
+        let begin = u64::from(epoch) << VERSION_BITS;
+        let is_reopened = self.epochs.lock().insert(id, epoch) == Some(epoch);
+        Ok(match is_reopened || newest < begin {
+            true => begin.max(newest + 1),
+            false => newest + INCARNATION_NUMBERS,
+        })
+    }
+
+    /// Forgets a partition that was handed over.
+    pub(super) fn forget(&self, id: PartitionId) {
+        self.epochs.lock().remove(&id);
+        self.moves.lock().remove(&id);
+    }
+}
+
+/// The shared log, which a member always has.
+pub(super) fn shared_log(node: &Node) -> Result<Arc<CommitLog>> {
+    let log = node.shared_log.get().cloned();
+    log.ok_or_else(|| Error::new(sqlstate::INTERNAL, "member of a cluster has no shared log"))
+}

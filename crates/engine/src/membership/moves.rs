@@ -1,0 +1,220 @@
+//! Handing partitions over to other nodes.
+//!
+//! ```text
+//!   release:   open, flush                      the partition is served
+//!              close                            commits, statements and waits end with FM001
+//!              release record durable, flush    everything is in a manifest, the log's range is empty
+//!   then:      give_up                          the destination owns it
+//!              take_back                        this node still owns it: the next access opens it
+//! ```
+//!
+//! A released partition object is closed for good. If this node takes the partition back, it is
+//! opened from its manifest like any other. If a release fails after the close, the object and its
+//! unflushed changes stay, the partition is refused, and the background flush continues. Another
+//! release, or taking it back, completes the flush first.
+//!
+//! No commit follows the release record: commits are appended under the commit lock, under which the
+//! partition was closed before. No manifest follows: the move ends under the flush lock, in a state
+//! in which no put is uncertain, and flushes and compactions check that under the flush lock.
+//! Answers of statements that began before the close may be sent later. They are of commits before
+//! the release, or of reads at snapshots before it, and overlap with the handover.
+
+use std::sync::Arc;
+
+use fulmar_mvcc::{Partition, log_error};
+use fulmar_pages::record::RecordHeader;
+use fulmar_pages::{PartitionId, RecordBuilder, RecordKind, Version};
+use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
+use fulmar_store::{LogError, LogPosition, Lsn, Urgency};
+
+use super::member::{Member, Move, shared_log};
+use crate::engine::Engine;
+
+impl Engine {
+    fn require_member(&self) -> Result<&Arc<Member>> {
+        let not_member = || {
+            Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "node is not part of a cluster")
+                .hint("Start the node with --node, --rpc and --meta.")
+        };
+        self.member().ok_or_else(not_member)
+    }
+
+    /// Releases a partition for a handover: makes all its commits part of a manifest, and writes a
+    /// durable release record. Returns the log position after the record; all records before that
+    /// position are in manifests. From then on this node neither serves nor changes the partition,
+    /// until [`Engine::take_back`] or [`Engine::give_up`]. Statements and transactions get
+    /// [`sqlstate::PARTITION_MOVED`].
+    ///
+    /// A repeated call returns the same position. After an error the partition is either still
+    /// served, or refused until one of the three functions succeeds. The work continues if the
+    /// future is dropped.
+    pub async fn release(self: &Arc<Self>, id: PartitionId) -> Result<LogPosition> {
+        let member = self.require_member()?.clone();
+        let moving = member.moves.lock().entry(id).or_default().clone();
+        let engine = self.clone();
+        self.run_to_completion(async move {
+            let mut released = moving.released.lock().await;
+            if let Some(position) = *released {
+                return Ok(position);
+            }
+            let result = engine.release_partition(&member, &moving, id).await;
+            match &result {
+                Ok(position) => *released = Some(*position),
+                // The partition is still served.
+                Err(_) if engine.partitions().open_one(id).is_none_or(|open| !open.has_moved()) => {
+                    member.moves.lock().remove(&id);
+                }
+                Err(_) => {}
+            }
+            result
+        })
+        .await
+    }
+
+    async fn release_partition(
+        &self,
+        member: &Member,
+        moving: &Move,
+        id: PartitionId,
+    ) -> Result<LogPosition> {
+        let partition = match self.partitions().open_one(id).filter(|open| open.has_moved()) {
+            // An earlier release has failed.
+            Some(partition) => partition,
+            None => self.partitions().partition(id).await?,
+        };
+        let log = partition.log.clone();
+        if !log.is_shared() {
+            return Err(Error::new(
+                sqlstate::FEATURE_NOT_SUPPORTED,
+                "cannot move a database with durability = 'local' to another node",
+            )
+            .hint("Set its durability to 'shared' first."));
+        }
+        if !partition.has_moved() {
+            // Most changes are flushed while the partition is still served.
+            self.maintenance().flush(vec![partition.clone()]).await?;
+            self.maintenance().store_hot_pages_of(&partition);
+            moving.refuse();
+            if !partition.close_to_move() {
+                return Err(partition.closed_error());
+            }
+        }
+        self.maintenance().forget_compaction(id);
+        partition.close_idle();
+        let end = append_release(&partition).await?;
+        let durable = async { log.wait_durable(end).await.map_err(log_error) };
+        let (durable, flushed) = tokio::join!(durable, self.flush_moving(member, &partition));
+        durable.and(flushed)?;
+        let position = log.position();
+        self.partitions().forget_open(&partition);
+        Ok(position)
+    }
+
+    /// Flushes a closed partition, together with others that move at the same time.
+    async fn flush_moving(&self, member: &Member, partition: &Arc<Partition>) -> Result<()> {
+        member.to_flush.lock().push(partition.clone());
+        let _one = member.flushing.lock().await;
+        let all = std::mem::take(&mut *member.to_flush.lock());
+        // If an earlier caller has flushed this partition, there may be others.
+        let flushed = if all.is_empty() { Ok(()) } else { self.maintenance().flush_to_move(&all).await };
+        match (partition.is_gone(), flushed) {
+            (true, _) => Ok(()),
+            (false, Err(error)) => Err(error),
+            (false, Ok(())) => self.maintenance().flush_to_move(std::slice::from_ref(partition)).await.and(
+                partition.is_gone().then_some(()).ok_or_else(|| {
+                    Error::new(sqlstate::IO_ERROR, "could not flush the database before moving it")
+                        .hint("Retry. If the error persists, check the object store.")
+                }),
+            ),
+        }
+    }
+
+    /// Serves a released partition again, after a handover that did not take place. Does nothing if
+    /// it is not released. After an error it is still refused.
+    pub async fn take_back(self: &Arc<Self>, id: PartitionId) -> Result<()> {
+        let member = self.require_member()?.clone();
+        let Some(moving) = member.moves.lock().get(&id).cloned() else { return Ok(()) };
+        let engine = self.clone();
+        self.run_to_completion(async move {
+            let _release = moving.released.lock().await;
+            // The next access opens the partition from its manifest, which must contain everything.
+            if let Some(open) = engine.partitions().open_one(id).filter(|open| open.has_moved()) {
+                engine.flush_moving(&member, &open).await?;
+                engine.partitions().forget_open(&open);
+            }
+            member.moves.lock().remove(&id);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Forgets a partition that another node owns now. Its sessions get
+    /// [`sqlstate::PARTITION_MOVED`] until it is assigned to this node again.
+    pub fn give_up(&self, id: PartitionId) {
+        self.partitions().give_up(id);
+        self.maintenance().forget_compaction(id);
+        if let Some(member) = self.member() {
+            member.forget(id);
+        }
+    }
+
+    /// Completes when another node has closed this node's shared log: the incarnation has ended, and
+    /// none of its commits succeeds any more.
+    pub async fn fenced(&self) {
+        match shared_log(self.node()) {
+            Ok(log) => drop(log.wait_fenced().await),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// The outcome of a transaction that may have committed to a partition of this node. If it has
+    /// not, it never will: that is durable when this returns.
+    pub async fn outcome(&self, id: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
+        let partition = self.partitions().partition(id).await?;
+        partition.check_not_taken_over()?;
+        partition.decide_outcome(transaction).await
+    }
+
+    /// Returns a new transaction id, for [`Session::set_transaction_id`](crate::Session::set_transaction_id).
+    /// It is unique in the cluster.
+    pub fn new_transaction_id(&self) -> u64 {
+        self.node().clock.transaction_id()
+    }
+
+    /// Runs a future as a task, so that it completes even if the caller is dropped: an interrupted
+    /// flush would lose track of changed pages.
+    async fn run_to_completion<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let task = self.node().spill.runtime().spawn(work);
+        task.await.unwrap_or_else(|cause| {
+            Err(Error::new(sqlstate::INTERNAL, format!("panic while moving a partition: {cause}")))
+        })
+    }
+}
+
+/// Appends a release record, and returns its end. The partition is closed.
+async fn append_release(partition: &Partition) -> Result<Lsn> {
+    let current = partition.current();
+    let mut record = RecordBuilder::default();
+    record.begin(&RecordHeader {
+        kind: RecordKind::Release,
+        partition: partition.id,
+        version: Version { lineage: partition.lineage, epoch: partition.epoch, number: current.number },
+        transaction: 0,
+        timestamp: partition.node.clock.tick(),
+        page_count: current.page_count,
+        previous: Some(current.number),
+    });
+    let body = record.finish();
+    loop {
+        match partition.log.append(body, Urgency::Immediate) {
+            Err(LogError::Busy) => {
+                let space = partition.log.wait_for_space(body.len(), Urgency::Immediate).await;
+                space.map_err(log_error)?;
+            }
+            appended => return appended.map_err(log_error),
+        }
+    }
+}

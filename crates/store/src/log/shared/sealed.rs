@@ -1,0 +1,227 @@
+//! Reads the records of partitions from the sealed logs of a cluster's nodes.
+//!
+//! ```text
+//!   records(partition, node, from, to):   incarnations from the newest to the oldest
+//!
+//!     incarnation 7:  . . 2 3 4 5 6 S . S'        from the needed slot to the first seal, or to `to`
+//!                         ^needed   ^end
+//! ```
+//!
+//! The end of a log range is in a log that the ownership protocol has sealed, or is closed by a
+//! release, after which there are no unflushed records. Each log is listed and read once, newest
+//! object first; its objects below the needed slot are not read. An index of the partitions of each
+//! object is kept. The objects are cached within a fixed number of bytes.
+//!
+//! # Which objects count
+//!
+//! Those from the beginning of the range, or from the greatest needed slot that an object of the
+//! range states if that is later, to the end of the range. An object states that before its needed
+//! slot all records of the node's partitions are in manifests. The node has owned the partition
+//! during the whole range, so this includes the partition. A missing object among those that count
+//! is an error: it was durable, because the log was sealed after it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use fulmar_pages::PartitionId;
+use futures::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use tokio::sync::OnceCell;
+
+use super::LogPosition;
+use super::objects::Objects;
+use super::recovery::CONCURRENT_READS;
+use super::slot::Slot;
+use super::tail::LogObject;
+use crate::log::LogError;
+use crate::store::Reliable;
+
+/// Typical size of a cached object.
+const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
+
+/// The sealed logs in a store.
+pub struct SealedLogs {
+    store: Reliable,
+    logs: Mutex<HashMap<(u128, u64), Arc<OnceCell<SealedLog>>>>,
+    cache: Cache<(u128, Slot), Arc<LogObject>, ObjectWeight>,
+}
+
+#[derive(Clone)]
+struct ObjectWeight;
+
+impl Weighter<(u128, Slot), Arc<LogObject>> for ObjectWeight {
+    fn weight(&self, _: &(u128, Slot), object: &Arc<LogObject>) -> u64 {
+        object.memory_bytes()
+    }
+}
+
+/// Index of the log of one incarnation.
+struct SealedLog {
+    /// The slot of the first seal.
+    end: u64,
+    /// The objects from the needed slot to the end.
+    objects: BTreeMap<u64, Entry>,
+}
+
+/// An object of a sealed log.
+struct Entry {
+    needed: Slot,
+    partitions: Box<[PartitionId]>,
+}
+
+impl SealedLogs {
+    /// The sealed logs in a store. Caches objects in up to `memory_bytes`.
+    pub fn new(store: Reliable, memory_bytes: u64) -> Self {
+        let capacity = (memory_bytes / TYPICAL_OBJECT_BYTES).max(1) as usize;
+        SealedLogs {
+            store,
+            logs: Mutex::default(),
+            cache: Cache::with_weighter(capacity, memory_bytes, ObjectWeight),
+        }
+    }
+
+    /// Returns the objects with unflushed records of a partition in a range of a node's logs, in
+    /// order. The node owned the partition during the whole range.
+    pub async fn objects_of(
+        &self,
+        partition: PartitionId,
+        node: u128,
+        from: LogPosition,
+        to: LogPosition,
+    ) -> Result<Vec<Arc<LogObject>>, LogError> {
+        let objects = Objects::new(self.store.clone(), node);
+        let mut slots = Vec::new();
+        self.visit(&objects, node, from, to, |slot, partitions| {
+            if partitions.binary_search(&partition).is_ok() {
+                slots.push(slot);
+            }
+        })
+        .await?;
+        slots.sort_unstable();
+        let objects = &objects;
+        let reads = slots.into_iter().map(|slot| async move {
+            self.object(objects, node, slot).await?.ok_or_else(|| missing(objects, slot))
+        });
+        stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENT_READS).try_collect().await
+    }
+
+    /// Returns the partitions with unflushed records in a range of a node's logs.
+    pub async fn partitions_in(
+        &self,
+        node: u128,
+        from: LogPosition,
+        to: LogPosition,
+    ) -> Result<Vec<PartitionId>, LogError> {
+        let objects = Objects::new(self.store.clone(), node);
+        let mut found = Vec::new();
+        self.visit(&objects, node, from, to, |_, partitions| found.extend_from_slice(partitions)).await?;
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    /// Calls `visit` with the objects that count in a range.
+    async fn visit(
+        &self,
+        objects: &Objects,
+        node: u128,
+        from: LogPosition,
+        to: LogPosition,
+        mut visit: impl FnMut(Slot, &[PartitionId]),
+    ) -> Result<(), LogError> {
+        let (mut first, to) = (from.0, to.0);
+        let Some(last) = to.before().filter(|_| first < to) else { return Ok(()) };
+        let mut incarnation = last.incarnation;
+        while incarnation >= first.incarnation {
+            let cell = self.logs.lock().entry((node, incarnation)).or_default().clone();
+            let log = cell.get_or_try_init(|| self.index(objects, node, incarnation)).await?;
+            let end = if incarnation == to.incarnation { to.sequence } else { log.end };
+            if end > log.end {
+                let problem = format!("the log ends here, but its records up to slot {end} are needed");
+                return Err(objects.corrupt(Slot { incarnation, sequence: log.end }, 0, problem));
+            }
+            let stated = log.objects.range(..end).map(|(_, entry)| entry.needed).max();
+            first = first.max(stated.unwrap_or_default());
+            let begin = if incarnation == first.incarnation { first.sequence } else { 0 };
+            for sequence in begin..end {
+                let slot = Slot { incarnation, sequence };
+                match log.objects.get(&sequence) {
+                    Some(entry) => visit(slot, &entry.partitions),
+                    None => return Err(missing(objects, slot)),
+                }
+            }
+            match incarnation.checked_sub(1) {
+                Some(previous) => incarnation = previous,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a log, and reads its objects from the needed slot on.
+    async fn index(&self, objects: &Objects, node: u128, incarnation: u64) -> Result<SealedLog, LogError> {
+        let listed = objects.list_incarnation(incarnation).await?;
+        let mut next = listed.iter().rev().copied().peekable();
+        let mut read: BTreeMap<u64, (bool, Entry)> = BTreeMap::new();
+        let mut needed = Slot::default();
+        let mut reads = FuturesUnordered::new();
+        // The newest object most likely states the greatest needed slot. Seals state less.
+        let mut concurrent = 1;
+        loop {
+            while reads.len() < concurrent
+                && let Some(slot) = next.next_if(|slot| *slot >= needed)
+            {
+                reads.push(async move { (slot, self.object(objects, node, slot).await) });
+            }
+            let Some((slot, object)) = reads.next().await else { break };
+            // An object that was deleted since it was listed is missed below if it counts.
+            let Some(object) = object? else { continue };
+            needed = needed.max(object.object.head.needed);
+            let entry = Entry { needed: object.object.head.needed, partitions: object.partitions() };
+            if !object.object.is_seal {
+                concurrent = CONCURRENT_READS;
+            }
+            read.insert(slot.sequence, (object.object.is_seal, entry));
+        }
+        let begin = if needed.incarnation == incarnation { needed.sequence } else { 0 };
+        let mut log = SealedLog { end: begin, objects: BTreeMap::new() };
+        loop {
+            match read.remove(&log.end) {
+                Some((true, _)) => return Ok(log),
+                Some((false, entry)) => {
+                    log.objects.insert(log.end, entry);
+                    log.end += 1;
+                }
+                None => return Err(missing(objects, Slot { incarnation, sequence: log.end })),
+            }
+        }
+    }
+
+    /// Reads an object. Returns None if it does not exist.
+    async fn object(
+        &self,
+        objects: &Objects,
+        node: u128,
+        slot: Slot,
+    ) -> Result<Option<Arc<LogObject>>, LogError> {
+        let read = async {
+            match objects.get(slot).await {
+                Ok(Some(object)) => Ok(Arc::new(LogObject::new(object))),
+                Ok(None) => Err(None),
+                Err(error) => Err(Some(error)),
+            }
+        };
+        match self.cache.get_or_insert_async(&(node, slot), read).await {
+            Ok(object) => Ok(Some(object)),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error),
+        }
+    }
+}
+
+fn missing(objects: &Objects, slot: Slot) -> LogError {
+    let problem = "the object is missing, or its log was not sealed".to_owned();
+    objects.corrupt(slot, 0, problem)
+}
