@@ -307,6 +307,7 @@ impl Components {
                 registry: self.registry.clone(),
                 tenants: self.tenants.clone(),
                 event_log: self.event_log.clone(),
+                cluster: config.cluster.clone(),
             },
             sources: Arc::new(Sources {
                 engine: self.engine.clone(),
@@ -315,6 +316,7 @@ impl Components {
                 tenants: self.tenants.clone(),
                 advisory: self.advisory.clone(),
                 event_log: self.event_log.clone(),
+                cluster: config.cluster.clone(),
                 started_ms: activity::now_ms(),
             }),
         }

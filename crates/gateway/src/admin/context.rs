@@ -7,6 +7,7 @@ use fulmar_engine::{Engine, Error, sqlstate};
 use fulmar_meta::{Catalog, MetaError, ObjectKind, SYSTEM_TENANT, Tenant};
 
 use crate::Result;
+use crate::cluster::Cluster;
 use crate::events::{Event, EventLog};
 use crate::identity::Identity;
 use crate::registry::Registry;
@@ -22,6 +23,7 @@ pub(crate) struct Context {
     pub(crate) registry: Arc<Registry>,
     pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) event_log: Arc<EventLog>,
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl Context {

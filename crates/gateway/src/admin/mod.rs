@@ -16,6 +16,7 @@
 //! - After an error between the steps the same cleanup runs immediately. If it fails too, the next
 //!   start repeats it.
 
+mod cluster;
 mod context;
 mod durability;
 mod restore;
@@ -29,6 +30,7 @@ use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant};
 use fulmar_pages::Durability;
 
+pub(crate) use cluster::check_single_node;
 pub(crate) use context::Context;
 
 use crate::Result;
@@ -67,7 +69,11 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
     let record = |event: Event| context.record(event, identity);
     match admin {
         AdminStatement::CreateDatabase { name, owner, source, durability } => {
-            let durability = durability::parse(durability.as_deref())?;
+            let given = durability.as_deref();
+            let mut durability = durability::parse(given)?;
+            if context.cluster.is_some() {
+                durability = cluster::durability(given, durability)?;
+            }
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
         AdminStatement::DropDatabase { name, if_exists, force } => {
@@ -77,6 +83,7 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::RestoreDatabase { name, at_unix_ms } => {
+            cluster::check_owned_here(admin.tag(), &context.find(name)?, context)?;
             let tenant = restore::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));
@@ -88,11 +95,18 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
+            check_single_node("ALTER DATABASE ... SET durability", context)?;
             let durability = durability::parse(value.as_deref())?;
             let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
+            Ok(())
+        }
+        AdminStatement::AlterLimit { database, name, value } if name == cluster::NODE => {
+            let tenant = cluster::move_database(database, value.as_deref(), context).await?;
+            let moved = Event::new(Kind::DatabaseMoved).database(&tenant);
+            record(moved.detail("node", value.as_deref().unwrap_or_default()));
             Ok(())
         }
         AdminStatement::AlterLimit { database, name, value } => {
@@ -146,13 +160,19 @@ async fn create_database(
     context: &Context,
     identity: &Identity,
 ) -> Result<()> {
+    if source.is_some() {
+        check_single_node("CREATE DATABASE ... FROM", context)?;
+    }
     let resolve =
         |source: &Source| Result::Ok((context.find(&source.database)?.partition, source.at_unix_ms));
     let version = source.map(resolve).transpose()?;
     let tenant = begin_create(name, owner, context, identity).await?;
-    let created = match context.engine.create_partition(tenant.partition, version).await {
-        Ok(()) => durability::initialize(&tenant, durability, context).await,
-        Err(error) => Err(error),
+    let created = match &context.cluster {
+        Some(cluster) => cluster::create(&tenant, durability, context, &**cluster).await,
+        None => match context.engine.create_partition(tenant.partition, version).await {
+            Ok(()) => durability::initialize(&tenant, durability, context).await,
+            Err(error) => Err(error),
+        },
     };
     let created = match created {
         Ok(()) => finish_create(&tenant, context).await,
@@ -196,7 +216,11 @@ pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<
 
 /// Rolls a creation back. If this fails, the next start repeats it.
 pub(crate) async fn undo(tenant: &Tenant, context: &Context) {
-    if let Err(error) = context.engine.undo_creation(tenant.partition).await {
+    let undone = match &context.cluster {
+        Some(cluster) => cluster.drop_partition(tenant.partition).await,
+        None => context.engine.undo_creation(tenant.partition).await,
+    };
+    if let Err(error) = undone {
         tracing::warn!(tenant = tenant.name, %error, "could not drop the partition of a database whose creation failed; the next start drops it");
         return;
     }
@@ -239,7 +263,10 @@ async fn drop_database(
             .detail("The database is marked as dropped and accepts no new connections.")
             .hint("Run DROP DATABASE again after they have ended."));
     }
-    context.engine.drop_partition(tenant.partition).await?;
+    match &context.cluster {
+        Some(cluster) => cluster.drop_partition(tenant.partition).await?,
+        None => context.engine.drop_partition(tenant.partition).await?,
+    }
     context.tenants.forget(tenant.partition);
     context.catalog.finish_drop(&tenant).await.map_err(|error| to_postgres_error(&error))?;
     Ok(Some(tenant))

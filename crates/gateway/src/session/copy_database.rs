@@ -65,6 +65,7 @@ impl Session {
     ) -> Result<()> {
         self.outside_transaction(TAG)?;
         admin::check_right(TAG, &self.identity)?;
+        admin::check_single_node(TAG, &self.context.administration)?;
         let tenant = admin::begin_create(name, owner, &self.context.administration, &self.identity).await?;
         let import = match self.context.engine.import(tenant.partition).await {
             Ok(import) => import,

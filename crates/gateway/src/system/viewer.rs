@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::Result;
 use crate::advisory::AdvisoryLocks;
+use crate::cluster::Cluster;
 use crate::events::EventLog;
 use crate::identity::Identity;
 use crate::registry::Registry;
@@ -23,6 +24,7 @@ pub(crate) struct Sources {
     pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) event_log: Arc<EventLog>,
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
     /// The start time, in milliseconds since 1970.
     pub(crate) started_ms: u64,
 }
