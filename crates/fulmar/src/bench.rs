@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CaseResult, ClusterArgs, CompareArgs, StoreArgs, Suite};
+use fulmar_workload::compare::{self, CaseResult, ClusterBenchArgs, CompareArgs, StoreArgs, Suite};
 use fulmar_workload::paper_figures::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
@@ -71,7 +71,7 @@ async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
     check(&compare::store(&arguments, this_binary()?).await?)
 }
 
-async fn measure_cluster(arguments: ClusterArgs) -> anyhow::Result<()> {
+async fn measure_cluster(arguments: ClusterBenchArgs) -> anyhow::Result<()> {
     check(&compare::cluster(&arguments, this_binary()?).await?)
 }
 

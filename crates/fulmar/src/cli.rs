@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{ClusterArgs, CompareArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -294,7 +294,7 @@ pub enum BenchAction {
     Store(StoreArgs),
     /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
     #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
-    Cluster(ClusterArgs),
+    Cluster(ClusterBenchArgs),
 }
 
 /// `fulmar bench report`

@@ -112,7 +112,7 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
 /// The tenants that a node owns.
 async fn owned_by(target: &Target, node: &str) -> anyhow::Result<Vec<String>> {
     let mut client = Client::connect(target).await?;
-    let sql = format!("SELECT tenant FROM fulmar.partitions WHERE owner = '{node}' AND tenant IS NOT NULL");
+    let sql = format!("SELECT tenant FROM fulmar.partitions WHERE node = '{node}' AND tenant <> 'fulmar'");
     let rows = client.query(&sql).await.context("cannot read the owners of the tenants")?;
     client.close().await?;
     Ok(rows.into_iter().filter_map(|mut row| row.pop().flatten()).collect())

@@ -31,7 +31,7 @@ const CONCURRENT: usize = 16;
 
 /// Arguments of `fulmar bench cluster`.
 #[derive(Args, Clone, Debug)]
-pub struct ClusterArgs {
+pub struct ClusterBenchArgs {
     /// Run only this case (repeatable): failover-median-ms (with failover-worst-ms and
     /// failover-failed), cutoff-ms (with heal-ms), forward-ratio, idle-core-percent, metadata-per-txn
     #[arg(long, value_name = "NAME")]
@@ -96,7 +96,7 @@ fn case(name: &str) -> anyhow::Result<&'static Case> {
 
 /// A measurement, which yields the results of one or more cases.
 struct Bench<'a> {
-    arguments: &'a ClusterArgs,
+    arguments: &'a ClusterBenchArgs,
     binary: &'a Path,
     progress: Progress,
 }
@@ -144,7 +144,7 @@ impl Bench<'_> {
 
 /// Runs the cases, prints the results to stdout and returns them. `binary` is the `fulmar`
 /// executable to start.
-pub async fn cluster(arguments: &ClusterArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
+pub async fn cluster(arguments: &ClusterBenchArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted: Vec<&'static Case> = match arguments.case.as_slice() {
         [] => CASES.iter().collect(),
         names => names.iter().map(|name| case(name)).collect::<anyhow::Result<_>>()?,
