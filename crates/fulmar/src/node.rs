@@ -74,7 +74,8 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
     let others = nodes.iter().filter(|node| node.name != name && node.state == "alive");
     let mut counts: BTreeMap<&str, i64> = others.map(|node| (node.name.as_str(), node.partitions)).collect();
     ensure!(!counts.is_empty(), "no other node is alive; start one first");
-    let sql = "SELECT database FROM fulmar.partitions WHERE node = $1 AND durability = 'shared' ORDER BY id";
+    let sql =
+        "SELECT tenant FROM fulmar.partitions WHERE node = $1 AND durability = 'shared' ORDER BY partition";
     let rows = client.query(sql, &[&name]).await.map_err(|error| server_error(&error))?;
     let mut moves = Vec::with_capacity(rows.len());
     for row in &rows {

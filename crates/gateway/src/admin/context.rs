@@ -23,7 +23,6 @@ pub(crate) struct Context {
     pub(crate) registry: Arc<Registry>,
     pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) event_log: Arc<EventLog>,
-    /// The cluster of the node.
     pub(crate) cluster: Option<Arc<dyn Cluster>>,
 }
 

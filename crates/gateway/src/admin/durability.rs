@@ -9,19 +9,14 @@ use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
 use super::context::{Context, to_postgres_error};
-use super::placement::not_in_a_cluster;
 use crate::Result;
 
 /// The name of the setting.
 pub(super) const NAME: &str = "durability";
 
-/// Parses a value. `None` is the default: the store in a cluster, so that any node can own the
-/// database, otherwise the node's disk.
-pub(super) fn parse(value: Option<&str>, context: &Context) -> Result<Durability> {
-    let Some(value) = value else {
-        let is_single = context.cluster.is_none();
-        return Ok(if is_single { Durability::default() } else { Durability::Shared });
-    };
+/// Parses a value. `None` is the default.
+pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
+    let Some(value) = value else { return Ok(Durability::default()) };
     Durability::from_name(&value.to_lowercase()).ok_or_else(|| {
         let message = format!("invalid value for parameter \"{NAME}\": \"{}\"", shorten(value));
         Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
@@ -31,10 +26,6 @@ pub(super) fn parse(value: Option<&str>, context: &Context) -> Result<Durability
 
 /// Changes the durability of a tenant. Fails if the tenant has sessions.
 pub(super) async fn alter(database: &str, durability: Durability, context: &Context) -> Result<Arc<Tenant>> {
-    if context.cluster.is_some() {
-        let hint = "Create another database WITH DURABILITY, and copy the data.";
-        return Err(not_in_a_cluster("changing the durability of a database", hint));
-    }
     let hint = "The system database holds no tenant data.";
     let tenant = context.find_ordinary(database, "always has local durability", hint)?;
     let hint = "End them first. Their commits wait for the log that the database would leave.";

@@ -16,9 +16,9 @@
 //! - After an error between the steps the same cleanup runs immediately. If it fails too, the next
 //!   start repeats it.
 
+mod cluster;
 mod context;
 mod durability;
-pub(crate) mod placement;
 mod restore;
 mod tokens;
 mod users;
@@ -30,6 +30,7 @@ use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant};
 use fulmar_pages::Durability;
 
+pub(crate) use cluster::check_single_node;
 pub(crate) use context::Context;
 
 use crate::Result;
@@ -68,7 +69,11 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
     let record = |event: Event| context.record(event, identity);
     match admin {
         AdminStatement::CreateDatabase { name, owner, source, durability } => {
-            let durability = durability::parse(durability.as_deref(), context)?;
+            let given = durability.as_deref();
+            let mut durability = durability::parse(given)?;
+            if context.cluster.is_some() {
+                durability = cluster::durability(given, durability)?;
+            }
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
         AdminStatement::DropDatabase { name, if_exists, force } => {
@@ -78,6 +83,7 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::RestoreDatabase { name, at_unix_ms } => {
+            cluster::check_owned_here(admin.tag(), &*context.find(name)?, context)?;
             let tenant = restore::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));
@@ -88,17 +94,19 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             record(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
             Ok(())
         }
-        AdminStatement::AlterLimit { database, name, value } if name == placement::NODE => {
-            let tenant = placement::move_database(database, value.as_deref(), context).await?;
-            tracing::info!(tenant = tenant.name, node = value.as_deref(), "moved a database");
-            Ok(())
-        }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
-            let durability = durability::parse(value.as_deref(), context)?;
+            check_single_node("ALTER DATABASE ... SET durability", context)?;
+            let durability = durability::parse(value.as_deref())?;
             let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
+            Ok(())
+        }
+        AdminStatement::AlterLimit { database, name, value } if name == cluster::NODE => {
+            let tenant = cluster::move_database(database, value.as_deref(), context).await?;
+            let moved = Event::new(Kind::DatabaseMoved).database(&tenant);
+            record(moved.detail("node", value.as_deref().unwrap_or_default()));
             Ok(())
         }
         AdminStatement::AlterLimit { database, name, value } => {
@@ -152,16 +160,15 @@ async fn create_database(
     context: &Context,
     identity: &Identity,
 ) -> Result<()> {
+    if source.is_some() {
+        check_single_node("CREATE DATABASE ... FROM", context)?;
+    }
     let resolve =
         |source: &Source| Result::Ok((context.find(&source.database)?.partition, source.at_unix_ms));
     let version = source.map(resolve).transpose()?;
-    if context.cluster.is_some() && source.is_some() {
-        let hint = "Create an empty database, and copy the data with COPY.";
-        return Err(placement::not_in_a_cluster("CREATE DATABASE with a template", hint));
-    }
     let tenant = begin_create(name, owner, context, identity).await?;
     let created = match &context.cluster {
-        Some(cluster) => placement::create(&tenant, durability, context, &**cluster).await,
+        Some(cluster) => cluster::create(&tenant, durability, context, &**cluster).await,
         None => match context.engine.create_partition(tenant.partition, version).await {
             Ok(()) => durability::initialize(&tenant, durability, context).await,
             Err(error) => Err(error),

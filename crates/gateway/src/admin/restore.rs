@@ -11,7 +11,6 @@ use std::sync::Arc;
 use fulmar_meta::Tenant;
 
 use super::context::{Context, to_postgres_error};
-use super::placement::check_is_here;
 use crate::Result;
 
 /// Restores a database to its state at a time.
@@ -19,7 +18,6 @@ pub(super) async fn restore(name: &str, at_unix_ms: u64, context: &Context) -> R
     let hint = "Create a branch and query that instead.";
     let tenant = context.find_ordinary(name, "cannot be restored", hint)?;
     let partition = tenant.partition;
-    check_is_here(context.cluster.as_ref(), partition, "ALTER DATABASE ... RESTORE").await?;
     let decide = async |era: fulmar_engine::Timeline| {
         let changed = context.catalog.begin_timeline(partition, era.lineage, era.epoch).await;
         changed.map_err(|error| to_postgres_error(&error))

@@ -103,6 +103,8 @@ kinds! {
     LimitChanged Info "limit.changed" "database limit changed"
     /// By ALTER DATABASE.
     DurabilityChanged Info "durability.changed" "database durability changed"
+    /// By ALTER DATABASE ... SET node.
+    DatabaseMoved Info "database.moved" "database moved to another node"
     /// By CREATE USER.
     UserCreated Info "user.created" "user created"
     /// By DROP USER.

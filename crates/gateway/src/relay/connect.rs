@@ -151,7 +151,7 @@ pub(crate) async fn open_front(
         match (connected, owner) {
             (Connected::Accepted(upstream), Some(owner)) => {
                 let engine = context.engine.clone();
-                let journal = Journal::new(values, Box::new(move || next_id(&engine)));
+                let journal = Journal::new(values, Box::new(move || engine.new_transaction_id()));
                 let parts = (entry, identity, defaults);
                 return Ok(move |wire| Front::new(wire, journal, parts, context, cluster, (upstream, owner)));
             }
@@ -169,9 +169,4 @@ async fn find_owner(cluster: &dyn Cluster, tenant: &Tenant) -> Option<Owner> {
         }
         found => found.ok().flatten(),
     }
-}
-
-/// The id of a new transaction.
-fn next_id(_engine: &fulmar_engine::Engine) -> u64 {
-    0
 }

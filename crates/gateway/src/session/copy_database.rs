@@ -65,7 +65,7 @@ impl Session {
     ) -> Result<()> {
         self.outside_transaction(TAG)?;
         admin::check_right(TAG, &self.identity)?;
-        admin::placement::refuse_import(&self.context.administration)?;
+        admin::check_single_node(TAG, &self.context.administration)?;
         let tenant = admin::begin_create(name, owner, &self.context.administration, &self.identity).await?;
         let import = match self.context.engine.import(tenant.partition).await {
             Ok(import) => import,

@@ -34,7 +34,7 @@ impl Session {
             && self.link.status() == TransactionStatus::Idle
             && !self.link.implicit
         {
-            let _: u64 = u64::from_be_bytes(id);
+            self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
         }
     }
 

@@ -1,12 +1,16 @@
-//! `fulmar.nodes` and `fulmar.partitions`: the nodes of a cluster, and which of them owns which
-//! database. Both are empty on a node without a cluster.
+//! `fulmar.nodes` and `fulmar.partitions`. A node without a cluster shows neither nodes nor
+//! partitions.
+
+use std::sync::Arc;
 
 use fulmar_dialect::row;
 use fulmar_dialect::system::{Rows, table};
 use fulmar_engine::Database;
+use fulmar_meta::Tenant;
 
 use super::viewer::{Table, Viewer};
 use crate::Result;
+use crate::cluster::{NodeInfo, PartitionInfo};
 
 pub(super) const TABLES: &[Table] = &[
     (
@@ -21,6 +25,7 @@ pub(super) const TABLES: &[Table] = &[
                 ("sql", "TEXT"),
                 ("partitions", "INT8"),
                 ("heard_ms", "INT8"),
+                ("is_this", "BOOL"),
             ],
         ),
         nodes,
@@ -29,8 +34,8 @@ pub(super) const TABLES: &[Table] = &[
         table(
             "fulmar.partitions",
             &[
-                ("id", "INT8"),
-                ("database", "NAME"),
+                ("partition", "INT8"),
+                ("tenant", "NAME"),
                 ("node", "TEXT"),
                 ("epoch", "INT8"),
                 ("durability", "TEXT"),
@@ -40,11 +45,14 @@ pub(super) const TABLES: &[Table] = &[
     ),
 ];
 
-/// Only superusers see the nodes and their addresses.
+/// All nodes, for superusers.
 fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
-    let cluster = viewer.sources.cluster.as_ref().filter(|_| viewer.identity.superuser);
-    let Some(cluster) = cluster else { return Ok(Rows::default()) };
-    let shown = cluster.nodes().into_iter().map(|node| {
+    let Some(cluster) = viewer.sources.cluster.as_ref().filter(|_| viewer.identity.superuser) else {
+        return Ok(Rows::new());
+    };
+    let this = cluster.this_node();
+    let row = |node: NodeInfo| {
+        let heard_ms = node.heard.map(|heard| heard.as_millis() as i64);
         row![
             i64::from(node.id),
             node.name,
@@ -53,26 +61,26 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             node.rpc,
             node.sql,
             node.partitions as i64,
-            node.heard.map(|heard| heard.as_millis() as i64),
+            heard_ms,
+            i64::from(node.id == this)
         ]
-    });
-    Ok(shown.collect())
+    };
+    Ok(cluster.nodes().into_iter().map(row).collect())
 }
 
-/// The databases that the viewer may connect to.
+/// The partitions of the tenants that the viewer may connect to.
 fn partitions(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
-    let Some(cluster) = &viewer.sources.cluster else { return Ok(Rows::default()) };
-    let tenants: hashbrown::HashMap<_, _> =
-        viewer.tenants().into_iter().map(|tenant| (tenant.partition, tenant)).collect();
-    let shown = cluster.partitions().into_iter().filter_map(|partition| {
-        let tenant = tenants.get(&partition.id)?;
+    let Some(cluster) = &viewer.sources.cluster else { return Ok(Rows::new()) };
+    let tenants = viewer.tenants();
+    let row = |partition: PartitionInfo| {
+        let tenant: &Arc<Tenant> = tenants.iter().find(|tenant| tenant.partition == partition.id)?;
         Some(row![
             partition.id.0 as i64,
             tenant.name.as_str(),
             partition.owner,
             i64::from(partition.epoch),
-            partition.durability.name(),
+            partition.durability.name()
         ])
-    });
-    Ok(shown.collect())
+    };
+    Ok(cluster.partitions().into_iter().filter_map(row).collect())
 }

@@ -5,8 +5,8 @@
 //! | --- | --- |
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
 //! | [`stats`] | statistics: `fulmar.tenant_stats`, `fulmar.partition_stats`, ... |
-//! | [`event_log`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`cluster`] | `fulmar.nodes`, `fulmar.partitions` |
+//! | [`event_log`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`catalog`] | the list of these tables; `set_config`, advisory locks, `pg_cancel_backend` |
 //! | [`viewer`] | the querying session, and what it may see |
 

@@ -24,7 +24,6 @@ pub(crate) struct Sources {
     pub(crate) tenants: Arc<TenantStatsRegistry>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) event_log: Arc<EventLog>,
-    /// The cluster of the node.
     pub(crate) cluster: Option<Arc<dyn Cluster>>,
     /// The start time, in milliseconds since 1970.
     pub(crate) started_ms: u64,

@@ -18,6 +18,7 @@ mod memory;
 mod postgres;
 mod procedures;
 mod protocol;
+mod relay;
 mod roles;
 mod statistics;
 mod tenants;

@@ -1,0 +1,275 @@
+//! Several gateways of one engine, each as a node of a cluster, connected by pipes. The pipes can
+//! stop and break. The engine stands for the data that a real cluster moves between its nodes.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
+use fulmar_gateway::cluster::{Cluster, NodeInfo, Owner, PartitionInfo, TransactionOutcome};
+use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
+use fulmar_meta::{Catalog, Embedded};
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_transport::{Connection, Identity, Stream};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_postgres::Client;
+
+use crate::common::connect;
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// What the nodes of a cluster share.
+pub struct Shared {
+    engine: Arc<Engine>,
+    runtime: Handle,
+    owners: watch::Sender<HashMap<PartitionId, Owner>>,
+    acceptors: Mutex<HashMap<u32, RelayAcceptor>>,
+    connections: Mutex<Vec<Connection>>,
+    /// Bytes of the sessions do not arrive at the fronts.
+    pub stops_answers: AtomicBool,
+    /// Bytes of the fronts do not arrive at the sessions.
+    pub stops_requests: AtomicBool,
+    pub may_answer: watch::Sender<bool>,
+}
+
+/// The cluster, as one node sees it.
+struct Member {
+    node: u32,
+    shared: Arc<Shared>,
+}
+
+fn identity(node: u32) -> Identity {
+    Identity { cluster: 1, node, incarnation: 1, versions: 1..=1 }
+}
+
+/// Copies bytes, unless they are stopped.
+async fn copy(
+    mut from: ReadHalf<DuplexStream>,
+    mut to: WriteHalf<DuplexStream>,
+    shared: Arc<Shared>,
+    up: bool,
+) {
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(count) = from.read(&mut buffer).await {
+        let stops = if up { &shared.stops_requests } else { &shared.stops_answers };
+        while stops.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
+            break;
+        }
+    }
+}
+
+impl Shared {
+    /// Breaks all connections between the nodes.
+    pub fn break_connections(&self) {
+        self.connections.lock().drain(..).for_each(|connection| connection.close());
+    }
+
+    /// Makes a node the owner of a partition.
+    pub fn set_owner(&self, partition: PartitionId, node: u32) {
+        self.owners.send_modify(|owners| {
+            let epoch = owners.get(&partition).map_or(1, |owner| owner.epoch + 1);
+            owners.insert(partition, Owner { node, epoch });
+        });
+    }
+
+    pub fn remove_owner(&self, partition: PartitionId) {
+        self.owners.send_modify(|owners| drop(owners.remove(&partition)));
+    }
+}
+
+#[async_trait]
+impl Cluster for Member {
+    fn this_node(&self) -> u32 {
+        self.node
+    }
+
+    fn owner(&self, partition: PartitionId) -> Option<Owner> {
+        self.shared.owners.borrow().get(&partition).copied()
+    }
+
+    async fn find_owner(&self, partition: PartitionId) -> Result<Option<Owner>> {
+        Ok(self.owner(partition))
+    }
+
+    async fn owner_changed(&self, partition: PartitionId, epoch: u32) {
+        let mut owners = self.shared.owners.subscribe();
+        let changed = |owners: &HashMap<PartitionId, Owner>| {
+            owners.get(&partition).is_some_and(|owner| owner.epoch != epoch)
+        };
+        let _ = owners.wait_for(changed).await;
+    }
+
+    async fn open_session_stream(&self, node: u32) -> Result<Stream> {
+        let lost = || Error::new(sqlstate::CONNECTION_FAILURE, "cannot connect");
+        let acceptor = self.shared.acceptors.lock().get(&node).cloned().ok_or_else(lost)?;
+        let (near, middle_near) = duplex(16 << 10);
+        let (middle_far, far) = duplex(16 << 10);
+        let ((near_reader, near_writer), (far_reader, far_writer)) = (split(near), split(far));
+        let ((from_near, to_near), (from_far, to_far)) = (split(middle_near), split(middle_far));
+        self.shared.runtime.spawn(copy(from_near, to_far, self.shared.clone(), true));
+        self.shared.runtime.spawn(copy(from_far, to_near, self.shared.clone(), false));
+        let (this, other) = (identity(self.node), identity(node));
+        let (dialed, accepted) = tokio::join!(
+            fulmar_transport::connect(near_reader, near_writer, &this, Some(node)),
+            fulmar_transport::accept(far_reader, far_writer, &other)
+        );
+        let ((connection, driver), (mut incoming, far_driver)) =
+            (dialed.map_err(|_| lost())?, accepted.map_err(|_| lost())?);
+        self.shared.runtime.spawn(driver.run());
+        self.shared.runtime.spawn(far_driver.run());
+        self.shared.runtime.spawn(async move {
+            while let Some(stream) = incoming.accept().await {
+                acceptor.accept(stream).await;
+            }
+        });
+        let stream = connection.open().map_err(|_| lost())?;
+        self.shared.connections.lock().push(connection);
+        Ok(stream)
+    }
+
+    fn may_answer(&self) -> bool {
+        *self.shared.may_answer.borrow()
+    }
+
+    async fn wait_to_answer(&self) -> Result<()> {
+        let _ = self.shared.may_answer.subscribe().wait_for(|may| *may).await;
+        Ok(())
+    }
+
+    async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
+        Ok(match self.shared.engine.outcome(partition, transaction).await? {
+            EngineOutcome::Ended(true) => TransactionOutcome::Committed,
+            EngineOutcome::Ended(false) => TransactionOutcome::Aborted,
+            EngineOutcome::Forgotten | EngineOutcome::Open => TransactionOutcome::Forgotten,
+        })
+    }
+
+    async fn create_partition(&self, partition: PartitionId, _: Durability) -> Result<()> {
+        self.shared.engine.create_partition(partition, None).await?;
+        self.shared.set_owner(partition, self.node);
+        Ok(())
+    }
+
+    async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
+        self.shared.remove_owner(partition);
+        self.shared.engine.drop_partition(partition).await
+    }
+
+    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
+        let node = node.strip_prefix("node").and_then(|number| number.parse().ok());
+        let node = node.ok_or_else(|| Error::new(sqlstate::INVALID_PARAMETER_VALUE, "no such node"))?;
+        self.shared.set_owner(partition, node);
+        Ok(())
+    }
+
+    fn nodes(&self) -> Vec<NodeInfo> {
+        let nodes = self.shared.acceptors.lock();
+        let mut nodes: Vec<u32> = nodes.keys().copied().collect();
+        nodes.sort_unstable();
+        let owners = self.shared.owners.borrow();
+        let info = |id| NodeInfo {
+            id,
+            name: format!("node{id}"),
+            state: "alive",
+            incarnation: 1,
+            rpc: String::new(),
+            sql: String::new(),
+            partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
+            heard: None,
+        };
+        nodes.into_iter().map(info).collect()
+    }
+
+    fn partitions(&self) -> Vec<PartitionInfo> {
+        let owners = self.shared.owners.borrow();
+        let info = |(id, owner): (&PartitionId, &Owner)| PartitionInfo {
+            id: *id,
+            owner: format!("node{}", owner.node),
+            epoch: owner.epoch,
+            durability: Durability::Shared,
+        };
+        owners.iter().map(info).collect()
+    }
+
+    fn listening(&self, _: SocketAddr) {}
+}
+
+/// Gateways with the numbers from 1, with one engine.
+pub struct TestCluster {
+    pub shared: Arc<Shared>,
+    pub catalog: Arc<Catalog>,
+    pub gateways: HashMap<u32, Gateway>,
+    _directory: tempfile::TempDir,
+}
+
+impl TestCluster {
+    /// A cluster with the database `shop`, which node `owner` owns.
+    pub async fn start(nodes: u32, owner: u32) -> TestCluster {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
+        let catalog = Catalog::open(Arc::new(store)).await.unwrap();
+        let engine = Engine::start(Config::new(directory.path(), 4 << 30)).await.unwrap();
+        let shared = Arc::new(Shared {
+            engine: engine.clone(),
+            runtime: Handle::current(),
+            owners: watch::Sender::new(HashMap::new()),
+            acceptors: Mutex::default(),
+            connections: Mutex::default(),
+            stops_answers: AtomicBool::new(false),
+            stops_requests: AtomicBool::new(false),
+            may_answer: watch::Sender::new(true),
+        });
+        let mut gateways = HashMap::new();
+        for node in 1..=nodes {
+            let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
+            config.workers = 2;
+            config.insecure = true;
+            config.temporary_directory = directory.path().to_owned();
+            config.cluster = Some(Arc::new(Member { node, shared: shared.clone() }));
+            let gateway = Gateway::start(config, engine.clone(), catalog.clone()).unwrap();
+            shared.acceptors.lock().insert(node, gateway.relays());
+            gateways.insert(node, gateway);
+        }
+        let cluster = TestCluster { shared, catalog, gateways, _directory: directory };
+        let admin = cluster.client(1, "fulmar").await;
+        admin.batch_execute("CREATE DATABASE shop").await.unwrap();
+        cluster.shared.set_owner(cluster.partition("shop"), owner);
+        cluster
+    }
+
+    pub fn partition(&self, database: &str) -> PartitionId {
+        self.catalog.tenant(database).unwrap().partition
+    }
+
+    /// Makes a node the owner of the database `shop`.
+    pub fn move_to(&self, node: u32) {
+        self.shared.set_owner(self.partition("shop"), node);
+    }
+
+    pub fn config(&self, node: u32, database: &str) -> tokio_postgres::Config {
+        let mut config = tokio_postgres::Config::new();
+        let port = self.gateways[&node].local_addr().port();
+        config.host("127.0.0.1").port(port).dbname(database).user("anna");
+        config
+    }
+
+    /// A client that is connected to a node.
+    pub async fn client(&self, node: u32, database: &str) -> Client {
+        connect(&self.config(node, database)).await.unwrap()
+    }
+
+    /// Stops a node's gateway, as a shutdown does.
+    pub async fn stop(&mut self, node: u32) {
+        self.shared.acceptors.lock().remove(&node);
+        self.gateways.remove(&node).unwrap().shutdown().await;
+    }
+}

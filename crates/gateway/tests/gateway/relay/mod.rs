@@ -1,0 +1,242 @@
+//! Sessions of databases that another node owns.
+
+mod cluster;
+
+use std::sync::atomic::Ordering;
+
+use futures::{SinkExt, StreamExt, pin_mut};
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+use crate::common::{state, wait_until, with_timeout};
+use cluster::TestCluster;
+
+fn tags(messages: &[SimpleQueryMessage]) -> usize {
+    messages.iter().filter(|message| matches!(message, SimpleQueryMessage::CommandComplete(_))).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_protocols_work_at_the_owner_and_at_another_node() {
+    let cluster = TestCluster::start(2, 2).await;
+    for node in [1, 2] {
+        let client = cluster.client(node, "shop").await;
+        let sql = "CREATE TABLE IF NOT EXISTS t (k INT PRIMARY KEY, v TEXT); DELETE FROM t; INSERT INTO t VALUES (1, 'a')";
+        assert_eq!(tags(&client.simple_query(sql).await.unwrap()), 3);
+        let row = client.query_one("SELECT v FROM t WHERE k = $1", &[&1_i32]).await.unwrap();
+        assert_eq!(row.get::<_, String>(0), "a");
+        assert_eq!(state(client.simple_query("SELECT * FROM nothing").await), "42P01");
+        assert_eq!(state(client.execute("INSERT INTO t VALUES (1, 'b')", &[]).await), "23505");
+        let row = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_results_and_copies_are_relayed() {
+    let cluster = TestCluster::start(2, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY, v TEXT)").await.unwrap();
+    let sink = client.copy_in("COPY t FROM STDIN").await.unwrap();
+    pin_mut!(sink);
+    for row in 0..20_000 {
+        sink.send(bytes::Bytes::from(format!("{row}\t{row:0>100}\n"))).await.unwrap();
+    }
+    assert_eq!(sink.finish().await.unwrap(), 20_000);
+    let rows = client.query("SELECT * FROM t", &[]).await.unwrap();
+    assert_eq!(rows.len(), 20_000);
+    let copied = client.copy_out("COPY t TO STDOUT").await.unwrap();
+    pin_mut!(copied);
+    let mut bytes = 0;
+    while let Some(piece) = copied.next().await {
+        bytes += piece.unwrap().len();
+    }
+    assert!(bytes > 2_000_000, "{bytes}");
+    assert_eq!(client.query_one("SELECT 1", &[]).await.unwrap().get::<_, i64>(0), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancel_requests_arrive_through_any_node() {
+    let cluster = TestCluster::start(3, 2).await;
+    for cancel_at in [1, 2, 3] {
+        let client = cluster.client(1, "shop").await;
+        let token = client.cancel_token();
+        let port = cluster.gateways[&cancel_at].local_addr().port();
+        let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+        let running = tokio::spawn(async move { state(client.simple_query(endless).await) });
+        wait_until("the statement is cancelled", async || {
+            let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            token.cancel_query_raw(stream, NoTls).await.unwrap();
+            running.is_finished()
+        })
+        .await;
+        assert_eq!(running.await.unwrap(), "57014");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_and_prepared_statements_survive_a_move() {
+    let cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("SET my.setting = 'x'; SET statement_timeout = '77s'").await.unwrap();
+    let statement = client.prepare("SELECT $1::INT + 1").await.unwrap();
+    for node in [3, 1, 2] {
+        cluster.move_to(node);
+        let row = client.query_one(&statement, &[&41_i32]).await.unwrap();
+        assert_eq!(row.get::<_, i32>(0), 42, "at node {node}");
+        for (name, value) in [("my.setting", "x"), ("statement_timeout", "77s")] {
+            let row = client.query_one(&format!("SHOW {name}"), &[]).await.unwrap();
+            assert_eq!(row.get::<_, String>(0), value, "{name} at node {node}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_survives_a_move() {
+    let cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY, v INT)").await.unwrap();
+    client.batch_execute("BEGIN").await.unwrap();
+    client.execute("INSERT INTO t VALUES (1, $1)", &[&5_i32]).await.unwrap();
+    let row = client.query_one("SELECT v FROM t", &[]).await.unwrap();
+    assert_eq!(row.get::<_, i32>(0), 5);
+    cluster.move_to(3);
+    client.execute("UPDATE t SET v = v + 1", &[]).await.unwrap();
+    cluster.shared.break_connections();
+    client.batch_execute("COMMIT").await.unwrap();
+    let other = cluster.client(2, "shop").await;
+    let row = other.query_one("SELECT count(*), max(v) FROM t", &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (1, 6));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_repetition_differs_fails() {
+    let cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY)").await.unwrap();
+    client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    client.simple_query("SELECT random()").await.unwrap();
+    cluster.move_to(3);
+    wait_until("the next statement fails", async || match client.simple_query("SELECT 1").await {
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.code().unwrap().code(), "40001");
+            true
+        }
+    })
+    .await;
+    assert_eq!(state(client.simple_query("SELECT 1").await), "25P02");
+    client.batch_execute("ROLLBACK").await.unwrap();
+    let row = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_in_flight_are_executed_once() {
+    let cluster = TestCluster::start(3, 2).await;
+    let (shared, watcher) = (cluster.shared.clone(), cluster.client(2, "shop").await);
+    watcher.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    let rows = async || watcher.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0);
+    let insert = "INSERT INTO t VALUES (1)";
+
+    // The answer is lost after the commit.
+    let client = cluster.client(1, "shop").await;
+    shared.stops_answers.store(true, Ordering::Release);
+    let running = tokio::spawn(async move { state(client.simple_query(insert).await) });
+    wait_until("the row is committed", async || rows().await == 1).await;
+    shared.break_connections();
+    shared.stops_answers.store(false, Ordering::Release);
+    assert_eq!(with_timeout("an answer", running).await.unwrap(), "08007");
+    assert_eq!(rows().await, 1);
+
+    // The request does not arrive.
+    let client = cluster.client(1, "shop").await;
+    client.simple_query("SELECT 1").await.unwrap();
+    shared.stops_requests.store(true, Ordering::Release);
+    let running = tokio::spawn(async move { client.simple_query(insert).await.map(drop) });
+    tokio::task::yield_now().await;
+    shared.break_connections();
+    shared.stops_requests.store(false, Ordering::Release);
+    with_timeout("an answer", running).await.unwrap().unwrap();
+    assert_eq!(rows().await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_in_flight_is_answered() {
+    let cluster = TestCluster::start(3, 2).await;
+    let (shared, watcher) = (cluster.shared.clone(), cluster.client(2, "shop").await);
+    watcher.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    let rows = async || watcher.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0);
+    for (round, is_simple) in [(1, true), (2, false)] {
+        let client = cluster.client(1, "shop").await;
+        client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+        let commit = client.prepare("COMMIT").await.unwrap();
+        shared.stops_answers.store(true, Ordering::Release);
+        let running = tokio::spawn(async move {
+            match is_simple {
+                true => client.batch_execute("COMMIT").await.unwrap(),
+                false => drop(client.execute(&commit, &[]).await.unwrap()),
+            }
+            client.query_one("SELECT 7", &[]).await.unwrap().get::<_, i64>(0)
+        });
+        wait_until("the row is committed", async || rows().await == round).await;
+        shared.break_connections();
+        cluster.move_to(3);
+        shared.stops_answers.store(false, Ordering::Release);
+        assert_eq!(with_timeout("an answer", running).await.unwrap(), 7);
+        assert_eq!(rows().await, round);
+        cluster.move_to(2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_ends_with_its_client() {
+    let cluster = TestCluster::start(2, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT); BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(cluster.gateways[&2].sessions(), 1);
+    drop(client);
+    wait_until("both sides have ended", async || cluster.gateways.values().all(|node| node.sessions() == 0))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_survive_the_shutdown_of_the_owner() {
+    let mut cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client
+        .batch_execute("CREATE TABLE t (k INT); SET my.x = '1'; BEGIN; INSERT INTO t VALUES (1)")
+        .await
+        .unwrap();
+    let stopping = cluster.partition("shop");
+    let shared = cluster.shared.clone();
+    cluster.stop(2).await;
+    shared.set_owner(stopping, 3);
+    client.batch_execute("INSERT INTO t VALUES (2); COMMIT").await.unwrap();
+    let row = client.query_one("SELECT count(*), current_setting('my.x') FROM t", &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, String>(1)), (2, "1".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_connects_waits_for_an_owner() {
+    let cluster = TestCluster::start(2, 2).await;
+    let partition = cluster.partition("shop");
+    cluster.shared.remove_owner(partition);
+    let config = cluster.config(1, "shop");
+    let connecting = tokio::spawn(async move { crate::common::connect(&config).await.map(drop) });
+    tokio::task::yield_now().await;
+    cluster.shared.set_owner(partition, 2);
+    with_timeout("a connection", connecting).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_leaves_without_the_lease() {
+    let cluster = TestCluster::start(2, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.simple_query("SELECT 1").await.unwrap();
+    cluster.shared.may_answer.send_replace(false);
+    let running = tokio::spawn(async move { client.simple_query("SELECT 2").await.map(drop) });
+    wait_until("the session waits for the lease", async || cluster.shared.may_answer.receiver_count() > 0)
+        .await;
+    assert!(!running.is_finished());
+    cluster.shared.may_answer.send_replace(true);
+    with_timeout("an answer", running).await.unwrap().unwrap();
+}
