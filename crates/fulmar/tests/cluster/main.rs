@@ -60,6 +60,12 @@ async fn state(cluster: &Cluster, through: usize, node: usize) -> (String, i64) 
     (row.get(0), row.get(1))
 }
 
+/// Waits until another node hears this incarnation of a node.
+async fn wait_until_alive(cluster: &Cluster, through: usize, node: usize, incarnation: i64) {
+    let expected = ("alive".to_owned(), incarnation);
+    wait_until("a node is alive", async || state(cluster, through, node).await == expected).await;
+}
+
 async fn create(cluster: &Cluster, database: &str) {
     execute(cluster, 0, "fulmar", &format!("CREATE DATABASE {database}")).await;
     // Directly after its creation, through another node.
@@ -85,6 +91,9 @@ async fn databases_are_reachable_through_every_node_and_move() {
     }
     for node in 0..3 {
         assert_eq!(values(&cluster, node, "shop").await, [0, 1, 2, 3, 4, 5, 6]);
+    }
+    for node in 0..3 {
+        wait_until_alive(&cluster, 2, node, 1).await;
     }
     let server = cluster.url(2, "fulmar");
     let list = stdout(&run(&["node", "list", "--server", &server, "--json"]));
@@ -151,7 +160,7 @@ async fn databases_of_a_killed_node_continue_on_others() {
     let (dead, before) = state(&cluster, 0, 2).await;
     assert_eq!(dead, "sealed");
     cluster.start_node(2).await.unwrap();
-    assert_eq!(state(&cluster, 2, 2).await, ("alive".to_owned(), before + 1));
+    wait_until_alive(&cluster, 0, 2, before + 1).await;
     move_to(&cluster, 2, "shop", 2).await;
     execute(&cluster, 2, "shop", "INSERT INTO t VALUES (51)").await;
     // Its second death is no different.
@@ -170,8 +179,7 @@ async fn suspended_node_is_fenced_and_rejoins() {
     cluster.signal(2, Signal::STOP).unwrap();
     execute(&cluster, 0, "shop", "INSERT INTO t VALUES (2)").await;
     cluster.signal(2, Signal::CONT).unwrap();
-    let is_alive = async || state(&cluster, 0, 2).await == ("alive".to_owned(), before + 1);
-    wait_until("the node rejoins", is_alive).await;
+    wait_until_alive(&cluster, 0, 2, before + 1).await;
     assert_eq!(values(&cluster, 2, "shop").await, [1, 2]);
     assert_ne!(owner(&cluster, 2, "shop").await, 2);
 }
