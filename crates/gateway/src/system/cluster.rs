@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fulmar_dialect::row;
 use fulmar_dialect::system::{Rows, table};
-use fulmar_engine::{Database, Value};
+use fulmar_engine::Database;
 use fulmar_meta::Tenant;
 
 use super::viewer::{Table, Viewer};
