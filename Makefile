@@ -41,7 +41,8 @@ demo:
 	target/release/fulmar demo
 
 test: tools
-	@scripts/need $(NEEDS) psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
+	@scripts/need $(NEEDS) psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl \
+	    ip:iproute2 unshare:util-linux
 	cargo test --workspace
 	$(MAKE) drivers
 	tests/clients/run --server target/debug/fulmar

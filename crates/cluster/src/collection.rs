@@ -40,7 +40,7 @@ use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
 use crate::election::Term;
-use crate::environment::{Environment, StoredManifest};
+use crate::environment::{ObjectEnvironment, StoredManifest};
 use crate::hold::{HOLDS_KEY, HoldRecord};
 use crate::metadata::{self, Change};
 use crate::records::{VERSION, encode, partition_number, records};
@@ -125,7 +125,7 @@ impl Collector {
     }
 
     /// Deletes the garbage of one partition.
-    pub async fn collect<E: Environment>(
+    pub async fn collect<E: ObjectEnvironment>(
         &mut self,
         env: &E,
         makers: &impl Makers,
@@ -176,7 +176,10 @@ impl Collector {
     }
 
     /// Deletes the registered batch, which an earlier collector may have left behind.
-    async fn finish<E: Environment>(&mut self, env: &E) -> Result<Option<Read<CollectionRecord>>, Error> {
+    async fn finish<E: ObjectEnvironment>(
+        &mut self,
+        env: &E,
+    ) -> Result<Option<Read<CollectionRecord>>, Error> {
         let Some(read) = metadata::read::<E, CollectionRecord>(env, COLLECTION_KEY).await? else {
             return Ok(None);
         };
@@ -192,7 +195,7 @@ impl Collector {
 
     /// Registers a batch, if this node is still the collector, the previous batch is still the one
     /// that was deleted, and no hold was created meanwhile.
-    async fn register<E: Environment>(
+    async fn register<E: ObjectEnvironment>(
         &self,
         env: &E,
         previous: Option<&Read<CollectionRecord>>,
@@ -214,7 +217,10 @@ impl Collector {
     }
 }
 
-async fn delete<E: Environment>(env: &E, object: ObjectName) -> Result<(), crate::environment::Uncertain> {
+async fn delete<E: ObjectEnvironment>(
+    env: &E,
+    object: ObjectName,
+) -> Result<(), crate::environment::Uncertain> {
     match object {
         ObjectName::Segment(segment) => env.objects().delete_segment(segment).await,
         ObjectName::Manifest(partition, manifest) => env.objects().delete_manifest(partition, manifest).await,
@@ -224,7 +230,7 @@ async fn delete<E: Environment>(env: &E, object: ObjectName) -> Result<(), crate
 /// Repeats a request until the store answers.
 async fn until_answered<E, T, X, F>(env: &E, mut request: impl FnMut() -> F) -> T
 where
-    E: Environment,
+    E: ObjectEnvironment,
     F: Future<Output = Result<T, X>>,
 {
     loop {
@@ -235,18 +241,18 @@ where
     }
 }
 
-async fn metadata_revision<E: Environment>(env: &E, key: &str) -> Option<Revision> {
+async fn metadata_revision<E: ObjectEnvironment>(env: &E, key: &str) -> Option<Revision> {
     until_answered(env, || env.metadata().get(key)).await.map(|entry| entry.modified)
 }
 
-async fn nodes<E: Environment>(env: &E) -> Result<BTreeMap<NodeId, NodeRecord>, Error> {
+async fn nodes<E: ObjectEnvironment>(env: &E) -> Result<BTreeMap<NodeId, NodeRecord>, Error> {
     let records = metadata::scan::<E, NodeRecord>(env, "node/").await?.into_iter();
     let node = |key: &str| u32::from_str_radix(key.strip_prefix("node/")?, 16).ok().map(NodeId);
     Ok(records.filter_map(|(key, read)| Some((node(&key)?, read.record))).collect())
 }
 
 /// The objects that living incarnations hold.
-async fn holds<E: Environment>(
+async fn holds<E: ObjectEnvironment>(
     env: &E,
     nodes: &BTreeMap<NodeId, NodeRecord>,
 ) -> Result<BTreeSet<ObjectName>, Error> {
@@ -256,7 +262,7 @@ async fn holds<E: Environment>(
 }
 
 /// The segments that their living makers disown.
-async fn promises<E: Environment>(
+async fn promises<E: ObjectEnvironment>(
     env: &E,
     makers: &impl Makers,
     nodes: &BTreeMap<NodeId, NodeRecord>,

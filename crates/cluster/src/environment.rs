@@ -90,12 +90,15 @@ pub trait Environment: Clone + Send + Sync + 'static {
     /// The logs.
     fn logs(&self) -> &dyn LogObjects;
 
-    /// The segments and manifests.
-    fn objects(&self) -> &dyn PartitionObjects;
-
     /// This node's data directory.
     fn directory(&self) -> &dyn DataDirectory;
 
     /// The rules in force.
     fn rules(&self) -> &Rules;
+}
+
+/// An environment that also reaches the objects of partitions, for garbage collection.
+pub trait ObjectEnvironment: Environment {
+    /// The segments and manifests.
+    fn objects(&self) -> &dyn PartitionObjects;
 }

@@ -7,18 +7,32 @@
 //! 1. End the incarnation: its record goes from `alive` to `ended`. It cannot renew its lease.
 //! 2. Seal its log. From here on it cannot commit.
 //! 3. Record the end: `sealed`.
-//! 4. Assign its partitions, each by a transaction that compares the partition's record, the dead
-//!    node's `sealed` and the new owner's `alive` (`compare_nodes`). If the dead node starts again
-//!    meanwhile, the comparison fails and it keeps the remaining partitions. Partitions with a
-//!    local log are not assigned: they wait for their node (`local_stays`).
+//! 4. Assign its partitions, in transactions of up to [`BATCH_PARTITIONS`] that compare the
+//!    partitions' records, the dead node's `sealed` and the new owner's `alive` (`compare_nodes`).
+//!    If the dead node starts again meanwhile, the comparison fails and it keeps the remaining
+//!    partitions. Partitions with a local log are not assigned: they wait for their node
+//!    (`local_stays`).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fulmar_pages::PartitionId;
+use futures::stream::{self, StreamExt};
 
 use crate::environment::Environment;
 use crate::metadata::{self, Change};
-use crate::{Error, Incarnation, LogId, LogKind, NodeId, NodeRecord, NodeState, Position, Read, retry, seal};
+use crate::seal::Sealed;
+use crate::{
+    Error, Incarnation, LogId, LogKind, NodeId, NodeRecord, NodeState, PartitionRecord, Position, Read,
+    retry, seal,
+};
+
+/// Maximum number of partitions that one transaction assigns. It also compares two nodes' records;
+/// a transaction has at most [`fulmar_meta::MAX_TRANSACTION_STEPS`] comparisons.
+pub const BATCH_PARTITIONS: usize = 120;
+
+/// Maximum number of concurrent transactions.
+const CONCURRENT_BATCHES: usize = 8;
 
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +41,13 @@ pub enum Outcome {
     Completed,
     /// A later incarnation of the node is alive. It serves the partitions that it still owns.
     Restarted,
+}
+
+/// An incarnation that has ended: its node's record, and the end of its log.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    read: Read<NodeRecord>,
+    sealed: Sealed,
 }
 
 /// Fails over a node whose incarnation is suspected to be dead. `choose` returns the new owner of a
@@ -39,69 +60,106 @@ pub async fn fail_over<E: Environment>(
     mut choose: impl FnMut(PartitionId) -> Option<NodeId> + Send,
 ) -> Result<Outcome, Error> {
     loop {
-        let Some(read) = metadata::node(env, dead).await? else { return Ok(Outcome::Completed) };
-        if read.record.incarnation != incarnation {
-            return Ok(Outcome::Restarted);
-        }
-        let sealed = match read.record.state {
-            NodeState::Alive => {
-                let ended = read.record.with_state(NodeState::Ended);
-                metadata::change_node(env, dead, Some(&read), &ended).await?;
-                continue;
-            }
-            NodeState::Ended if env.rules().seal_before_assigning => {
-                let sealed = seal::seal(env, LogId::shared(dead, incarnation)).await;
-                let state = NodeState::Sealed { end: sealed.end, kept_from: sealed.kept_from };
-                metadata::change_node(env, dead, Some(&read), &read.record.with_state(state)).await?;
-                continue;
-            }
-            NodeState::Ended => unsealed(env, LogId::shared(dead, incarnation)).await,
-            NodeState::Sealed { end, kept_from } => seal::Sealed { end, kept_from },
-        };
-        if assign(env, dead, &read, sealed, &mut choose).await? {
+        let Some(ended) = end(env, dead, incarnation).await? else { return Ok(Outcome::Restarted) };
+        if assign(env, dead, &ended, &mut choose).await? {
             return Ok(Outcome::Completed);
         }
         env.sleep(Duration::from_millis(10)).await;
     }
 }
 
+/// Ends an incarnation and seals its log. Returns `None` if the node has a later incarnation, or
+/// does not exist.
+pub async fn end<E: Environment>(
+    env: &E,
+    node: NodeId,
+    incarnation: Incarnation,
+) -> Result<Option<Ended>, Error> {
+    loop {
+        let read = metadata::node(env, node).await?;
+        let Some(read) = read.filter(|read| read.record.incarnation == incarnation) else { return Ok(None) };
+        let sealed = match read.record.state {
+            NodeState::Alive => {
+                let ended = read.record.with_state(NodeState::Ended);
+                metadata::change_node(env, node, Some(&read), &ended).await?;
+                continue;
+            }
+            NodeState::Ended if env.rules().seal_before_assigning => {
+                let Sealed { end, kept_from } = seal::seal(env, LogId::shared(node, incarnation)).await;
+                let sealed = read.record.with_state(NodeState::Sealed { end, kept_from });
+                metadata::change_node(env, node, Some(&read), &sealed).await?;
+                continue;
+            }
+            NodeState::Ended => unsealed(env, LogId::shared(node, incarnation)).await,
+            NodeState::Sealed { end, kept_from } => Sealed { end, kept_from },
+        };
+        return Ok(Some(Ended { read, sealed }));
+    }
+}
+
+/// A partition to assign, and its current record.
+type Unassigned = (PartitionId, Read<PartitionRecord>);
+
 /// Assigns the partitions of a node. Returns true if it owns none any more.
 async fn assign<E: Environment>(
     env: &E,
     dead: NodeId,
-    dead_read: &Read<NodeRecord>,
-    sealed: seal::Sealed,
+    ended: &Ended,
     choose: &mut (impl FnMut(PartitionId) -> Option<NodeId> + Send),
 ) -> Result<bool, Error> {
-    let to = Position { incarnation: dead_read.record.incarnation, slot: sealed.end };
     let mut is_complete = true;
+    let mut by_owner: BTreeMap<NodeId, Vec<Unassigned>> = BTreeMap::new();
     for (id, read) in metadata::partitions(env).await? {
         let waits = read.record.log() == LogKind::Local && env.rules().local_stays;
         if read.record.owner != dead || waits {
             continue;
         }
         is_complete = false;
-        let Some(owner) = choose(id) else { continue };
+        if let Some(owner) = choose(id) {
+            by_owner.entry(owner).or_default().push((id, read));
+        }
+    }
+    let mut batches = Vec::new();
+    for (owner, partitions) in by_owner {
         let Some(owner_read) = metadata::node(env, owner).await? else { continue };
         if owner_read.record.state != NodeState::Alive {
             continue;
         }
-        let from = Position { incarnation: owner_read.record.incarnation, slot: 0 };
-        let next = read.record.moved(sealed.kept_from, to, owner, from, true);
-        let nodes = [(dead, dead_read), (owner, &owner_read)];
-        if metadata::change_owner(env, id, &read, &nodes, &next).await? == Change::Conflict {
-            return Ok(false);
+        for batch in partitions.chunks(BATCH_PARTITIONS) {
+            batches.push(assign_batch(env, (dead, ended), (owner, owner_read.clone()), batch.to_vec()));
         }
     }
+    let mut changes = stream::iter(batches).buffer_unordered(CONCURRENT_BATCHES);
+    while let Some(change) = changes.next().await {
+        change?;
+    }
+    // Whether these changes were applied shows when the records are read again.
     Ok(is_complete)
 }
 
+/// Assigns partitions to one owner, by one transaction.
+async fn assign_batch<E: Environment>(
+    env: &E,
+    (dead, ended): (NodeId, &Ended),
+    (owner, owner_read): (NodeId, Read<NodeRecord>),
+    partitions: Vec<Unassigned>,
+) -> Result<Change, Error> {
+    let Ended { read: dead_read, sealed } = ended;
+    let to = Position { incarnation: dead_read.record.incarnation, slot: sealed.end };
+    let from = Position { incarnation: owner_read.record.incarnation, slot: 0 };
+    let next = |(_, read): &Unassigned| read.record.moved(sealed.kept_from, to, owner, from, true);
+    let next: Vec<PartitionRecord> = partitions.iter().map(next).collect();
+    let changes = partitions.iter().zip(&next).map(|((id, read), next)| (*id, read, next));
+    let nodes = [(dead, dead_read), (owner, &owner_read)];
+    Ok(metadata::transact(env, metadata::owner_changes(env, changes, &nodes)?).await)
+}
+
 /// The current end of a log that was not sealed. (Only used without the rule.)
-async fn unsealed<E: Environment>(env: &E, log: LogId) -> seal::Sealed {
+async fn unsealed<E: Environment>(env: &E, log: LogId) -> Sealed {
     loop {
         if let Ok(slots) = env.logs().list(log).await {
             let end = slots.last().map_or(0, |last| last + 1);
-            return seal::Sealed { end, kept_from: Position::default() };
+            return Sealed { end, kept_from: Position::default() };
         }
         retry::pause(env).await;
     }

@@ -16,7 +16,7 @@ use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
 use crate::collection::{COLLECTION_KEY, CollectionRecord, ObjectName};
-use crate::environment::Environment;
+use crate::environment::ObjectEnvironment;
 use crate::metadata::{self, Change};
 use crate::records::{VERSION, node_key, records};
 use crate::{Error, Incarnation, NodeId, NodeRecord, NodeState, Read, retry};
@@ -58,7 +58,7 @@ pub struct Hold {
 
 /// Holds objects of a partition. `number` must be new in this incarnation. Returns `None` if an
 /// object has been deleted or will be.
-pub async fn hold<E: Environment>(
+pub async fn hold<E: ObjectEnvironment>(
     env: &E,
     (node, node_read): (NodeId, &Read<NodeRecord>),
     number: u64,
@@ -97,13 +97,13 @@ pub async fn hold<E: Environment>(
 }
 
 /// Ends a hold. Tries once: a hold that remains ends with its incarnation.
-pub async fn release<E: Environment>(env: &E, hold: Hold) {
+pub async fn release<E: ObjectEnvironment>(env: &E, hold: Hold) {
     let transaction = fulmar_meta::Transaction::new().unchanged(hold.key.clone(), hold.revision);
     metadata::transact(env, transaction.delete(hold.key)).await;
 }
 
 /// Returns true if all objects exist.
-async fn exist<E: Environment>(env: &E, partition: PartitionId, objects: &[ObjectName]) -> bool {
+async fn exist<E: ObjectEnvironment>(env: &E, partition: PartitionId, objects: &[ObjectName]) -> bool {
     loop {
         let listed =
             futures::future::try_join(env.objects().segments(partition), env.objects().manifests(partition));

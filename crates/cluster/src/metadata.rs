@@ -106,7 +106,21 @@ pub(crate) fn owner_change<E: Environment>(
     nodes: &[(NodeId, &Read<NodeRecord>)],
     to: &PartitionRecord,
 ) -> Result<Transaction, Error> {
-    let mut transaction = replace(&owner_key(partition), Some(from), to)?;
+    owner_changes(env, [(partition, from, to)], nodes)
+}
+
+/// The transaction that replaces the records of several partitions, each if it is still the one
+/// that was read.
+pub(crate) fn owner_changes<'a, E: Environment>(
+    env: &E,
+    changes: impl IntoIterator<Item = (PartitionId, &'a Read<PartitionRecord>, &'a PartitionRecord)>,
+    nodes: &[(NodeId, &Read<NodeRecord>)],
+) -> Result<Transaction, Error> {
+    let mut transaction = Transaction::new();
+    for (partition, from, to) in changes {
+        let key = owner_key(partition);
+        transaction = transaction.unchanged(key.as_str(), from.revision).put(key, encode(to)?);
+    }
     if env.rules().compare_nodes {
         for (node, read) in nodes {
             transaction = transaction.unchanged(node_key(*node), read.revision);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CaseResult, CompareArgs, StoreArgs, Suite};
+use fulmar_workload::compare::{self, CaseResult, ClusterBenchArgs, CompareArgs, StoreArgs, Suite};
 use fulmar_workload::paper_figures::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
@@ -38,6 +38,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
             compare(Suite::Consolidation, arguments).await
         }
         BenchAction::Store(arguments) => measure_store(arguments).await,
+        BenchAction::Cluster(arguments) => measure_cluster(arguments).await,
     }
 }
 
@@ -68,6 +69,10 @@ async fn compare(suite: Suite, arguments: CompareArgs) -> anyhow::Result<()> {
 /// Runs the store benchmarks, with the same error rule as [`compare`].
 async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
     check(&compare::store(&arguments, this_binary()?).await?)
+}
+
+async fn measure_cluster(arguments: ClusterBenchArgs) -> anyhow::Result<()> {
+    check(&compare::cluster(&arguments, this_binary()?).await?)
 }
 
 fn check(results: &[CaseResult]) -> anyhow::Result<()> {

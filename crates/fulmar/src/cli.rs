@@ -1,6 +1,10 @@
 //! Subcommands, flags and help texts of `fulmar`.
 
+mod cert;
+mod cluster;
 mod events;
+mod node;
+mod security;
 mod tenant;
 mod token;
 mod top;
@@ -11,7 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -21,14 +25,18 @@ use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
+pub use cert::{CertAction, CertArgs};
+pub use cluster::{ClusterArgs, MetaUrl};
 pub use events::EventsArgs;
+pub use node::{NodeAction, NodeArgs};
+pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
 Run the demo:
-  fulmar demo                                   one minute: a node, 100 tenants, a crash
+  fulmar demo                                   one minute: three nodes, 100 tenants, a kill
 
 Run a node on this machine, without passwords:
   fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
@@ -50,11 +58,15 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a node in the foreground
-    Start(StartArgs),
+    Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
+    /// List and drain the nodes of a cluster
+    Node(NodeArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
+    /// Create certificates for TLS between the nodes of a cluster
+    Cert(CertArgs),
     /// Show node events (--follow streams new ones)
     Events(EventsArgs),
     /// Verify the checksums of all stored data
@@ -65,7 +77,7 @@ pub enum Command {
     Top(TopArgs),
     /// Run benchmarks, and compare Fulmar with PostgreSQL
     Bench(BenchArgs),
-    /// Run a one-minute demo: a node, 100 tenants and a crash
+    /// Run a one-minute demo: three nodes, 100 tenants, and the death of a node
     Demo(DemoArgs),
 }
 
@@ -118,6 +130,9 @@ pub struct StartArgs {
     /// Listen address for /healthz and /metrics. /metrics requires a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
+    /// Flags of a node of a cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Memory budget of the node, such as 256MB, 1GiB or a number of bytes. The page cache gets
     /// what remains after other uses, at least half [default: half of the machine's or container's
     /// memory]
@@ -277,6 +292,9 @@ pub enum BenchAction {
     /// Measure the overhead and the performance of the store, on this machine
     #[command(after_help = BENCH_STORE_EXAMPLES)]
     Store(StoreArgs),
+    /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
+    #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
+    Cluster(ClusterBenchArgs),
 }
 
 /// `fulmar bench report`
@@ -297,6 +315,14 @@ Examples:
 
 Starts dedicated Fulmar nodes, and an S3 server for the cases that need one: versitygw, which
 `make tools` builds (or set its path with --s3-server). docs/benchmarks.md describes each case.";
+
+const BENCH_CLUSTER_EXAMPLES: &str = "\
+Examples:
+  fulmar bench cluster                                       all cases
+  fulmar bench cluster --case failover-median-ms --kills 3   three kills
+
+Starts three Fulmar nodes, etcd (Debian's etcd-server and etcd-client) and versitygw, which
+`make tools` builds. docs/benchmarks.md describes each case.";
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
@@ -421,7 +447,7 @@ pub enum Comparison {
     after_help = "Requires pgbench (Debian: apt-get install postgresql-15). Removes all its files at the end."
 )]
 pub struct DemoArgs {
-    /// Seconds of load, half before the crash and half after it
+    /// Seconds of load, half before a node is killed and half after it
     #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=3600))]
     pub seconds: u64,
     /// Number of tenants: four run pgbench, one keeps a ledger, and the rest run YCSB

@@ -5,6 +5,7 @@
 //!     ├── start    runs a node in the foreground: lock, engine, catalog, gateway, signals
 //!     ├── tenant   administration, data loads and schema migrations over the PostgreSQL protocol
 //!     ├── token    tokens for HTTP, over the PostgreSQL protocol
+//!     ├── cert     certificates for TLS between nodes
 //!     ├── events   the event log of a node
 //!     ├── verify   checksum verification of all stored data
 //!     ├── status   /healthz and /metrics of a node, as a table
@@ -22,11 +23,13 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod cert;
 mod cli;
 mod client;
 mod demo;
 mod events;
 mod interrupt;
+mod node;
 mod output;
 mod size;
 mod start;
@@ -74,9 +77,11 @@ fn run(command: Command) -> anyhow::Result<()> {
         .context("cannot start the runtime; raise the limit on threads (ulimit -u)")?;
     runtime.block_on(async {
         match command {
-            Command::Start(arguments) => start::run(arguments).await,
+            Command::Start(arguments) => start::run(*arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
+            Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
+            Command::Cert(arguments) => cert::run(arguments),
             Command::Events(arguments) => events::run(arguments).await,
             Command::Verify(arguments) => interrupt::or_interrupted(verify::run(arguments)).await,
             Command::Status(arguments) => status::run(arguments).await,

@@ -54,6 +54,8 @@ use crate::settings::Settings;
 const MAX_PACKET_BYTES: usize = 10_000;
 /// Maximum duration of the startup.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a login waits for changes of the catalog by other nodes.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the startup of connections needs.
 pub(crate) struct Context {
@@ -124,6 +126,21 @@ impl From<io::Error> for Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Refusal {
         Refusal::Error(error)
+    }
+}
+
+/// Waits for the changes of the catalog that other nodes of the cluster have made, if the catalog in
+/// memory lacks the user or the database.
+async fn catch_up(user: &str, database: &str, context: &Context) {
+    let is_known = (context.insecure || context.catalog.user(user).is_some())
+        && context.catalog.tenant(database).is_some();
+    if is_known || context.cluster.is_none() {
+        return;
+    }
+    match tokio::time::timeout(CATCH_UP_TIMEOUT, context.catalog.catch_up()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot read the newest catalog for a login"),
+        Err(_) => tracing::warn!("the metadata store does not answer; a login uses the catalog in memory"),
     }
 }
 
@@ -241,10 +258,11 @@ impl PendingConnection {
         let user = user.ok_or_else(|| {
             Error::new(sqlstate::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
         })?;
+        let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
+        catch_up(user, database, context).await;
         let account = self.authenticate(user, context).await?;
         // Without authentication there is no account, and every client is a superuser.
         let superuser = account.as_ref().is_none_or(|account| account.superuser);
-        let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
         let (tenant, access) = tenant(database, user, &context.catalog, context.insecure)?;
         let limits = context.catalog.live_limits(&tenant);
         let (user, address) = (user.clone(), self.address);

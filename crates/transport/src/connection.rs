@@ -19,10 +19,16 @@ use tokio::sync::{Notify, mpsc};
 use crate::frame::{self, Frame, Kind};
 use crate::hello::{self, Identity};
 use crate::stream::{Stream, StreamState};
+use crate::tls::ALL_OR_NONE;
 use crate::{Error, MAX_OUTPUT_BYTES, MAX_STREAMS, MAX_UNACCEPTED_STREAMS};
 
 /// Capacity of a read, and of an output buffer that is kept.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// First bytes of a TLS connection in the direction to the server: a handshake record.
+const TLS_HANDSHAKE: [u8; 2] = [22, 3];
+/// First bytes of a TLS server's answer to bytes that are not TLS: an alert record.
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// The part of a connection that its streams and its driver share.
 #[derive(Debug)]
@@ -247,8 +253,13 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut input = BytesMut::new();
-    let (peer, expected) = read_hello(&mut reader, &mut input).await?;
-    let checked = hello::check(identity, &peer, expected);
+    let checked = match read_hello(&mut reader, &mut input).await {
+        Ok((peer, expected)) => hello::check(identity, &peer, expected).map(|version| (peer, version)),
+        Err(_) if input.starts_with(&TLS_HANDSHAKE) => {
+            Err(format!("the dialing node uses TLS, and this node does not; {ALL_OR_NONE}"))
+        }
+        Err(error) => return Err(error),
+    };
     let mut output = BytesMut::new();
     match &checked {
         Ok(_) => frame::encode(Kind::Hello, true, 0, &hello::encode(identity, None), &mut output),
@@ -256,8 +267,8 @@ where
     }
     writer.write_all(&output).await?;
     writer.flush().await?;
-    let version = match checked {
-        Ok(version) => version,
+    let (peer, version) = match checked {
+        Ok(checked) => checked,
         Err(reason) => {
             writer.shutdown().await?;
             return Err(Error::Refused(reason));
@@ -273,7 +284,13 @@ async fn read_hello<R>(reader: &mut R, input: &mut BytesMut) -> Result<(Identity
 where
     R: AsyncRead + Unpin,
 {
-    let frame = next_frame(reader, input).await?;
+    let frame = match next_frame(reader, input).await {
+        Err(_) if input.starts_with(&TLS_ALERT) => {
+            let reason = format!("the node uses TLS, and this node does not; {ALL_OR_NONE}");
+            return Err(Error::Refused(reason));
+        }
+        frame => frame?,
+    };
     match frame.kind {
         Kind::Hello => hello::decode(&frame.payload),
         Kind::Goodbye => Err(Error::Refused(String::from_utf8_lossy(&frame.payload).into_owned())),

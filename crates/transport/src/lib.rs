@@ -8,7 +8,7 @@
 //!     |
 //!   frames          14-byte header and up to 64 KiB                        [`frame`]
 //!     |
-//!   byte stream     TCP, TLS, or a pipe in a test
+//!   byte stream     TCP, TLS ([`tls`]), or a pipe in a test
 //! ```
 //!
 //! A node dials every node that it sends requests to ([`Peers`]), and only the dialing side opens
@@ -42,6 +42,7 @@ pub mod frame;
 pub mod hello;
 mod peers;
 mod stream;
+pub mod tls;
 
 pub use connection::{Connection, Driver, Incoming, accept, connect};
 pub use error::Error;

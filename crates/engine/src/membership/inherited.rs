@@ -21,27 +21,29 @@ use crate::engine::Engine;
 
 /// Delay after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// A sealed log is kept in memory for one to two of these intervals after its last use.
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of partitions that are opened and flushed together.
 const BATCH: usize = 64;
 /// How many of these are opened concurrently.
 const CONCURRENT_OPENINGS: usize = 8;
 
-/// Starts the task.
+/// Starts the task. Afterwards it frees the memory of sealed logs that are not read any more.
 pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
     let engine = Arc::downgrade(engine);
     tokio::spawn(async move {
-        let mut left = None;
-        loop {
-            // The engine is held only meanwhile, so that it can be dropped.
-            let Some(engine) = engine.upgrade() else { return };
-            match engine.settle_inherited(&member, &mut left).await {
-                Ok(()) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "could not flush records of earlier runs; will retry");
-                }
+        let (mut left, mut is_settled) = (None, false);
+        // The engine is held only during a round, so that it can be dropped.
+        while let Some(engine) = engine.upgrade() {
+            if is_settled {
+                member.sealed.forget_unused();
+            } else if let Err(error) = engine.settle_inherited(&member, &mut left).await {
+                tracing::warn!(%error, "could not flush records of earlier runs; will retry");
+            } else {
+                is_settled = true;
             }
             drop(engine);
-            tokio::time::sleep(RETRY_DELAY).await;
+            tokio::time::sleep(if is_settled { FORGET_INTERVAL } else { RETRY_DELAY }).await;
         }
     });
 }

@@ -49,6 +49,10 @@ pub(super) struct Move {
 }
 
 impl Move {
+    pub(super) fn accept(&self) {
+        self.is_refused.store(false, Release);
+    }
+
     pub(super) fn refuse(&self) {
         self.is_refused.store(true, Release);
     }

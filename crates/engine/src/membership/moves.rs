@@ -20,15 +20,20 @@
 //! the release, or of reads at snapshots before it, and overlap with the handover.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fulmar_mvcc::{Partition, log_error};
 use fulmar_pages::record::RecordHeader;
 use fulmar_pages::{PartitionId, RecordBuilder, RecordKind, Version};
 use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, LogPosition, Lsn, Urgency};
+use tokio::time::timeout;
 
 use super::member::{Member, Move, shared_log};
 use crate::engine::Engine;
+
+/// How long a release waits until its record is durable.
+const DURABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
     fn require_member(&self) -> Result<&Arc<Member>> {
@@ -80,7 +85,11 @@ impl Engine {
         let partition = match self.partitions().open_one(id).filter(|open| open.has_moved()) {
             // An earlier release has failed.
             Some(partition) => partition,
-            None => self.partitions().partition(id).await?,
+            None => {
+                // It may be refused since an earlier release. This node still owns it.
+                moving.accept();
+                self.partitions().partition(id).await?
+            }
         };
         let log = partition.log.clone();
         if !log.is_shared() {
@@ -102,7 +111,12 @@ impl Engine {
         self.maintenance().forget_compaction(id);
         partition.close_idle();
         let end = append_release(&partition).await?;
-        let durable = async { log.wait_durable(end).await.map_err(log_error) };
+        let durable = async {
+            let waited = timeout(DURABLE_TIMEOUT, log.wait_durable(end)).await;
+            waited
+                .unwrap_or_else(|_| Err(LogError::Unreachable { cause: "timed out".into() }))
+                .map_err(log_error)
+        };
         let (durable, flushed) = tokio::join!(durable, self.flush_moving(member, &partition));
         durable.and(flushed)?;
         let position = log.position();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fulmar_sqlite::sql::{FirstStatement, Plan, Shape, Token, classify, first_statement, shape, tokens};
 use fulmar_sqlite::{
     ColumnInfo, Columns, Error, ParameterInfo, Prepared, Result, Statement, StatementContext, StatementKind,
-    statement_too_long,
+    sqlstate, statement_too_long,
 };
 use hashbrown::HashMap;
 
@@ -53,7 +53,15 @@ async fn prepare<'a>(
         session.rebuild().await?;
     }
     let writing = session.open.as_ref().is_some_and(|open| open.has_written());
-    let partition = session.partition().await?;
+    let partition = match session.partition().await {
+        Ok(partition) => partition,
+        // The transaction can still be ended.
+        Err(error) if session.open.is_some() && is_moved(&error) && is_control(sql) => {
+            let (statement, rest) = describe(session, sql, context).await?;
+            return Ok((Arc::new(statement), rest));
+        }
+        Err(error) => return Err(error),
+    };
     let schema = partition.schema_cookie();
     if !writing
         && !context.once
@@ -80,6 +88,10 @@ fn failed_unless_control(session: &Session, sql: &str) -> Option<Error> {
     use StatementKind::{Commit, Empty, Rollback, RollbackTo};
     let accepted = matches!(first_kind(sql), Commit | Empty | Rollback | RollbackTo);
     (!accepted).then(super::errors::failed_transaction)
+}
+
+fn is_moved(error: &Error) -> bool {
+    error.state() == sqlstate::PARTITION_MOVED
 }
 
 /// Whether the first statement is transaction control, which needs no schema.

@@ -20,6 +20,7 @@ mod flushes;
 mod history;
 mod idle;
 mod limits;
+mod membership;
 mod model;
 mod offload;
 mod prewarm;

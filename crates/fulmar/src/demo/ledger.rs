@@ -1,8 +1,9 @@
 //! A client that inserts one row at a time and records which inserts were acknowledged.
 //!
 //! Row ids are assigned in ascending order and never reused. A row is *in doubt* from the moment
-//! its INSERT is sent until the response arrives. If the connection breaks before that, the row
-//! stays in doubt, and the client continues with the next id. The table must therefore contain
+//! its INSERT is sent until the response arrives. If the connection breaks before that, or the
+//! response says that the outcome is unknown, the row stays in doubt, and the client continues with
+//! the next id. The table must therefore contain
 //! every assigned id that is not in doubt, and no id that was not assigned.
 
 use std::collections::BTreeSet;
@@ -17,6 +18,8 @@ use tokio::task::JoinHandle;
 
 use super::live::DemoStatistics;
 
+/// `transaction_resolution_unknown`
+const OUTCOME_UNKNOWN: &str = "08007";
 /// Interval between attempts to reconnect.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
 /// A node that does not accept connections within this time does not recover.
@@ -127,6 +130,7 @@ impl Worker {
                     book.in_doubt.remove(&id);
                     self.live.ledger(book.acknowledged());
                 }
+                Err(error) if error.sqlstate() == Some(OUTCOME_UNKNOWN) => {}
                 Err(error) if error.ends_session() => self.client = self.reconnect().await?,
                 Err(error) => return Err(error).with_context(|| format!("cannot write ledger row {id}")),
             }

@@ -1,22 +1,23 @@
-//! `fulmar demo`: a one-minute demonstration of multi-tenancy and crash recovery.
+//! `fulmar demo`: a one-minute demonstration of a cluster, of many tenants, and of a node's death.
 //!
 //! ```text
-//!   start a node (this executable, temporary directory, free loopback ports)
+//!   start etcd and three nodes (this executable, temporary directory, free loopback ports)
 //!   100 tenants ── 4 banks   PostgreSQL's own pgbench, unmodified: -i, then its TPC-B-like script
 //!              ├── 1 ledger  one client that records which of its inserts were acknowledged
 //!              └── 95 shops  YCSB: ten operations per transaction, at a constant rate
-//!   load ........ kill -9 ── restart ── check ........ load ── check ── summary
+//!   load ........ kill -9 of node 3 ........ load ── check ── summary
 //! ```
 //!
-//! Checks after the crash, and again at the end:
+//! All clients are connected to node 1, which relays the statements of tenants that other nodes
+//! own. When node 3 dies, the two others take its tenants over: the clients stay connected, and
+//! their transactions continue.
+//!
+//! Checks after the death, and again at the end:
 //!
 //! - The ledger has every acknowledged row, and no row that its client did not write.
 //! - In every bank, the accounts, tellers, branches and history have the same sum (pgbench's
 //!   transaction changes all four).
-//! - The history of a bank has a row for each transaction acknowledged to pgbench, and at most one
-//!   more per connection: a transaction that was unanswered at the crash.
-//!
-//! The shops' clients reconnect and continue on their own.
+//! - The history of a bank has exactly one row for each transaction acknowledged to pgbench.
 //!
 //! A failed check ends the demo with an error. On errors and on Ctrl-C too, drop guards end every
 //! process that the demo started, by its id, and remove the temporary directory.
@@ -30,13 +31,14 @@ mod shops;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
+use fulmar_workload::client::Client;
 use fulmar_workload::run::Report;
-use fulmar_workload::server::{Fulmar, Server};
+use fulmar_workload::server::{Cluster, ClusterSetup};
 
 use fulmar_workload::{Target, tenants};
 use futures::future::try_join_all;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::cli::DemoArgs;
 use crate::{output, size::Bytes};
@@ -45,9 +47,14 @@ use ledger::Ledger;
 use live::{DemoStatistics, Screen};
 use shops::Shops;
 
-/// Memory budget of the node: a small part of any machine's memory, and several times the demo's
+/// Memory budget of each node: a small part of any machine's memory, and several times the demo's
 /// need.
-const MEMORY: Bytes = Bytes(512 << 20);
+const MEMORY: Bytes = Bytes(256 << 20);
+/// The node that the clients are connected to, and the one that is killed.
+const GATEWAY: usize = 0;
+const VICTIM: usize = 2;
+/// How long the tenants of a dead node may take to answer at another one.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tenants that run pgbench.
 const BANKS: u32 = 4;
 
@@ -56,13 +63,16 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     pgbench::check_installed().await?;
     let began = Instant::now();
     let binary = std::env::current_exe().context("cannot determine the path of the fulmar executable")?;
-    let mut node = Server::start(Box::new(Fulmar::at(binary)), MEMORY.0, arguments.tenants * 2).await?;
-    let target = node.target();
+    let setup = ClusterSetup { memory_bytes: MEMORY.0, ..ClusterSetup::default() };
+    let mut cluster = Cluster::start(&binary, setup).await?;
+    let target = cluster.target(GATEWAY);
     output::line(&format!(
-        "Started a node at {}:{} with {MEMORY} of memory in {:.1} s.",
+        "Started etcd and {} nodes with {MEMORY} of memory each in {:.1} s. All clients connect to {}, at {}:{}.",
+        cluster.nodes(),
+        began.elapsed().as_secs_f64(),
+        cluster.name(GATEWAY),
         target.host,
         target.port,
-        began.elapsed().as_secs_f64()
     ))?;
 
     let names = Names::new(arguments.tenants);
@@ -75,56 +85,65 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     let mut ledger = Ledger::open(target.with_database(&names.ledger), live.clone()).await?;
     let load = Duration::from_secs(arguments.seconds);
     let shops = Shops::start(&target, &names.shops, load, live.clone()).await?;
-    screen.note("Data loaded. All tenants are under load. The node will be killed halfway.");
-
-    let opened = Instant::now();
-    work_until_killed(&mut node, &mut banks, &screen, &live, opened + load / 2).await?;
-    screen.note("Killed the node with SIGKILL under load. Restarting it ...");
-    let back_after = node.restart().await?;
-    check(&banks, &ledger).await?;
+    let owned = owned_by(&target, cluster.name(VICTIM)).await?;
+    ensure!(!owned.is_empty(), "{} owns no tenant", cluster.name(VICTIM));
     screen.note(&format!(
-        "The node is back after {} ms. Checked: no acknowledged commit of {} and {} is lost; all \
-         books balance.",
-        back_after.as_millis(),
-        plural(ledger.acknowledged(), "ledger row"),
-        plural(banks.iter().map(Bank::acknowledged).sum(), "pgbench transaction"),
+        "Data loaded. All tenants are under load. {}, which owns {}, will be killed halfway.",
+        cluster.name(VICTIM),
+        plural(owned.len() as u64, "tenant"),
     ));
 
-    let left = (opened + load).saturating_duration_since(Instant::now()).max(Duration::from_secs(2));
-    let working = async { try_join_all(banks.iter_mut().map(|bank| bank.run_for(left))).await.map(drop) };
-    screen.show_while(&live, working).await?;
+    let opened = Instant::now();
+    let (working, killing) = (
+        try_join_all(banks.iter_mut().map(|bank| bank.run_for(load))),
+        kill_halfway(&mut cluster, &target, &owned, &screen, opened + load / 2),
+    );
+    let working = async { tokio::try_join!(working, killing).map(|(_, took)| took) };
+    let taken_over_in = screen.show_while(&live, working).await?;
     let report = screen.show_while(&live, shops.finish()).await?;
     ledger.stop().await?;
     check(&banks, &ledger).await?;
     screen.clear();
-    node.stop().await?;
-    summary(
-        &Summary { tenants: arguments.tenants, took: began.elapsed(), back_after, report: &report },
-        &banks,
-        &ledger,
-    )
+    let (tenants, took) = (arguments.tenants, began.elapsed());
+    let summary = Summary { tenants, owned: owned.len() as u64, took, taken_over_in, report: &report };
+    summarize(&summary, &banks, &ledger)
 }
 
-/// Runs the banks' load, and kills the node at the given time.
-async fn work_until_killed(
-    node: &mut Server,
-    banks: &mut [Bank],
+/// The tenants that a node owns.
+async fn owned_by(target: &Target, node: &str) -> anyhow::Result<Vec<String>> {
+    let mut client = Client::connect(target).await?;
+    let sql = format!("SELECT tenant FROM fulmar.partitions WHERE node = '{node}' AND tenant <> 'fulmar'");
+    let rows = client.query(&sql).await.context("cannot read the owners of the tenants")?;
+    client.close().await?;
+    Ok(rows.into_iter().filter_map(|mut row| row.pop().flatten()).collect())
+}
+
+/// Kills a node at the given time, and waits until its tenants answer elsewhere. Returns how long
+/// that took.
+async fn kill_halfway(
+    cluster: &mut Cluster,
+    target: &Target,
+    owned: &[String],
     screen: &Screen,
-    live: &DemoStatistics,
     at: Instant,
-) -> anyhow::Result<()> {
-    let working = try_join_all(banks.iter_mut().map(Bank::run_until_disconnected));
-    tokio::pin!(working);
-    tokio::select! {
-        early = &mut working => {
-            early?;
-            bail!("pgbench ended before the node was killed");
-        }
-        () = screen.show_while(live, sleep_until(at)) => {}
-    }
-    node.kill().await?;
-    working.await?;
-    Ok(())
+) -> anyhow::Result<Duration> {
+    sleep_until(at).await;
+    let death = Instant::now();
+    cluster.kill(VICTIM)?;
+    let answer = async |database: &String| {
+        let mut client = Client::connect(&target.with_database(database)).await?;
+        client.query("SELECT count(*) FROM sqlite_master").await?;
+        client.close().await
+    };
+    let answers = timeout(TAKEOVER_TIMEOUT, try_join_all(owned.iter().map(answer))).await;
+    answers.with_context(|| format!("the tenants did not answer within {TAKEOVER_TIMEOUT:?}"))??;
+    let took = death.elapsed();
+    screen.note(&format!(
+        "Killed {} with SIGKILL under load. All of its tenants answer on the other nodes after {} ms.",
+        cluster.name(VICTIM),
+        took.as_millis(),
+    ));
+    Ok(took)
 }
 
 /// The names of the tenants.
@@ -161,15 +180,17 @@ async fn check(banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
 /// The results for the summary, except those of the banks and the ledger.
 struct Summary<'a> {
     tenants: u32,
+    /// Tenants of the killed node.
+    owned: u64,
     took: Duration,
-    back_after: Duration,
+    taken_over_in: Duration,
     report: &'a Report,
 }
 
-fn summary(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
-    let Summary { tenants, took, back_after, report } = summary;
+fn summarize(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
+    let Summary { tenants, owned, took, taken_over_in, report } = summary;
     let latency = &report.latency;
-    let mut table = output::table(["tenants", "load", "committed", "latency", "after the crash"]);
+    let mut table = output::table(["tenants", "load", "committed", "latency", "after the kill"]);
     table.add_row([
         format!("{} shops", report.tenants),
         "YCSB, 10 operations".to_owned(),
@@ -196,13 +217,14 @@ fn summary(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Re
     ]);
     output::line(&table.to_string())?;
     output::line(&format!(
-        "{tenants} tenants, one kill -9, recovered in {} ms, nothing lost. Total time {:.0} s. \
-         All files are removed.\n\n\
+        "{tenants} tenants on three nodes, one kill -9: {} answered elsewhere after {} ms, nothing lost.\n\
+         Total time {:.0} s. All files are removed.\n\n\
          To start your own node and connect with psql:\n\
          \x20 fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure\n\
          \x20 fulmar tenant create shop\n\
          \x20 psql postgres://fulmar@127.0.0.1:5433/shop",
-        back_after.as_millis(),
+        plural(*owned, "tenant"),
+        taken_over_in.as_millis(),
         took.as_secs_f64(),
     ))
 }

@@ -26,6 +26,7 @@
 //! more of the log.
 
 mod catalog_check;
+mod cluster;
 mod data;
 mod disk_cache;
 mod limits;
@@ -34,11 +35,13 @@ mod memory;
 mod node;
 mod ready;
 mod replica;
+mod security;
 mod store;
 mod superuser;
 mod tls;
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use anyhow::ensure;
 use rustix::fs::Mode;
@@ -56,6 +59,7 @@ use tls::Tls;
 
 /// Runs a node until a signal shuts it down.
 pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
+    let started = Instant::now();
     // For crash tests. Without failpoints in the environment this has no effect.
     fulmar_store::failpoint::arm_from_environment()?;
     check_insecure(&arguments)?;
@@ -69,10 +73,16 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     // All files that this process creates are accessible only to its user, in any directory.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let data = arguments.data.as_deref().map(DataDirectory::lock).transpose()?;
+    if let Some(data) = &data {
+        cluster::check_directory(&arguments, data.path())?;
+    }
 
     let start = async {
         match &data {
-            Some(data) => Node::start(&arguments, data, memory, tls).await,
+            Some(data) => match cluster::start(&arguments, data, memory, tls.clone()).await? {
+                Some(node) => Ok(node),
+                None => Node::start(&arguments, data, memory, tls).await,
+            },
             None => replica::start(&arguments, memory, tls).await,
         }
     };
@@ -89,7 +99,10 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     };
     let password_file = data.as_ref().and_then(|data| ready::password_file(data.path(), arguments.insecure));
     output::line(&ready::line(node.sql_addr(), node.http_addr(), &source, password_file.as_deref()))?;
-    let signal = signals.next().await;
+    let signal = tokio::select! {
+        signal = signals.next() => signal,
+        reason = node.fenced() => return Err(cluster::rejoin(&reason, started).await),
+    };
     tracing::info!(signal, "shutting down; a second signal stops the node immediately");
     node.record_shutdown(signal);
     tokio::select! {

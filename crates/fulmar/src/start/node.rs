@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use fulmar_certificates::Reload;
 use fulmar_engine::{Config, Engine, RetentionSource, Timeline};
 use fulmar_gateway::events::{Event, EventLog, Kind, PreviousRun};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
+use fulmar_node::EnginePartitions;
 use fulmar_pages::Durability;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::catalog_check::{CatalogCheck, with_remedy};
 use super::data::DataDirectory;
 use super::store::NodeStore;
-use super::tls::Tls;
+use super::tls::{Tls, reload_on_change};
 use super::{disk_cache, store, superuser};
 use crate::cli::StartArgs;
 use crate::size::Bytes;
@@ -28,9 +30,9 @@ use crate::size::Bytes;
 pub const METADATA_FILE: &str = "meta.db";
 /// The directory in the data directory for large results. The engine creates it, and puts its own
 /// temporary files there.
-const TEMPORARY_DIRECTORY: &str = "tmp";
+pub(super) const TEMPORARY_DIRECTORY: &str = "tmp";
 /// The directory of the event log in the data directory.
-const EVENTS_DIRECTORY: &str = "events";
+pub(super) const EVENTS_DIRECTORY: &str = "events";
 /// How long a shutdown waits for open HTTP requests.
 const HTTP_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -52,6 +54,11 @@ pub(super) enum Role {
         store: NodeStore,
         /// Publishes the catalog in the store, for replicas.
         publisher: Publisher,
+    },
+    /// A node of a cluster.
+    Member {
+        /// Its part in the ownership protocol.
+        node: Arc<fulmar_node::Node>,
     },
     /// A read-only replica on the store of another node.
     Replica {
@@ -149,10 +156,31 @@ impl Node {
         config.slow_statement = non_zero_duration(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
         config.session_memory_bytes = session_memory_bytes(memory.0);
+        if let Role::Member { node } = &role {
+            config.cluster = Some(node.clone());
+        }
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
+        if let Role::Member { node } = &role {
+            let relays = gateway.relays();
+            let accept = move |stream| {
+                let relays = relays.clone();
+                tokio::spawn(async move { relays.accept(stream).await });
+            };
+            node.serve(Arc::new(EnginePartitions::new(engine.clone())), Arc::new(accept));
+        }
         http.ready(&gateway);
-        let tls = tls.map(|tls| spawn_tls_reload(tls, event_log.clone())).transpose()?;
+        let node_tls = match &role {
+            Role::Member { node } => node.tls(),
+            Role::Primary { .. } | Role::Replica { .. } => None,
+        };
+        let mut certificates: Vec<Arc<dyn Reload>> = Vec::new();
+        certificates.extend(tls.map(|tls| tls as Arc<dyn Reload>));
+        certificates.extend(node_tls.map(|tls| tls as Arc<dyn Reload>));
+        let tls = match certificates.is_empty() {
+            true => None,
+            false => Some(spawn_tls_reload(certificates, event_log.clone())?),
+        };
         tracing::info!(%memory, insecure = arguments.insecure, "node is ready to accept connections");
         event_log.record(started_event(&event_log, &engine, arguments));
         Ok(Self { engine, role, gateway, http, event_log, tls })
@@ -173,9 +201,26 @@ impl Node {
         self.event_log.record(Event::new(Kind::NodeStopping).detail("signal", signal));
     }
 
-    /// Stops accepting connections, lets running statements finish within the gateway's grace
+    /// Completes when the node's incarnation in its cluster has ended, with the reason.
+    pub async fn fenced(&self) -> String {
+        match &self.role {
+            Role::Member { node } => node.fenced().await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Hands databases over to other nodes of a cluster, stops accepting connections, lets running statements finish within the gateway's grace
     /// period, flushes and stops.
     pub async fn shutdown(self) -> anyhow::Result<()> {
+        if let Role::Member { node } = &self.role {
+            let kept = node.drain().await;
+            if kept > 0 {
+                tracing::warn!(
+                    databases = kept,
+                    "databases remain on this node until another one takes over"
+                );
+            }
+        }
         self.gateway.shutdown().await;
         match tokio::time::timeout(HTTP_SHUTDOWN_TIMEOUT, self.http.shutdown()).await {
             Ok(stopped) => stopped.context("HTTP server shutdown failed")?,
@@ -190,6 +235,12 @@ impl Node {
                 let stopped = self.engine.shutdown().await;
                 stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
                 store.record_clean_shutdown().await
+            }
+            Role::Member { node } => {
+                let stopped = self.engine.shutdown().await;
+                stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
+                node.leave().await;
+                Ok(())
             }
             Role::Replica { catalog_task, scratch } => {
                 catalog_task.abort();
@@ -226,9 +277,12 @@ fn progress(config: &Config) -> StartProgress {
 
 /// Starts to reload certificates on SIGHUP. The signal then no longer ends the process, so this is
 /// called only if there are certificates.
-fn spawn_tls_reload(tls: Arc<Tls>, event_log: Arc<EventLog>) -> anyhow::Result<JoinHandle<()>> {
+fn spawn_tls_reload(
+    certificates: Vec<Arc<dyn Reload>>,
+    event_log: Arc<EventLog>,
+) -> anyhow::Result<JoinHandle<()>> {
     let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    Ok(tokio::spawn(tls.reload_on_change(hangups, event_log)))
+    Ok(tokio::spawn(reload_on_change(certificates, hangups, event_log)))
 }
 
 /// Returns the event for the start of the node.

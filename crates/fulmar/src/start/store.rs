@@ -225,7 +225,7 @@ fn decode(bytes: &Bytes) -> Option<u128> {
 
 /// Claims a store that has no owner. Fails if it has one, or if it does not support conditional
 /// puts, so that a second data directory could claim it as well.
-async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
+pub(super) async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
     let belongs_to_another = || {
         anyhow!(
             "the store {store} belongs to another data directory, or store.id of this data \
@@ -255,6 +255,17 @@ async fn put_if_absent(store: &Reliable, owner: Bytes) -> anyhow::Result<bool> {
         Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
         Err(failure) => Err(cannot_use(store, failure)),
     }
+}
+
+/// The id in the store's object `owner`. `None` if the store has no owner.
+pub(super) async fn owner(store: &Reliable) -> anyhow::Result<Option<u128>> {
+    let Some(found) = read(store, OWNER_OBJECT).await? else { return Ok(None) };
+    let id = decode(&found).with_context(|| {
+        format!(
+            "the object `{OWNER_OBJECT}` of the store {store} is damaged; restore it from a copy of the store"
+        )
+    });
+    id.map(Some)
 }
 
 /// Reads a whole object. Returns `None` if it does not exist.

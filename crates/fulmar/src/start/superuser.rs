@@ -30,7 +30,11 @@ pub async fn ensure_password(catalog: &Catalog, data: &Path) -> anyhow::Result<(
     let password = write_or_read(data, &file)
         .with_context(|| format!("cannot store the superuser's password in {}", file.display()))?;
     let verifier = fulmar_gateway::scram_verifier(&password);
-    catalog.alter_user_password(SYSTEM_USER, Some(verifier)).await?;
+    if !catalog.set_first_password(SYSTEM_USER, verifier).await? {
+        // Another node of the cluster, which was started at the same time, has set its own.
+        return std::fs::remove_file(&file)
+            .with_context(|| format!("cannot remove {}, which has an unused password", file.display()));
+    }
     tracing::info!(
         user = SYSTEM_USER,
         password_file = %file.display(),

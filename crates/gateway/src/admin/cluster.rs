@@ -87,13 +87,10 @@ pub(super) fn check_owned_here(statement: &str, tenant: &Tenant, context: &Conte
         return Ok(());
     }
     let nodes = cluster.nodes();
-    let owner = nodes.iter().find(|node| owner.is_some_and(|owner| owner.node == node.id));
-    let message = format!("{statement} must be run at the node that owns the database");
-    let error = unsupported(&message);
-    Err(match owner {
-        Some(owner) => error
-            .detail(format!("Node \"{}\" owns database \"{}\".", owner.name, tenant.name))
-            .hint(format!("Connect to that node: {}.", owner.sql)),
-        None => error.detail(format!("Another node owns database \"{}\".", tenant.name)),
-    })
+    let name = |id: u32| nodes.iter().find(|node| node.id == id).map(|node| node.name.as_str());
+    let owner = owner.and_then(|owner| name(owner.node)).unwrap_or("another node");
+    let here = name(cluster.this_node()).unwrap_or_default();
+    Err(unsupported(&format!("cannot execute {statement} for a database of another node"))
+        .detail(format!("Node \"{owner}\" owns the database. The command runs on node \"{here}\"."))
+        .hint(format!("Move the database first: ALTER DATABASE ... SET node = '{here}'.")))
 }

@@ -83,8 +83,8 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::RestoreDatabase { name, at_unix_ms } => {
-            let restored = context.find(name)?;
-            cluster::check_owned_here(admin.tag(), &restored, context)?;
+            let tenant = context.find(name)?;
+            cluster::check_owned_here(admin.tag(), &tenant, context)?;
             let tenant = restore::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));

@@ -7,6 +7,7 @@ use fulmar_dialect::row;
 use fulmar_dialect::system::{Rows, table};
 use fulmar_engine::Database;
 use fulmar_meta::Tenant;
+use hashbrown::HashMap;
 
 use super::viewer::{Table, Viewer};
 use crate::Result;
@@ -71,9 +72,10 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
 /// The partitions of the tenants that the viewer may connect to.
 fn partitions(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
     let Some(cluster) = &viewer.sources.cluster else { return Ok(Rows::new()) };
-    let tenants = viewer.tenants();
+    let tenants: HashMap<_, Arc<Tenant>> =
+        viewer.tenants().into_iter().map(|tenant| (tenant.partition, tenant)).collect();
     let row = |partition: PartitionInfo| {
-        let tenant: &Arc<Tenant> = tenants.iter().find(|tenant| tenant.partition == partition.id)?;
+        let tenant = tenants.get(&partition.id)?;
         Some(row![
             partition.id.0 as i64,
             tenant.name.as_str(),

@@ -128,6 +128,16 @@ impl Catalog {
         Ok(())
     }
 
+    /// Waits until lookups include every change that was committed before the call, by any node.
+    ///
+    /// Errors: those of the store.
+    pub async fn catch_up(&self) -> Result<(), MetaError> {
+        // The record exists, so this changes nothing. It conflicts at the newest revision, which the
+        // cache has reached when the store returns.
+        let conflicting = Transaction::new().absent(Key::Tenant(SYSTEM_TENANT).to_string());
+        self.store.transact(conflicting).await.map(drop)
+    }
+
     /// Plans and commits a change. Retries after conflicts, at most [`MAX_ATTEMPTS`] times. Returns
     /// the plan's result and the revision of the change. An empty transaction is not run.
     async fn change<T>(

@@ -91,6 +91,23 @@ impl Catalog {
         Ok(Arc::new(User { revision, ..user }))
     }
 
+    /// Sets a user's password if it has none. Returns false if it has one.
+    ///
+    /// Errors: `Missing`, and those of the store.
+    pub async fn set_first_password(&self, name: &str, verifier: ScramVerifier) -> Result<bool, MetaError> {
+        let (is_set, _) = self
+            .change(|state| {
+                let current = state.user(name)?;
+                if current.verifier.is_some() {
+                    return Ok((Transaction::new(), false));
+                }
+                let user = User { verifier: Some(verifier.clone()), ..User::clone(current) };
+                Ok((replaced(current, user).0, true))
+            })
+            .await?;
+        Ok(is_set)
+    }
+
     /// Drops a user and its privileges.
     ///
     /// Errors: `Missing`, `InUse` (it owns tenants, or is the system user), and those of the store.

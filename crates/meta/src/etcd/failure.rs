@@ -39,7 +39,7 @@ impl Failure {
             Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => {
                 Failure::Rejected(MetaError::Unavailable {
                     cause: format!("cannot be reached at {endpoint}: {error}"),
-                    remedy: "Correct the address, which is HOST:PORT of an etcd member, or the certificates.",
+                    remedy: "Correct --meta, which contains the HOST:PORT of etcd's members, or --meta-ca, --meta-cert and --meta-key.",
                 })
             }
             error => Failure::Unknown(format!("{endpoint}: {error}")),
@@ -93,11 +93,11 @@ fn of_status(endpoint: &str, status: &Status) -> Failure {
         }),
         NO_USER | WRONG_PASSWORD => Failure::Rejected(MetaError::PermissionDenied {
             cause: format!("rejects this node's user: etcd at {endpoint}: {message}"),
-            remedy: "Configure an etcd user and its password.",
+            remedy: "Set --meta-user and --meta-password-file to a user of etcd and its password.",
         }),
         AUTH_DISABLED => Failure::Rejected(MetaError::PermissionDenied {
             cause: format!("has no users: etcd at {endpoint}: {message}"),
-            remedy: "Configure no etcd user, or run `etcdctl auth enable`.",
+            remedy: "Remove --meta-user, or run `etcdctl auth enable`.",
         }),
         _ => of_code(endpoint, status),
     }

@@ -83,7 +83,8 @@ async fn transaction_without_operations_is_not_proposed_to_raft() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn full_etcd_rejects_changes_but_not_leases() {
-    let setup = EtcdSetup { arguments: vec!["--quota-backend-bytes=16777216".to_owned()], tls: false };
+    let setup =
+        EtcdSetup { arguments: vec!["--quota-backend-bytes=16777216".to_owned()], ..EtcdSetup::default() };
     let etcd = block_in_place(|| Etcd::start_with(1, setup)).unwrap();
     let store = open(etcd.endpoints()).await;
     let alive = commit(&*store, Transaction::new().put("node/1", "alive")).await;
@@ -121,7 +122,7 @@ async fn authentication_with_signed_tokens() {
     let directory = tempfile::tempdir().unwrap();
     let key = certificate(directory.path(), "token", &[]).unwrap().key;
     let argument = format!("--auth-token=jwt,sign-method=ES256,priv-key={}", key.display());
-    let setup = EtcdSetup { arguments: vec![argument], tls: false };
+    let setup = EtcdSetup { arguments: vec![argument], ..EtcdSetup::default() };
     let etcd = block_in_place(|| Etcd::start_with(1, setup)).unwrap();
     authentication_is_enforced_and_renewed(&etcd).await;
 }
@@ -149,8 +150,8 @@ async fn authentication_is_enforced_and_renewed(etcd: &Etcd) {
         ..options(etcd.endpoints())
     };
     for (user, remedy) in [
-        (None, "Configure an etcd user"),
-        (Some(("node", "wrong")), "Configure an etcd user"),
+        (None, "--meta-password-file"),
+        (Some(("node", "wrong")), "--meta-password-file"),
         (Some(("guest", "secret")), "readwrite"),
     ] {
         let denied = EtcdStore::open(with_user(user)).await.unwrap_err();

@@ -19,6 +19,7 @@
 //! `docs/benchmarks.md` describes each case.
 
 mod cases;
+mod cluster;
 mod connections;
 mod consolidation;
 mod copy;
@@ -49,6 +50,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::cases::Suite;
 use self::cases::{CASES, Case, Group};
+pub use self::cluster::{ClusterBenchArgs, cluster};
 pub use self::result::{Bound, CaseResult, Outcome, Peer, text};
 use self::rounds::{Bench, MakeProduct};
 pub use self::store::{StoreArgs, store};

@@ -2,6 +2,7 @@
 //! directory.
 
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,13 +11,16 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use super::network::{HUB, Network};
 use super::ports::ReservedPort;
 use super::usage::ProcessTree;
-use super::{Etcd, POLL_INTERVAL, S3Server, START_TIMEOUT, STOP_TIMEOUT, first_answer, tail};
+use super::{Etcd, EtcdSetup, POLL_INTERVAL, S3Server, START_TIMEOUT, STOP_TIMEOUT, first_answer, tail};
 use crate::Target;
 
 /// The database that a node answers for when it is ready.
 const SYSTEM_DATABASE: &str = "fulmar";
+/// The file in the data directory of the first node with the superuser's password.
+const PASSWORD_FILE: &str = "superuser-password";
 
 /// Where a cluster keeps its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +43,10 @@ pub struct ClusterSetup {
     pub store: ClusterStore,
     /// Memory for the pages of each node.
     pub memory_bytes: u64,
+    /// Runs each node in a network namespace of its own, so that it can be cut off
+    /// ([`Cluster::network`]). This process must be in a private namespace
+    /// ([`run_in_private`](super::run_in_private)). Clients then log in with a password.
+    pub isolated: bool,
     /// Additional arguments of `fulmar start`.
     pub arguments: Vec<String>,
 }
@@ -50,6 +58,7 @@ impl Default for ClusterSetup {
             etcd_members: 1,
             store: ClusterStore::default(),
             memory_bytes: 64 << 20,
+            isolated: false,
             arguments: Vec::new(),
         }
     }
@@ -71,6 +80,7 @@ pub struct Cluster {
     nodes: Vec<ClusterNode>,
     etcd: Etcd,
     s3: Option<S3Server>,
+    network: Option<Network>,
     // Dropped last, after the processes have ended.
     directory: TempDir,
 }
@@ -90,10 +100,12 @@ impl Cluster {
     pub fn prepare(binary: &Path, setup: ClusterSetup) -> anyhow::Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("fulmar-cluster-").tempdir();
         let directory = directory.context("could not create a temporary directory")?;
-        let etcd = Etcd::start(setup.etcd_members)?;
-        let s3 = (setup.store == ClusterStore::S3).then(S3Server::start).transpose()?;
-        let mut cluster =
-            Cluster { binary: binary.to_owned(), nodes: Vec::new(), etcd, s3, directory, setup };
+        let network = setup.isolated.then(Network::create).transpose()?;
+        let host = if setup.isolated { HUB } else { Ipv4Addr::LOCALHOST };
+        let etcd = Etcd::start_with(setup.etcd_members, EtcdSetup { host, ..EtcdSetup::default() })?;
+        let s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
+        let (binary, nodes) = (binary.to_owned(), Vec::new());
+        let mut cluster = Cluster { binary, nodes, etcd, s3, network, directory, setup };
         for _ in 0..cluster.setup.nodes {
             cluster.add_node()?;
         }
@@ -103,6 +115,9 @@ impl Cluster {
     /// Adds a node, which does not run yet. Returns its number.
     pub fn add_node(&mut self) -> anyhow::Result<usize> {
         let number = self.nodes.len();
+        if let Some(network) = &mut self.network {
+            network.add()?;
+        }
         let name = format!("n{}", number + 1);
         let ports =
             [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
@@ -114,10 +129,21 @@ impl Cluster {
     /// The command that starts a node.
     pub fn command(&self, number: usize) -> Command {
         let node = &self.nodes[number];
-        let [sql, http, rpc] = node.ports.each_ref().map(|port| format!("127.0.0.1:{}", port.number()));
-        let mut command = Command::new(&self.binary);
+        let host = self.host(number);
+        let [sql, http, rpc] = node.ports.each_ref().map(|port| format!("{host}:{}", port.number()));
+        let mut command = match &self.network {
+            Some(network) => {
+                let mut command = network.command(number);
+                command.arg(&self.binary);
+                command
+            }
+            None => Command::new(&self.binary),
+        };
         command.arg("start").arg("--data").arg(&node.data);
-        command.args(["--sql", &sql, "--http", &http, "--rpc", &rpc, "--node", &node.name, "--insecure"]);
+        command.args(["--sql", &sql, "--http", &http, "--rpc", &rpc, "--node", &node.name]);
+        if self.network.is_none() {
+            command.arg("--insecure");
+        }
         command.arg("--meta").arg(format!("etcd://{}", self.etcd.endpoints().join(",")));
         command.arg("--memory").arg(self.setup.memory_bytes.to_string());
         match &self.s3 {
@@ -125,7 +151,8 @@ impl Cluster {
                 command.arg("--store").arg(s3.url("cluster")).envs(s3.environment());
             }
             None => {
-                command.arg("--store").arg(self.path("store"));
+                let url = format!("file://{}", self.path("store").display());
+                command.arg("--store").arg(url);
             }
         }
         command.args(&self.setup.arguments);
@@ -226,18 +253,29 @@ impl Cluster {
     /// The administrative database through a node.
     pub fn target(&self, number: usize) -> Target {
         Target {
-            host: "127.0.0.1".to_owned(),
+            host: self.host(number).to_string(),
             port: self.nodes[number].ports[0].number(),
             user: SYSTEM_DATABASE.to_owned(),
-            password: None,
+            password: self.password(),
             database: SYSTEM_DATABASE.to_owned(),
         }
     }
 
-    /// The URL of a database through a node.
-    pub fn url(&self, number: usize, database: &str) -> String {
-        let port = self.nodes[number].ports[0].number();
-        format!("postgres://{SYSTEM_DATABASE}@127.0.0.1:{port}/{database}")
+    /// The superuser's password, which the first node has generated.
+    fn password(&self) -> Option<String> {
+        self.network.as_ref()?;
+        let text = std::fs::read_to_string(self.nodes[0].data.join(PASSWORD_FILE)).ok()?;
+        Some(text.trim_end().to_owned())
+    }
+
+    /// Where a node listens.
+    fn host(&self, number: usize) -> Ipv4Addr {
+        self.network.as_ref().map_or(Ipv4Addr::LOCALHOST, |network| network.address(number))
+    }
+
+    /// The network, if the nodes are isolated.
+    pub fn network(&self) -> Option<&Network> {
+        self.network.as_ref()
     }
 
     /// The port of a node for HTTP.

@@ -1,6 +1,7 @@
 //! Runs an etcd cluster on loopback, in a temporary directory: Debian's etcd.
 
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,12 +19,20 @@ const POLL: Duration = Duration::from_millis(20);
 const PACKAGES: &str = "install Debian's packages etcd-server and etcd-client";
 
 /// How an etcd cluster is set up.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct EtcdSetup {
+    /// The address that the members listen on.
+    pub host: Ipv4Addr,
     /// Additional arguments of each member.
     pub arguments: Vec<String>,
     /// TLS between clients and members, with client certificates.
     pub tls: bool,
+}
+
+impl Default for EtcdSetup {
+    fn default() -> Self {
+        EtcdSetup { host: Ipv4Addr::LOCALHOST, arguments: Vec::new(), tls: false }
+    }
 }
 
 /// The certificates of an etcd cluster with TLS.
@@ -89,7 +98,7 @@ impl Etcd {
     /// The client addresses of the members, as HOST:PORT.
     pub fn endpoints(&self) -> Vec<String> {
         // The certificate is for a host name, not for an address.
-        let host = if self.setup.tls { "localhost" } else { "127.0.0.1" };
+        let host = if self.setup.tls { "localhost".to_owned() } else { self.setup.host.to_string() };
         self.members.iter().map(|member| format!("{host}:{}", member.client_port.number())).collect()
     }
 
@@ -154,8 +163,10 @@ impl Etcd {
             command.arg("snapshot").arg("restore").arg(snapshot).arg("--data-dir").arg(data);
             command.args(["--name", name, "--initial-cluster-token", &self.token.to_string()]);
             command.args(["--initial-cluster", &self.initial_cluster()]);
-            command
-                .args(["--initial-advertise-peer-urls", &format!("http://127.0.0.1:{}", peer_port.number())]);
+            command.args([
+                "--initial-advertise-peer-urls",
+                &format!("http://{}:{}", self.setup.host, peer_port.number()),
+            ]);
             output(&mut command)?;
         }
         self.start_all()
@@ -200,8 +211,8 @@ impl Etcd {
     }
 
     fn command(&self, member: &Member) -> Command {
-        let client_url = format!("{}://127.0.0.1:{}", self.scheme(), member.client_port.number());
-        let peer_url = format!("http://127.0.0.1:{}", member.peer_port.number());
+        let client_url = format!("{}://{}:{}", self.scheme(), self.setup.host, member.client_port.number());
+        let peer_url = format!("http://{}:{}", self.setup.host, member.peer_port.number());
         let mut command = Command::new("etcd");
         command.args(["--name", &member.name]).arg("--data-dir").arg(&member.data);
         command.args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url]);
@@ -223,8 +234,9 @@ impl Etcd {
     }
 
     fn initial_cluster(&self) -> String {
-        let peer =
-            |member: &Member| format!("{}=http://127.0.0.1:{}", member.name, member.peer_port.number());
+        let peer = |member: &Member| {
+            format!("{}=http://{}:{}", member.name, self.setup.host, member.peer_port.number())
+        };
         self.members.iter().map(peer).collect::<Vec<_>>().join(",")
     }
 }

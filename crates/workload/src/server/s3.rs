@@ -1,5 +1,6 @@
 //! Runs an S3 server on a temporary directory: versitygw, which `make tools` builds.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -33,20 +34,25 @@ pub struct S3Server {
 impl S3Server {
     /// Starts the versitygw that `make tools` has built.
     pub fn start() -> anyhow::Result<S3Server> {
-        Self::start_program(Path::new(PROGRAM), false)
+        Self::start_program(Path::new(PROGRAM), Ipv4Addr::LOCALHOST, false)
+    }
+
+    /// Like [`S3Server::start`], on this address.
+    pub fn start_on(host: Ipv4Addr) -> anyhow::Result<S3Server> {
+        Self::start_program(Path::new(PROGRAM), host, false)
     }
 
     /// Starts the versitygw at `program`.
     pub fn start_at(program: &Path) -> anyhow::Result<S3Server> {
-        Self::start_program(program, false)
+        Self::start_program(program, Ipv4Addr::LOCALHOST, false)
     }
 
     /// Like [`S3Server::start`], with TLS and a self-signed certificate: [`S3Server::certificate`].
     pub fn start_with_tls() -> anyhow::Result<S3Server> {
-        Self::start_program(Path::new(PROGRAM), true)
+        Self::start_program(Path::new(PROGRAM), Ipv4Addr::LOCALHOST, true)
     }
 
-    fn start_program(program: &Path, with_tls: bool) -> anyhow::Result<S3Server> {
+    fn start_program(program: &Path, host: Ipv4Addr, with_tls: bool) -> anyhow::Result<S3Server> {
         ensure!(program.exists(), "there is no S3 server at {}; run `make tools`", program.display());
         let directory = tempfile::Builder::new()
             .prefix("fulmar-s3-")
@@ -58,7 +64,7 @@ impl S3Server {
         let reserved_port = ReservedPort::reserve_free()?;
         let port = reserved_port.number();
         let mut command = Command::new(program);
-        command.args(["--quiet", "--port", &format!("127.0.0.1:{port}")]);
+        command.args(["--quiet", "--port", &format!("{host}:{port}")]);
         // Not a CA certificate, so that clients must trust it as a server certificate.
         let no_authority = ["-addext", "basicConstraints=critical,CA:FALSE"];
         let tls = with_tls.then(|| certificate(directory.path(), "server", &no_authority)).transpose()?;
@@ -71,15 +77,16 @@ impl S3Server {
         let child = command.spawn().with_context(|| format!("could not run {command:?}"))?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         // The certificate is for a host name, not for an address.
-        let endpoint = format!("{scheme}://localhost:{port}");
+        let name = if host == Ipv4Addr::LOCALHOST { "localhost".to_owned() } else { host.to_string() };
+        let endpoint = format!("{scheme}://{name}:{port}");
         let mut server = S3Server { child, endpoint, tls, directory, _port: reserved_port };
-        server.wait_for(port)?;
+        server.wait_for(host, port)?;
         Ok(server)
     }
 
-    fn wait_for(&mut self, port: u16) -> anyhow::Result<()> {
+    fn wait_for(&mut self, host: Ipv4Addr, port: u16) -> anyhow::Result<()> {
         let begin = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while std::net::TcpStream::connect((host, port)).is_err() {
             ensure!(self.child.try_wait()?.is_none(), "the S3 server exited before it answered");
             ensure!(begin.elapsed() < START_TIMEOUT, "the S3 server did not answer within {START_TIMEOUT:?}");
             std::thread::sleep(POLL_INTERVAL);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use fulmar_cluster::Rules;
 use fulmar_cluster::directory::DataDirectory;
-use fulmar_cluster::environment::{Environment, LogObjects, PartitionObjects, Uncertain};
+use fulmar_cluster::environment::{Environment, LogObjects, ObjectEnvironment, PartitionObjects, Uncertain};
 use fulmar_meta::MetadataStore;
 use fulmar_pages::PartitionId;
 use fulmar_simulation::{Process, Simulation};
@@ -325,15 +325,17 @@ impl Environment for Env {
         self
     }
 
-    fn objects(&self) -> &dyn PartitionObjects {
-        self
-    }
-
     fn directory(&self) -> &dyn DataDirectory {
         self
     }
 
     fn rules(&self) -> &Rules {
         &self.world.rules
+    }
+}
+
+impl ObjectEnvironment for Env {
+    fn objects(&self) -> &dyn PartitionObjects {
+        self
     }
 }

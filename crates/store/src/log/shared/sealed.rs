@@ -22,6 +22,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use fulmar_pages::PartitionId;
 use futures::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
@@ -44,9 +45,14 @@ const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 /// The sealed logs in a store.
 pub struct SealedLogs {
     store: Reliable,
-    logs: Mutex<HashMap<(u128, u64), Arc<OnceCell<SealedLog>>>>,
+    logs: Mutex<HashMap<(u128, u64), SharedIndex>>,
     cache: Cache<(u128, Slot), Arc<LogObject>, ObjectWeight>,
+    /// Set by each use, cleared by [`SealedLogs::forget_unused`].
+    is_used: AtomicBool,
 }
+
+/// The index of a log, read on first use.
+type SharedIndex = Arc<OnceCell<SealedLog>>;
 
 #[derive(Clone)]
 struct ObjectWeight;
@@ -79,6 +85,7 @@ impl SealedLogs {
             store,
             logs: Mutex::default(),
             cache: Cache::with_weighter(capacity, memory_bytes, ObjectWeight),
+            is_used: AtomicBool::new(false),
         }
     }
 
@@ -122,6 +129,14 @@ impl SealedLogs {
         Ok(found)
     }
 
+    /// Frees the memory if no log was read since the last call. Called periodically.
+    pub fn forget_unused(&self) {
+        if !self.is_used.swap(false, Relaxed) {
+            self.logs.lock().clear();
+            self.cache.clear();
+        }
+    }
+
     /// Calls `visit` with the objects that count in a range.
     async fn visit(
         &self,
@@ -131,6 +146,7 @@ impl SealedLogs {
         to: LogPosition,
         mut visit: impl FnMut(Slot, &[PartitionId]),
     ) -> Result<(), LogError> {
+        self.is_used.store(true, Relaxed);
         let (mut first, to) = (from.0, to.0);
         let Some(last) = to.before().filter(|_| first < to) else { return Ok(()) };
         let mut incarnation = last.incarnation;

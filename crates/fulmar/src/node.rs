@@ -1,0 +1,121 @@
+//! `fulmar node`: lists and drains the nodes of a cluster with SQL statements.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, ensure};
+use futures::stream::{self, StreamExt};
+use serde::Serialize;
+use tokio_postgres::Client;
+
+use crate::cli::{NodeAction, NodeArgs};
+use crate::client::{connect, from_row, server_error};
+use crate::output;
+use crate::tenant::{SYSTEM_DATABASE, literal, quoted};
+
+/// Number of databases that a drain moves concurrently.
+const CONCURRENT_MOVES: usize = 16;
+
+/// A row of the node list.
+#[derive(Serialize)]
+struct NodeRow {
+    name: String,
+    state: String,
+    incarnation: i64,
+    partitions: i64,
+    sql: String,
+    rpc: String,
+}
+
+/// A drained database, for `--json`.
+#[derive(Serialize)]
+struct Moved {
+    database: String,
+    node: String,
+}
+
+/// Runs `fulmar node`.
+pub async fn run(arguments: NodeArgs) -> anyhow::Result<()> {
+    let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
+    let nodes = nodes(&client).await?;
+    ensure!(
+        !nodes.is_empty(),
+        "no nodes are visible: the node is not part of a cluster, or the user is not a superuser"
+    );
+    match &arguments.action {
+        NodeAction::List => list(&nodes, arguments.json),
+        NodeAction::Drain { name } => drain(&client, name, &nodes, &arguments).await,
+    }
+}
+
+async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeRow>> {
+    let sql = "SELECT name, state, incarnation, partitions, sql, rpc FROM fulmar.nodes ORDER BY name";
+    let rows = client.query(sql, &[]).await.map_err(|error| server_error(&error))?;
+    let node = |row: &tokio_postgres::Row| -> Result<NodeRow, tokio_postgres::Error> {
+        Ok(from_row!(row => NodeRow { name, state, incarnation, partitions, sql, rpc }))
+    };
+    Ok(rows.iter().map(node).collect::<Result<_, _>>()?)
+}
+
+fn list(nodes: &[NodeRow], json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(&nodes);
+    }
+    let mut table = output::table(["node", "state", "incarnation", "databases", "sql", "rpc"]);
+    for node in nodes {
+        let (incarnation, partitions) = (node.incarnation.to_string(), node.partitions.to_string());
+        table.add_row([&*node.name, &*node.state, &*incarnation, &*partitions, &*node.sql, &*node.rpc]);
+    }
+    output::line(&table.to_string())
+}
+
+/// Moves all databases of a node, each to the node that has the fewest by then.
+async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeArgs) -> anyhow::Result<()> {
+    ensure!(nodes.iter().any(|node| node.name == name), "node \"{name}\" does not exist");
+    let others = nodes.iter().filter(|node| node.name != name && node.state == "alive");
+    let mut counts: BTreeMap<&str, i64> = others.map(|node| (node.name.as_str(), node.partitions)).collect();
+    ensure!(!counts.is_empty(), "no other node is alive; start one first");
+    let sql =
+        "SELECT tenant FROM fulmar.partitions WHERE node = $1 AND durability = 'shared' ORDER BY partition";
+    let rows = client.query(sql, &[&name]).await.map_err(|error| server_error(&error))?;
+    let mut moves = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let database: String = row.try_get(0)?;
+        let least = counts.iter_mut().min_by_key(|(_, count)| **count);
+        let (node, count) = least.context("no other node is alive; start one first")?;
+        *count += 1;
+        moves.push(Moved { database, node: (*node).to_owned() });
+    }
+    let bar = output::progress("moved", moves.len() as u64);
+    // A connection runs one statement at a time.
+    let mut clients = Vec::new();
+    for _ in 0..CONCURRENT_MOVES.min(moves.len()) {
+        clients.push(connect(&arguments.server, SYSTEM_DATABASE).await?);
+    }
+    let queue = std::sync::Mutex::new(moves.iter());
+    let workers = clients.iter().map(|client| {
+        let (queue, bar) = (&queue, &bar);
+        async move {
+            loop {
+                let next = queue.lock().ok().and_then(|mut queue| queue.next());
+                let Some(Moved { database, node }) = next else { return Ok(()) };
+                move_tenant(client, database, node).await?;
+                bar.inc(1);
+            }
+        }
+    });
+    let results: Vec<anyhow::Result<()>> =
+        stream::iter(workers).buffer_unordered(CONCURRENT_MOVES).collect().await;
+    bar.finish_and_clear();
+    results.into_iter().collect::<anyhow::Result<()>>()?;
+    match arguments.json {
+        true => output::json(&moves),
+        false => output::line(&format!("moved {} databases from {name}", moves.len())),
+    }
+}
+
+/// Moves a tenant to a node.
+pub async fn move_tenant(client: &Client, tenant: &str, node: &str) -> anyhow::Result<()> {
+    let statement = format!("ALTER DATABASE {} SET node = {}", quoted(tenant), literal(node));
+    let moved = client.batch_execute(&statement).await.map_err(|error| server_error(&error));
+    moved.with_context(|| format!("tenant \"{tenant}\" was not moved to node \"{node}\""))
+}

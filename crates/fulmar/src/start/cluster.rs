@@ -1,0 +1,277 @@
+//! `fulmar start --node NAME --rpc ADDR --meta URL`: runs a node of a cluster.
+//!
+//! 1. Metadata store: connect to etcd, and find the cluster in it.
+//! 2. Store: its object `owner` contains the cluster's id. The founder of the cluster creates it;
+//!    every other node refuses a store with another id, or without one.
+//! 3. Catalog: all nodes share it.
+//! 4. Node: register, listen for other nodes, begin an incarnation ([`fulmar_node::Node::join`]).
+//! 5. Engine, gateway and HTTP, as on a single node. The engine opens what the cluster assigns.
+//!
+//! An incarnation that was declared dead replaces its process by a new one with the same arguments
+//! ([`rejoin`]), which joins as the next incarnation.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, ensure};
+use fulmar_engine::{Config, Engine};
+use fulmar_gateway::cluster::Cluster;
+use fulmar_gateway::events::EventLog;
+use fulmar_meta::{Catalog, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
+use fulmar_node::directory::DirectoryOwner;
+use fulmar_node::registration::{self, Registration};
+use fulmar_node::{NodeOptions, rpc};
+use fulmar_pages::Durability;
+use fulmar_store::{Limits, Reliable, Store, StoreUrl};
+
+use super::catalog_check::with_remedy;
+use super::data::DataDirectory;
+use super::node::{self, EVENTS_DIRECTORY, METADATA_FILE, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
+use super::tls::Tls;
+use super::{disk_cache, security, store, superuser};
+use crate::cli::{MetaUrl, StartArgs};
+use crate::size::Bytes;
+
+/// Minimum time from the start of a process to its replacement.
+const MIN_RUN_TIME: Duration = Duration::from_secs(1);
+/// How long a node waits for the founder of the cluster to mark the store.
+const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
+const FOUNDING_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A tenant that has been in creation for this long was left by a node that died.
+const ABANDONED_AFTER: Duration = Duration::from_secs(300);
+
+/// The flags of a node of a cluster.
+struct Flags<'a> {
+    name: &'a str,
+    rpc: SocketAddr,
+    meta: &'a MetaUrl,
+    store: &'a StoreUrl,
+}
+
+/// The flags of a cluster, if they are given.
+fn flags(arguments: &StartArgs) -> Option<Flags<'_>> {
+    let cluster = &arguments.cluster;
+    Some(Flags {
+        name: cluster.node.as_deref()?,
+        rpc: cluster.rpc?,
+        meta: cluster.meta.as_ref()?,
+        store: arguments.store.as_ref()?,
+    })
+}
+
+/// Refuses a data directory of a cluster's node for a single node, and the other way round.
+pub(super) fn check_directory(arguments: &StartArgs, data: &Path) -> anyhow::Result<()> {
+    let owner = DirectoryOwner::read(data)?;
+    match (flags(arguments), owner) {
+        (None, Some(owner)) => Err(anyhow!(
+            "{} is the data directory of node \"{}\" of a cluster; start it with --node {}, --rpc, --meta and \
+             --store, or use another --data",
+            data.display(),
+            owner.name,
+            owner.name
+        )),
+        (Some(_), None) => {
+            ensure!(
+                !data.join(METADATA_FILE).exists(),
+                "{} is the data directory of a single node; use another --data for a node of a cluster, and \
+                 copy the data with COPY",
+                data.display()
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Starts a node of a cluster. `None` if the flags are those of a single node.
+pub(super) async fn start(
+    arguments: &StartArgs,
+    data: &DataDirectory,
+    memory: Bytes,
+    tls: Option<Arc<Tls>>,
+) -> anyhow::Result<Option<Node>> {
+    let Some(flags) = flags(arguments) else { return Ok(None) };
+    ensure!(
+        !flags.rpc.ip().is_unspecified() && flags.rpc.port() != 0,
+        "--rpc {} is not an address that other nodes can reach; use this machine's address and a fixed port",
+        flags.rpc
+    );
+    registration::check_name(flags.name)?;
+    let node_tls = security::node_tls(&arguments.cluster.rpc_tls, flags.name, flags.rpc)?;
+    let mut etcd = EtcdOptions::new(flags.meta.endpoints.clone(), &flags.meta.cluster);
+    security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
+    let http = node::listen(arguments, Arc::new(|| "joining the cluster".to_owned())).await?;
+    let listener = rpc::bind(flags.rpc)?;
+    let events = data.path().join(EVENTS_DIRECTORY);
+    let event_log = tokio::task::spawn_blocking(move || {
+        EventLog::open(&events).with_context(|| format!("cannot open the event log in {}", events.display()))
+    });
+    let metadata = EtcdStore::open(etcd).await.map_err(with_remedy)?;
+    let metadata: Arc<dyn MetadataStore> = Arc::new(metadata);
+    let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
+    let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
+    let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
+    let options = NodeOptions {
+        name: flags.name.to_owned(),
+        rpc: flags.rpc,
+        sql: arguments.sql,
+        data: data.path().to_owned(),
+        tls: node_tls,
+    };
+    let reliable = Reliable::new(store.clone(), Limits::default());
+    let member =
+        fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
+    share_system_partition(&member, &catalog).await?;
+    let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
+    if !arguments.insecure {
+        superuser::ensure_password(&catalog, data.path()).await?;
+    }
+    let role = Role::Member { node: member.clone() };
+    let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
+    let parts = NodeParts { engine, catalog: catalog.clone(), event_log, role, temporary_directory, http };
+    let node = Node::serve(arguments, parts, memory, tls).await?;
+    tokio::spawn(drop_abandoned(member, catalog));
+    Ok(Some(node))
+}
+
+async fn start_engine(
+    arguments: &StartArgs,
+    data: &DataDirectory,
+    memory: Bytes,
+    catalog: &Arc<Catalog>,
+    member: &Arc<fulmar_node::Node>,
+    store: Arc<dyn Store>,
+) -> anyhow::Result<Arc<Engine>> {
+    let mut config = Config::new(data.path(), memory.0);
+    config.whole_process = true;
+    config.max_statement_bytes = arguments.max_statement_size.0 as usize;
+    config.retention = node::retention(catalog.clone());
+    config.store = Some(store);
+    config.membership = Some(member.membership());
+    config.node_id = config.membership.as_ref().map_or(0, |membership| membership.log_node);
+    config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
+    config.statement_stack_bytes = arguments.statement_stack.0 as usize;
+    config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
+    tokio::select! {
+        engine = Engine::start(config) => engine.context("cannot start the engine"),
+        reason = member.fenced() => Err(rejoin(&reason, Instant::now()).await),
+    }
+}
+
+/// Opens the store of the cluster, and registers the node. Founds the cluster if there is none.
+async fn open_store(
+    url: &StoreUrl,
+    name: &str,
+    metadata: &dyn MetadataStore,
+) -> anyhow::Result<(Arc<dyn Store>, Registration)> {
+    ensure!(
+        *url != StoreUrl::Memory,
+        "--store memory: cannot be shared by nodes; use file:///directory or s3://bucket/prefix"
+    );
+    let backend: Arc<dyn Store> =
+        Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
+    let store = Reliable::new(backend.clone(), Limits::default());
+    let owner = store::owner(&store).await?;
+    let existing = registration::find_cluster(metadata).await?;
+    let new_cluster = match (existing, owner) {
+        (Some(cluster), Some(owner)) if cluster != owner => {
+            return Err(anyhow!(
+                "the store {url} belongs to another cluster or to a single node ({owner:032x}), not to the \
+                 cluster in --meta ({cluster:032x}); use the --store and --meta of one cluster"
+            ));
+        }
+        (None, Some(owner)) => {
+            return Err(anyhow!(
+                "the store {url} belongs to another cluster or to a single node ({owner:032x}), and --meta \
+                 contains no cluster; use the --meta of that cluster, or an empty --store for a new one"
+            ));
+        }
+        (_, owner) => owner.unwrap_or_else(rand::random),
+    };
+    let registration = registration::register(metadata, name, new_cluster).await?;
+    if owner.is_none() {
+        match registration.is_founder || registration.node.0 == 1 {
+            true => store::claim(&store, registration.cluster).await?,
+            false => wait_for_founder(&store, url, registration.cluster).await?,
+        }
+    }
+    Ok((backend, registration))
+}
+
+/// Waits until the founder of the cluster has marked the store with the cluster's id.
+async fn wait_for_founder(store: &Reliable, url: &StoreUrl, cluster: u128) -> anyhow::Result<()> {
+    let deadline = Instant::now() + FOUNDING_TIMEOUT;
+    loop {
+        match store::owner(store).await? {
+            Some(owner) if owner == cluster => return Ok(()),
+            None if Instant::now() < deadline => tokio::time::sleep(FOUNDING_POLL_INTERVAL).await,
+            _ => {
+                return Err(anyhow!(
+                    "the store {url} is not the store of the cluster {cluster:032x}: it has no data of it; \
+                     give all nodes the same --store"
+                ));
+            }
+        }
+    }
+}
+
+/// Makes sure that the system partition has an owner, and can have any.
+async fn share_system_partition(member: &fulmar_node::Node, catalog: &Catalog) -> anyhow::Result<()> {
+    let tenants = catalog.all_tenants();
+    let system = tenants.iter().find(|tenant| tenant.partition == SYSTEM_PARTITION);
+    if let Some(system) = system.filter(|system| system.durability != Durability::Shared) {
+        catalog.set_durability(system, Durability::Shared).await.map_err(with_remedy)?;
+    }
+    member.create_partition(SYSTEM_PARTITION, Durability::Shared).await?;
+    Ok(())
+}
+
+/// Drops tenants whose creation or drop a node has left incomplete when it died. Those of the last
+/// minutes may still be in progress on another node.
+async fn drop_abandoned(member: Arc<fulmar_node::Node>, catalog: Arc<Catalog>) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let before_unix_ms = now.saturating_sub(ABANDONED_AFTER).as_millis() as u64;
+    for tenant in catalog.unfinished() {
+        if tenant.created_unix_ms > before_unix_ms {
+            continue;
+        }
+        // One node is enough: that of the system partition.
+        if member.owner(SYSTEM_PARTITION).is_none_or(|owner| owner.node != member.this_node()) {
+            return;
+        }
+        let state = match tenant.state {
+            TenantState::Creating => "creating",
+            _ => "dropping",
+        };
+        tracing::info!(tenant = tenant.name, state, "dropping a tenant left incomplete by a crash");
+        if let Err(error) = member.drop_partition(tenant.partition).await {
+            tracing::warn!(tenant = tenant.name, %error, "cannot drop an incomplete tenant");
+            continue;
+        }
+        if let Err(error) = catalog.finish_drop(&tenant).await {
+            tracing::info!(tenant = tenant.name, %error, "another node has dropped the incomplete tenant");
+        }
+    }
+}
+
+/// Replaces this process by a new one with the same arguments, because its incarnation has ended.
+/// Returns only if that fails. The new process listens on the same ports and locks the same data
+/// directory: all files of this one are closed.
+pub(super) async fn rejoin(reason: &str, started: Instant) -> anyhow::Error {
+    tracing::warn!(reason, "this node was declared dead; it restarts and joins the cluster again");
+    tokio::time::sleep(MIN_RUN_TIME.saturating_sub(started.elapsed())).await;
+    let mut arguments = std::env::args_os();
+    let name = arguments.next();
+    // The file may have been replaced by an upgrade: its new contents are executed then.
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    let mut command = Command::new(program.unwrap_or_else(|| "/proc/self/exe".into()));
+    if let Some(name) = name {
+        command.arg0(name);
+    }
+    let error = command.args(arguments).exec();
+    anyhow::Error::new(error).context("this node was declared dead and cannot restart itself; start it again")
+}

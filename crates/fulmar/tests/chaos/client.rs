@@ -1,0 +1,234 @@
+//! Clients that read and append to lists, and record what they saw.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_workload::Target;
+use fulmar_workload::history::{Event, Transaction};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio_postgres::error::SqlState;
+
+use super::{KEYS, TENANTS, connect, database};
+
+/// A statement or login that takes longer is a defect: the cluster must answer or refuse.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// Pause after a failure.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What all clients share.
+pub struct Shared {
+    targets: Vec<Target>,
+    /// A logical clock.
+    clock: AtomicU64,
+    /// The next value to append.
+    value: AtomicU32,
+}
+
+impl Shared {
+    pub fn new(targets: Vec<Target>) -> Shared {
+        Shared { targets, clock: AtomicU64::new(1), value: AtomicU32::new(1) }
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+/// A transaction as its client saw it.
+pub struct Record {
+    pub tenant: usize,
+    pub transaction: Transaction,
+    /// The client does not know whether it has committed.
+    pub is_unknown: bool,
+    /// SQLSTATE of the failure, or what failed otherwise.
+    pub failure: Option<String>,
+}
+
+/// A client with at most one connection.
+pub struct Client {
+    number: usize,
+    shared: Arc<Shared>,
+    random: StdRng,
+}
+
+/// How a transaction ended.
+enum End {
+    Committed,
+    /// Not committed for certain.
+    Refused(String),
+    Unknown(String),
+}
+
+impl Client {
+    pub fn new(number: usize, shared: Arc<Shared>, random: StdRng) -> Client {
+        Client { number, shared, random }
+    }
+
+    /// Runs transactions until `stop` is set. Returns their records.
+    pub async fn run(mut self, stop: Arc<AtomicBool>) -> Vec<Record> {
+        let mut records = Vec::new();
+        let mut connection: Option<(usize, tokio_postgres::Client)> = None;
+        while !stop.load(Ordering::Relaxed) {
+            // A connection is used for some transactions, then another tenant and node are chosen.
+            if connection.is_none() || self.random.random_bool(0.1) {
+                let tenant = self.random.random_range(0..TENANTS);
+                let target = &self.shared.targets[self.random.random_range(0..self.shared.targets.len())];
+                let name = database(tenant);
+                let connected = tokio::time::timeout(ANSWER_TIMEOUT, connect(target, &name));
+                match connected.await.expect("a login was neither answered nor refused") {
+                    Ok(client) => connection = Some((tenant, client)),
+                    Err(_) => {
+                        connection = None;
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    }
+                }
+            }
+            let Some((tenant, client)) = &connection else { continue };
+            let tenant = *tenant;
+            let record = tokio::time::timeout(ANSWER_TIMEOUT, self.transaction(tenant, client));
+            let record = record.await.expect("a transaction was neither answered nor refused");
+            let failed = record.failure.is_some();
+            records.push(record);
+            if client.is_closed() || (failed && client.batch_execute("ROLLBACK").await.is_err()) {
+                connection = None;
+            }
+            if failed {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        records
+    }
+
+    async fn transaction(&mut self, tenant: usize, client: &tokio_postgres::Client) -> Record {
+        let is_auto = self.random.random_bool(0.4);
+        let began = self.shared.tick();
+        let mut events = Vec::new();
+        let end = match is_auto {
+            true => self.append_auto(client, &mut events).await,
+            false => self.explicit(client, &mut events).await,
+        };
+        let (committed, is_unknown, failure) = match end {
+            End::Committed => (true, false, None),
+            End::Refused(failure) => (false, false, Some(failure)),
+            End::Unknown(failure) => (false, true, Some(failure)),
+        };
+        let kind = if is_auto { "autocommit" } else { "transaction" };
+        let kind = format!("tenant {tenant} {kind} {}", failure.as_deref().unwrap_or_default());
+        let ended = self.shared.tick();
+        let transaction = Transaction { session: self.number, kind, began, ended, committed, events };
+        Record { tenant, transaction, is_unknown, failure }
+    }
+
+    /// One autocommitted statement that appends and returns the list.
+    async fn append_auto(&mut self, client: &tokio_postgres::Client, events: &mut Vec<Event>) -> End {
+        let key = self.random.random_range(0..KEYS);
+        let value = self.shared.value.fetch_add(1, Ordering::Relaxed);
+        events.push(Event::Append { key, value });
+        let sql = "UPDATE lists SET v = v || ' ' || $1 WHERE k = $2 RETURNING v";
+        match client.query_one(sql, &[&value.to_string(), &(key as i64)]).await {
+            Ok(row) => {
+                events.push(Event::Read { key, list: parse(row.get(0)) });
+                End::Committed
+            }
+            Err(error) => at_commit(&error),
+        }
+    }
+
+    async fn explicit(&mut self, client: &tokio_postgres::Client, events: &mut Vec<Event>) -> End {
+        if let Err(error) = self.statements(client, events).await {
+            // COMMIT was not sent.
+            return End::Refused(describe(&error));
+        }
+        match client.batch_execute("COMMIT").await {
+            Ok(()) => End::Committed,
+            Err(error) => at_commit(&error),
+        }
+    }
+
+    async fn statements(
+        &mut self,
+        client: &tokio_postgres::Client,
+        events: &mut Vec<Event>,
+    ) -> Result<(), tokio_postgres::Error> {
+        client.batch_execute("BEGIN").await?;
+        for _ in 0..self.random.random_range(1..4) {
+            let key = self.random.random_range(0..KEYS);
+            if self.random.random_bool(0.5) {
+                let row = client.query_one("SELECT v FROM lists WHERE k = $1", &[&(key as i64)]).await?;
+                events.push(Event::Read { key, list: parse(row.get(0)) });
+            } else {
+                let value = self.shared.value.fetch_add(1, Ordering::Relaxed);
+                let sql = "UPDATE lists SET v = v || ' ' || $1 WHERE k = $2";
+                events.push(Event::Append { key, value });
+                client.execute(sql, &[&value.to_string(), &(key as i64)]).await?;
+            }
+            if self.random.random_bool(0.2) {
+                tokio::time::sleep(Duration::from_millis(self.random.random_range(0..50))).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the failure of a COMMIT, or of an autocommitted statement, tells.
+fn at_commit(error: &tokio_postgres::Error) -> End {
+    let failure = describe(error);
+    match error.code() {
+        None => End::Unknown(failure),
+        // 08007 says that the outcome is unknown, and a FATAL error may replace the answer.
+        Some(code) if *code == SqlState::TRANSACTION_RESOLUTION_UNKNOWN => End::Unknown(failure),
+        Some(code) if code.code().starts_with("57P01") || code.code().starts_with("58") => {
+            End::Unknown(failure)
+        }
+        Some(_) => End::Refused(failure),
+    }
+}
+
+fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(error) => format!("{} {}", error.code().code(), error.message()),
+        None => error.to_string(),
+    }
+}
+
+/// The values of a list.
+pub fn parse(text: &str) -> Vec<u32> {
+    text.split_whitespace().map(|value| value.parse().expect("a list of numbers")).collect()
+}
+
+/// Counts of transactions.
+#[derive(Default)]
+pub struct Summary {
+    pub committed: usize,
+    unknown: usize,
+    unknown_committed: usize,
+    failures: std::collections::BTreeMap<String, usize>,
+}
+
+impl Summary {
+    pub fn add<'a>(&mut self, records: impl Iterator<Item = (&'a Record, &'a Transaction)>) {
+        for (record, transaction) in records {
+            self.committed += usize::from(transaction.committed && !record.is_unknown);
+            self.unknown += usize::from(record.is_unknown);
+            self.unknown_committed += usize::from(record.is_unknown && transaction.committed);
+            if let Some(failure) = &record.failure {
+                *self.failures.entry(failure.clone()).or_default() += 1;
+            }
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary { committed, unknown, unknown_committed, failures } = self;
+        write!(f, "{committed} committed, {unknown} unknown of which {unknown_committed} committed")?;
+        for (failure, count) in failures {
+            write!(f, "\n{count:8} {failure}")?;
+        }
+        Ok(())
+    }
+}

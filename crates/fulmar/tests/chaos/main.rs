@@ -1,0 +1,191 @@
+//! A cluster of real processes under faults: three nodes, each in a network namespace of its own,
+//! etcd with three members, and an S3 server. Needs the rights of root.
+//!
+//! ```text
+//!   clients ── transactions that read and append to lists, through random nodes      [`client`]
+//!   faults ─── kill -9, SIGSTOP, graceful stops, cut links, moves of tenants,
+//!              kills of etcd's members                                               [`faults`]
+//!   at the end: every tenant answers through every node, with the same lists;
+//!               the history of every tenant is strictly serializable
+//! ```
+//!
+//! A client records what it saw of each transaction. A transaction whose COMMIT was not answered
+//! has committed if the final lists contain its values. Everything acknowledged must be there
+//! exactly once, and nothing that was refused.
+//!
+//! ```text
+//! CHAOS_SEED=7 CHAOS_SECONDS=600 cargo test -p fulmar --test chaos -- --nocapture
+//! ```
+//!
+//! The seed determines the faults and the transactions of the clients, but not the interleaving.
+
+mod client;
+mod faults;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fulmar_workload::Target;
+use fulmar_workload::history::{Event, History, Transaction};
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio_postgres::NoTls;
+
+use client::{Client, Shared};
+
+/// The number of tenants, and of clients.
+const TENANTS: usize = 6;
+const CLIENTS: usize = 8;
+/// Lists per tenant.
+const KEYS: usize = 4;
+/// How long a client waits for a connection, and for the acknowledgement of what it has sent.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the cluster may take to answer everything after the last fault.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A number from the environment.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn database(tenant: usize) -> String {
+    format!("chaos{tenant}")
+}
+
+#[test]
+fn histories_under_faults_are_strictly_serializable() {
+    let arguments = ["--exact", "histories_under_faults_are_strictly_serializable", "--nocapture"];
+    if let Some(status) = run_in_private(&arguments.map(str::to_owned)).unwrap() {
+        assert!(status.success(), "the test in the private network namespace failed");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(run());
+}
+
+async fn run() {
+    let (seed, seconds) = (setting("CHAOS_SEED", 1), setting("CHAOS_SECONDS", 60));
+    println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
+    let setup =
+        ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() };
+    let mut cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
+    create_tenants(&cluster).await;
+
+    let shared = Arc::new(Shared::new((0..cluster.nodes()).map(|node| cluster.target(node)).collect()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let random = StdRng::seed_from_u64(seed << 8 | number as u64);
+            let (client, stop) = (Client::new(number, shared.clone(), random), stop.clone());
+            tokio::spawn(client.run(stop))
+        })
+        .collect();
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut random = StdRng::seed_from_u64(seed);
+    let injected = faults::inject(&mut cluster, &mut random, deadline).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut records = Vec::new();
+    for client in clients {
+        records.extend(client.await.unwrap());
+    }
+    let lists = tokio::time::timeout(SETTLE_TIMEOUT, final_lists(&cluster)).await;
+    let lists = lists.unwrap_or_else(|_| panic!("the cluster does not answer:\n{}", logs(&cluster)));
+
+    let mut summary = client::Summary::default();
+    for (tenant, last) in lists.into_iter().enumerate() {
+        let transactions = records.iter().filter(|record| record.tenant == tenant);
+        let transactions: Vec<Transaction> = transactions.map(|record| record.decided(&last)).collect();
+        let of_tenant = records.iter().filter(|record| record.tenant == tenant);
+        summary.add(of_tenant.zip(&transactions));
+        let history = History { transactions, last };
+        if let Err(anomaly) = history.check() {
+            let file = std::env::temp_dir().join(format!("fulmar-chaos-{seed}-{tenant}.txt"));
+            std::fs::write(&file, history.describe() + &logs(&cluster)).unwrap();
+            panic!("CHAOS_SEED={seed}: tenant {tenant}: {anomaly}; the history is in {}", file.display());
+        }
+    }
+    println!("{summary}");
+    println!("{injected}");
+    assert!(summary.committed > 0 && injected.total() > 0, "{summary}; {injected}");
+}
+
+/// Creates the tenants and their lists.
+async fn create_tenants(cluster: &Cluster) {
+    let admin = connect(&cluster.target(0), "fulmar").await.unwrap();
+    for tenant in 0..TENANTS {
+        let name = database(tenant);
+        admin.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        let client = connect(&cluster.target(tenant % cluster.nodes()), &name).await.unwrap();
+        client.batch_execute("CREATE TABLE lists (k INTEGER PRIMARY KEY, v TEXT NOT NULL)").await.unwrap();
+        for key in 0..KEYS {
+            client.execute("INSERT INTO lists VALUES ($1, '')", &[&(key as i64)]).await.unwrap();
+        }
+    }
+}
+
+/// Reads the lists of all tenants through every node. Repeats until all answer.
+async fn final_lists(cluster: &Cluster) -> Vec<Vec<Vec<u32>>> {
+    let mut all = Vec::new();
+    for tenant in 0..TENANTS {
+        let mut lists: Option<Vec<Vec<u32>>> = None;
+        for node in 0..cluster.nodes() {
+            let read = loop {
+                match read_lists(&cluster.target(node), &database(tenant)).await {
+                    Ok(read) => break read,
+                    Err(error) => {
+                        println!("waiting for tenant {tenant} at node {node}: {error}");
+                        tokio::time::sleep(Duration::from_millis(500)).await;
+                    }
+                }
+            };
+            let first = lists.get_or_insert_with(|| read.clone());
+            assert_eq!(*first, read, "tenant {tenant} differs at node {node}");
+        }
+        all.extend(lists);
+    }
+    all
+}
+
+async fn read_lists(target: &Target, database: &str) -> Result<Vec<Vec<u32>>, tokio_postgres::Error> {
+    let client = connect(target, database).await?;
+    let rows = client.query("SELECT v FROM lists ORDER BY k", &[]).await?;
+    Ok(rows.iter().map(|row| client::parse(row.get(0))).collect())
+}
+
+/// Connects to a database through a node.
+async fn connect(target: &Target, database: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let mut config = tokio_postgres::Config::new();
+    config.host(&target.host).port(target.port).user(&target.user).dbname(database);
+    config.password(target.password.as_deref().unwrap_or_default()).connect_timeout(CONNECT_TIMEOUT);
+    // A client whose node is cut off must notice it.
+    config.tcp_user_timeout(CONNECT_TIMEOUT).keepalives_idle(CONNECT_TIMEOUT);
+    config.keepalives_interval(Duration::from_secs(1)).keepalives_retries(3);
+    let (client, connection) = config.connect(NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+fn logs(cluster: &Cluster) -> String {
+    let tails =
+        (0..cluster.nodes()).map(|node| format!("{}:\n{}\n", cluster.name(node), cluster.log_tail(node)));
+    tails.collect()
+}
+
+impl client::Record {
+    /// The transaction, with the outcome that the final lists show if its client did not learn it.
+    fn decided(&self, last: &[Vec<u32>]) -> Transaction {
+        let mut transaction = self.transaction.clone();
+        if self.is_unknown {
+            let is_there = |event: &Event| match event {
+                Event::Append { key, value } => last[*key].contains(value),
+                _ => false,
+            };
+            transaction.committed = transaction.events.iter().any(is_there);
+            transaction.ended = u64::MAX;
+        }
+        transaction
+    }
+}

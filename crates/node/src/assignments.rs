@@ -1,0 +1,115 @@
+//! What this node owns, for its engine.
+//!
+//! The engine asks when it opens a partition. The answer is withheld until no earlier owner can
+//! answer any more (`wait_out_lease`): until the lease of this node's previous incarnation has run
+//! out, and that of the dead owner if the epoch began by a failover. Nothing of a partition is
+//! answered, committed or released before it is open, so the wait covers all three.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fulmar_cluster::environment::Environment;
+use fulmar_cluster::incarnation::lease_wait;
+use fulmar_cluster::{LogKind, PartitionRecord, Position, metadata};
+use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, Timeline, sqlstate};
+use fulmar_pages::{Durability, PartitionId};
+use tokio::time::timeout;
+
+use crate::Node;
+use crate::environment::boot_time;
+use crate::logs::{log_node, log_position};
+
+/// How long the metadata store may take to answer.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[async_trait]
+impl Assignments for Node {
+    async fn assignment(&self, partition: PartitionId) -> Result<Assignment> {
+        let record = self.own_record(partition).await?.record;
+        let serve_from = self.serve_from(&record);
+        let now = boot_time();
+        if now < serve_from {
+            self.environment().sleep(serve_from - now).await;
+        }
+        let log = record.log();
+        let durability = match log {
+            LogKind::Shared => Durability::Shared,
+            LogKind::Local => Durability::Local,
+        };
+        let start = Position { incarnation: self.incarnation(), slot: 0 };
+        let shared = record.ranges.iter().filter(|range| range.log == LogKind::Shared);
+        let ranges = shared.map(|range| ReplayRange {
+            log_node: log_node(self.cluster_id(), range.node),
+            from: log_position(range.from),
+            // The open range covers this node's earlier incarnations, up to their seals.
+            to: log_position(range.to.unwrap_or(start)),
+        });
+        let ranges = ranges.filter(|range| range.from < range.to).collect();
+        Ok(Assignment { epoch: record.epoch, timeline: self.timeline(partition).await?, durability, ranges })
+    }
+}
+
+impl Node {
+    /// The record of a partition that this node owns, read linearizably.
+    pub(crate) async fn own_record(
+        &self,
+        partition: PartitionId,
+    ) -> Result<fulmar_cluster::Read<PartitionRecord>> {
+        let read = timeout(METADATA_TIMEOUT, metadata::partition(self.environment(), partition)).await;
+        let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
+        let Some(read) = read else { return Err(missing(partition)) };
+        match read.record.owner == self.id() {
+            true => Ok(read),
+            false => Err(moved(partition)),
+        }
+    }
+
+    /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.
+    async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
+        let caught_up = timeout(METADATA_TIMEOUT, self.catalog().catch_up()).await;
+        caught_up.map_err(|_| metadata_unavailable())?.map_err(|error| {
+            Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint(error.remedy())
+        })?;
+        let record = self.catalog().partition(partition).ok_or_else(|| missing(partition))?;
+        Ok(Timeline { lineage: record.lineage, epoch: record.epoch })
+    }
+
+    /// When the leases of earlier owners have run out.
+    fn serve_from(&self, record: &PartitionRecord) -> Duration {
+        let serve_from = self.begun().serve_from;
+        if !record.by_failover {
+            return serve_from;
+        }
+        let previous = record.ranges.len().checked_sub(2).and_then(|index| record.ranges.get(index));
+        let observed = previous.and_then(|previous| {
+            let incarnation = previous.to?.incarnation;
+            self.owners().observed_ended(previous.node, incarnation)
+        });
+        let observed = observed.unwrap_or_else(boot_time);
+        serve_from.max(observed + lease_wait(self.environment().rules()))
+    }
+}
+
+/// The error of a request for a partition that another node owns.
+pub(crate) fn moved(partition: PartitionId) -> Error {
+    Error::new(sqlstate::PARTITION_MOVED, format!("partition {partition} has moved to another node"))
+}
+
+/// The error of a request for a partition that does not exist.
+pub(crate) fn missing(partition: PartitionId) -> Error {
+    Error::new(sqlstate::INVALID_CATALOG_NAME, format!("partition {partition} does not exist"))
+}
+
+pub(crate) fn metadata_unavailable() -> Error {
+    Error::new(sqlstate::CANNOT_CONNECT_NOW, "the metadata store does not answer")
+        .hint("Check that a majority of etcd's members is running, and retry.")
+}
+
+pub(crate) fn protocol_error(error: &fulmar_cluster::Error) -> Error {
+    match error {
+        fulmar_cluster::Error::Fenced { .. } => {
+            Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint("Retry: the node is restarting.")
+        }
+        error => Error::new(sqlstate::INTERNAL, error.to_string()),
+    }
+}

@@ -1,0 +1,255 @@
+//! Detects nodes that have died, and fails them over.
+//!
+//! Every node sends heartbeats to every other one. A node counts as heard if it answers under a
+//! valid lease, so that a node which has lost only the metadata store is failed over as well. A node
+//! is suspected when it was silent for [`SUSPECT_TIMEOUT`], or when its connection was lost and its
+//! address refuses new ones. A suspicion may be wrong: the protocol then costs the node a restart,
+//! but no commit.
+//!
+//! The node with the lowest id of those that live runs a failover. The others do the same a little
+//! later if it is not completed by then, so the death of any node is no special case.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fulmar_cluster::{Incarnation, NodeId, NodeState, failover};
+use fulmar_transport::{Error as TransportError, Stream};
+use hashbrown::HashSet;
+use tokio::time::timeout;
+
+use crate::messages::{self, Heartbeat, Opening};
+use crate::{Node, rpc};
+
+/// How often a heartbeat is sent.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the answer to a heartbeat may take.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(300);
+/// A node that was silent for this long is suspected.
+const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Missed heartbeats that a suspicion requires. After a suspension of this process the clock alone
+/// would suspect every other node.
+const SUSPECT_MISSED: u32 = 3;
+/// Refused connections, in a row, that a suspicion requires.
+const SUSPECT_REFUSED: u32 = 2;
+/// Pause between two attempts to connect to a node whose connection was lost.
+const RECONNECT_DELAY: Duration = Duration::from_millis(20);
+/// How long the other nodes leave a failover to the first one.
+const TURN_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one attempt of a failover may take.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often new members are looked for, besides notifications.
+const MEMBERS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The last heartbeat of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard {
+    pub incarnation: Incarnation,
+    pub at: Instant,
+}
+
+/// What a heartbeat has shown.
+enum Beat {
+    Heard(Incarnation),
+    Refused,
+    Missed,
+}
+
+/// The stream for heartbeats to one node.
+#[derive(Default)]
+struct Pulse(Option<Stream>);
+
+impl Pulse {
+    /// Sends a heartbeat and waits for the answer.
+    async fn beat(&mut self, node: &Node, peer: NodeId) -> Beat {
+        match timeout(HEARTBEAT_TIMEOUT, self.exchange(node, peer)).await {
+            Ok(Ok(heartbeat)) if heartbeat.is_valid => return Beat::Heard(heartbeat.incarnation),
+            // The stream is kept: the node answers, but has no lease.
+            Ok(Ok(_)) => return Beat::Missed,
+            Ok(Err(error)) if rpc::is_refused(&error) => {
+                self.0 = None;
+                return Beat::Refused;
+            }
+            Ok(Err(_)) | Err(_) => {}
+        }
+        self.0 = None;
+        Beat::Missed
+    }
+
+    async fn exchange(&mut self, node: &Node, peer: NodeId) -> Result<Heartbeat, TransportError> {
+        let stream = match &mut self.0 {
+            Some(stream) => stream,
+            none => none.insert(node.open_stream(peer, &Opening::Heartbeat).await?),
+        };
+        stream.send(b"{}").await?;
+        let answer = stream.receive().await?.ok_or(TransportError::Protocol("no answer to a heartbeat"))?;
+        messages::decode(&answer).map_err(TransportError::Refused)
+    }
+
+    /// Waits for the time of the next heartbeat, or until the connection is lost. Returns true
+    /// then.
+    async fn pause(&mut self) -> bool {
+        match &mut self.0 {
+            Some(stream) => {
+                let is_lost = timeout(HEARTBEAT_INTERVAL, stream.receive()).await.is_ok();
+                if is_lost {
+                    self.0 = None;
+                }
+                is_lost
+            }
+            None => {
+                tokio::time::sleep(HEARTBEAT_INTERVAL).await;
+                false
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Watches all other nodes. Closes the connection to an incarnation that has ended: its process
+    /// may be suspended, and would keep what waits for it.
+    pub(crate) async fn detect(self: Arc<Self>) {
+        let mut watched = HashSet::new();
+        let mut disconnected: BTreeMap<NodeId, Incarnation> = BTreeMap::new();
+        loop {
+            let changed = self.owners().nodes_changed();
+            for known in self.owners().nodes() {
+                if known.id == self.id() {
+                    continue;
+                }
+                if watched.insert(known.id) {
+                    tokio::spawn(self.clone().watch_node(known.id));
+                }
+                let Some((newest, state)) = known.state else { continue };
+                let ended = if state == NodeState::Alive { newest.saturating_sub(1) } else { newest };
+                if disconnected.insert(known.id, ended).is_some_and(|before| before != ended) {
+                    self.disconnect(known.id);
+                }
+            }
+            let _ = timeout(MEMBERS_INTERVAL, changed).await;
+        }
+    }
+
+    async fn watch_node(self: Arc<Self>, peer: NodeId) {
+        let mut pulse = Pulse::default();
+        let (mut watched, mut since, mut missed, mut refused) = (0, Instant::now(), 0u32, 0u32);
+        let mut was_lost = false;
+        loop {
+            let state = self.owners().node(peer).and_then(|known| known.state);
+            let Some((incarnation, state)) = state else {
+                was_lost = pulse.pause().await;
+                continue;
+            };
+            if incarnation != watched {
+                // A new incarnation has its own time-out. Otherwise a node that takes long to start
+                // would be declared dead again whenever it has started.
+                (watched, since, missed, refused) = (incarnation, Instant::now(), 0, 0);
+            }
+            if state != NodeState::Alive {
+                let is_waiting = state == NodeState::Ended || self.owners().count(peer).shared > 0;
+                if is_waiting && since.elapsed() > SUSPECT_TIMEOUT {
+                    self.fail_over(peer, incarnation, "its failover is incomplete").await;
+                    since = Instant::now();
+                }
+                tokio::time::sleep(HEARTBEAT_INTERVAL).await;
+                continue;
+            }
+            match pulse.beat(&self, peer).await {
+                Beat::Heard(heard) if heard == incarnation => {
+                    (since, missed, refused) = (Instant::now(), 0, 0);
+                    self.heard.lock().insert(peer, Heard { incarnation: heard, at: since });
+                }
+                // The records of the new incarnation will arrive.
+                Beat::Heard(_) => missed = 0,
+                Beat::Refused => (missed, refused) = (missed + 1, refused + 1),
+                Beat::Missed => (missed, refused) = (missed + 1, 0),
+            }
+            let is_silent = missed >= SUSPECT_MISSED && since.elapsed() >= SUSPECT_TIMEOUT;
+            if (is_silent || refused >= SUSPECT_REFUSED) && self.has_lease() {
+                let reason = match is_silent {
+                    true => "it does not answer heartbeats",
+                    false => "its connection was lost and its address refuses new ones",
+                };
+                self.fail_over(peer, incarnation, reason).await;
+                (since, missed, refused) = (Instant::now(), 0, 0);
+            }
+            if was_lost || refused > 0 {
+                tokio::time::sleep(RECONNECT_DELAY).await;
+                was_lost = false;
+            } else {
+                was_lost = pulse.pause().await;
+            }
+        }
+    }
+
+    /// Returns true if the node answers heartbeats.
+    pub(crate) fn hears(&self, node: NodeId) -> bool {
+        node == self.id()
+            || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
+    }
+
+    /// The nodes that can own partitions: those that live, as far as this node knows.
+    pub(crate) fn living(&self) -> Vec<NodeId> {
+        let alive = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
+        alive.map(|known| known.id).filter(|id| self.hears(*id)).collect()
+    }
+
+    /// Fails over an incarnation of a node.
+    async fn fail_over(&self, dead: NodeId, incarnation: Incarnation, reason: &str) {
+        let mut living = self.living();
+        living.retain(|id| *id != dead);
+        if living.first() != Some(&self.id()) {
+            tokio::time::sleep(TURN_TIMEOUT).await;
+            let state = self.owners().node(dead).and_then(|known| known.state);
+            let is_same = state.is_some_and(|(newest, _)| newest == incarnation);
+            let is_sealed = matches!(state, Some((_, NodeState::Sealed { .. })));
+            if !is_same || (is_sealed && self.owners().count(dead).shared == 0) || self.hears(dead) {
+                return;
+            }
+        }
+        let begun = Instant::now();
+        let name = self.owners().node(dead).map(|known| known.name).unwrap_or_default();
+        tracing::warn!(
+            node = name,
+            incarnation,
+            reason,
+            "node is considered dead; failing over its databases"
+        );
+        let mut placement = Placement::new(self, living);
+        let failing = failover::fail_over(self.environment(), dead, incarnation, |_| placement.next());
+        match timeout(FAILOVER_TIMEOUT, failing).await {
+            Ok(Ok(failover::Outcome::Completed)) => tracing::info!(
+                node = name,
+                incarnation,
+                databases = placement.placed,
+                ms = begun.elapsed().as_millis() as u64,
+                "failover completed"
+            ),
+            Ok(Ok(failover::Outcome::Restarted)) => tracing::info!(node = name, "the node has restarted"),
+            Ok(Err(error)) => tracing::error!(node = name, %error, "failover failed"),
+            Err(_) => tracing::warn!(node = name, "failover is incomplete; it will be continued"),
+        }
+    }
+}
+
+/// Places partitions on the nodes with the fewest.
+pub(crate) struct Placement {
+    counts: BTreeMap<NodeId, u64>,
+    placed: u64,
+}
+
+impl Placement {
+    /// Places partitions on these nodes.
+    pub(crate) fn new(node: &Node, nodes: Vec<NodeId>) -> Self {
+        let count = |id: NodeId| (id, node.owners().count(id).all());
+        Placement { counts: nodes.into_iter().map(count).collect(), placed: 0 }
+    }
+
+    /// The node for the next partition.
+    pub(crate) fn next(&mut self) -> Option<NodeId> {
+        let (node, count) = self.counts.iter_mut().min_by_key(|(_, count)| **count)?;
+        *count += 1;
+        self.placed += 1;
+        Some(*node)
+    }
+}

@@ -1,0 +1,156 @@
+//! The files with which a data directory identifies its node: `cluster.json` and `stamp.json`.
+//!
+//! `cluster.json` names the cluster and the node that the directory belongs to. It is written once.
+//! `stamp.json` is the [`Stamp`] of the ownership protocol. Files are replaced atomically, and are
+//! durable when a change returns.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use fulmar_cluster::Error;
+use fulmar_cluster::directory::{CrashReport, DataDirectory, Stamp};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The file that binds a data directory to a node of a cluster.
+pub const CLUSTER_FILE: &str = "cluster.json";
+const STAMP_FILE: &str = "stamp.json";
+const CRASH_FILE: &str = "crash.json";
+
+/// The node that a data directory belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryOwner {
+    v: u32,
+    /// The cluster, 32 hexadecimal digits.
+    pub cluster: String,
+    /// The node's name.
+    pub name: String,
+}
+
+impl DirectoryOwner {
+    /// The owner of a directory.
+    pub fn new(cluster: u128, name: &str) -> Self {
+        DirectoryOwner { v: 1, cluster: format!("{cluster:032x}"), name: name.to_owned() }
+    }
+
+    /// Reads the owner of a data directory; `None` if it does not belong to a cluster.
+    pub fn read(data: &Path) -> Result<Option<Self>, Error> {
+        read(&data.join(CLUSTER_FILE))
+    }
+
+    /// Binds a data directory to its owner.
+    pub fn write(&self, data: &Path) -> Result<(), Error> {
+        write(&data.join(CLUSTER_FILE), self)
+    }
+}
+
+/// A data directory as the protocols use it.
+#[derive(Clone, Debug)]
+pub struct StampFiles {
+    data: PathBuf,
+}
+
+impl StampFiles {
+    /// The files of a data directory that this process has locked.
+    pub fn new(data: &Path) -> Self {
+        StampFiles { data: data.to_owned() }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        action: impl FnOnce(PathBuf) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let data = self.data.clone();
+        let ran = tokio::task::spawn_blocking(move || action(data)).await;
+        ran.unwrap_or_else(|error| Err(Error::Directory(error.to_string())))
+    }
+}
+
+#[async_trait]
+impl DataDirectory for StampFiles {
+    async fn stamp(&self) -> Result<Option<Stamp>, Error> {
+        self.run(|data| read(&data.join(STAMP_FILE))).await
+    }
+
+    async fn set_stamp(&self, stamp: Stamp) -> Result<(), Error> {
+        self.run(move |data| write(&data.join(STAMP_FILE), &stamp)).await
+    }
+
+    async fn crash_report(&self) -> Result<Option<CrashReport>, Error> {
+        self.run(|data| read(&data.join(CRASH_FILE))).await
+    }
+
+    async fn clear_crash_report(&self) -> Result<(), Error> {
+        self.run(|data| {
+            let path = data.join(CRASH_FILE);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", &path, error)),
+                _ => sync_directory(&data),
+            }
+        })
+        .await
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("read", path, error)),
+    };
+    let damaged = |error: serde_json::Error| {
+        Error::Directory(format!("{} is damaged ({error}); restore it from a backup", path.display()))
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+}
+
+/// Replaces a file atomically.
+fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), Error> {
+    let text = serde_json::to_vec(value).map_err(|error| Error::Directory(error.to_string()))?;
+    let temporary = path.with_extension("new");
+    let written = File::create(&temporary).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()
+    });
+    written.map_err(|error| failed("write", &temporary, error))?;
+    fs::rename(&temporary, path).map_err(|error| failed("replace", path, error))?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+fn sync_directory(path: &Path) -> Result<(), Error> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(|error| failed("sync", path, error))
+}
+
+fn failed(action: &str, path: &Path, error: std::io::Error) -> Error {
+    Error::Directory(format!("cannot {action} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn stamp_is_kept_and_a_damaged_one_is_an_error() {
+        let data = tempfile::tempdir().unwrap();
+        let files = StampFiles::new(data.path());
+        assert_eq!(files.stamp().await.unwrap(), None);
+        let stamp = Stamp { begun: Some(7), attempts: vec![8] };
+        files.set_stamp(stamp.clone()).await.unwrap();
+        assert_eq!(files.stamp().await.unwrap(), Some(stamp));
+        fs::write(data.path().join(STAMP_FILE), "{").unwrap();
+        let error = files.stamp().await.unwrap_err().to_string();
+        assert!(error.contains("restore it from a backup"), "{error}");
+        files.clear_crash_report().await.unwrap();
+    }
+
+    #[test]
+    fn directory_remembers_its_node() {
+        let data = tempfile::tempdir().unwrap();
+        assert_eq!(DirectoryOwner::read(data.path()).unwrap(), None);
+        let owner = DirectoryOwner::new(0xfe, "n1");
+        owner.write(data.path()).unwrap();
+        assert_eq!(DirectoryOwner::read(data.path()).unwrap(), Some(owner));
+    }
+}

@@ -1,0 +1,72 @@
+//! Errors of a node of a cluster.
+
+use fulmar_meta::MetaError;
+use fulmar_transport::Error as TransportError;
+use thiserror::Error;
+
+/// Why a node cannot join or serve its cluster.
+#[derive(Clone, Debug, Error)]
+pub enum Error {
+    /// The node's name is invalid.
+    #[error("invalid node name \"{name}\": use 1 to 63 characters a-z, 0-9, hyphen, underscore and period")]
+    InvalidName {
+        /// The name.
+        name: String,
+    },
+    /// The data directory belongs to another node.
+    #[error("{0}")]
+    WrongDirectory(String),
+    /// A record cannot be read.
+    #[error("metadata record \"{key}\" cannot be read: {cause}; start the version of Fulmar that wrote it")]
+    Damaged {
+        /// The key.
+        key: String,
+        /// The problem.
+        cause: String,
+    },
+    /// A record that must exist does not.
+    #[error(
+        "the metadata store has lost the record \"{0}\"; check that --meta names the metadata store of \
+         this cluster, and that it was not restored from an old backup"
+    )]
+    MissingRecord(&'static str),
+    /// All terms are used.
+    #[error("the cluster has used all of its 8388607 terms; create a new cluster and import the databases")]
+    OutOfTerms,
+    /// Other nodes change the same records all the time.
+    #[error("the cluster's record is being changed by too many nodes; start the node again")]
+    Contended,
+    /// The metadata store failed.
+    #[error("{source}. {}", .source.remedy())]
+    Metadata {
+        /// The error.
+        #[from]
+        source: MetaError,
+    },
+    /// A protocol failed.
+    #[error("{0}")]
+    Protocol(fulmar_cluster::Error),
+    /// The connection to another node failed.
+    #[error("{0}")]
+    Transport(#[from] TransportError),
+    /// The listener for other nodes failed.
+    #[error("cannot listen on --rpc {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The cause.
+        cause: String,
+    },
+}
+
+impl From<fulmar_cluster::Error> for Error {
+    fn from(error: fulmar_cluster::Error) -> Self {
+        match error {
+            fulmar_cluster::Error::WrongDirectory { mismatch, .. } => Error::WrongDirectory(format!(
+                "the data directory does not belong to this node: {mismatch}. {}",
+                mismatch.remedy()
+            )),
+            error => Error::Protocol(error),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The cluster as the gateway of this node sees it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use fulmar_cluster::metadata::{self, Change};
+use fulmar_cluster::records::{self, node_key, owner_key};
+use fulmar_cluster::{LogKind, NodeId, NodeState, PartitionRecord, Position};
+use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::cluster::{Cluster, NodeInfo, Owner, PartitionInfo, TransactionOutcome};
+use fulmar_meta::Transaction;
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_transport::Stream;
+use tokio::time::timeout;
+
+use crate::assignments::{metadata_unavailable, protocol_error};
+use crate::detector::Placement;
+use crate::messages::{Answer, Opening, Request};
+use crate::moves::ROUTING_TIMEOUT;
+use crate::owners::Ownership;
+use crate::{Node, registration};
+
+/// How long reading an owner may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a stream to another node may take to open.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a caller of [`Cluster::owner_changed`] returns if the owner lives and did not change:
+/// the failure that it saw may have been passing.
+const OWNER_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause before a transaction that conflicted is planned again.
+const CONFLICT_DELAY: Duration = Duration::from_millis(20);
+
+fn owner(ownership: Ownership) -> Owner {
+    Owner { node: ownership.node.0, epoch: ownership.epoch }
+}
+
+#[async_trait]
+impl Cluster for Node {
+    fn this_node(&self) -> u32 {
+        self.id().0
+    }
+
+    fn owner(&self, partition: PartitionId) -> Option<Owner> {
+        self.owners().owner(partition).map(owner)
+    }
+
+    async fn find_owner(&self, partition: PartitionId) -> Result<Option<Owner>> {
+        let read = timeout(READ_TIMEOUT, metadata::partition(self.environment(), partition)).await;
+        let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
+        Ok(read.map(|read| Owner { node: read.record.owner.0, epoch: read.record.epoch }))
+    }
+
+    async fn owner_changed(&self, partition: PartitionId, epoch: u32) {
+        let incarnation = |node: NodeId| self.owners().node(node).and_then(|known| known.alive());
+        let mut first = None;
+        loop {
+            let changed = self.owners().partition_changed(partition);
+            let Some(current) = self.owners().owner(partition).filter(|owner| owner.epoch == epoch) else {
+                return;
+            };
+            let alive = incarnation(current.node);
+            let first = *first.get_or_insert(alive);
+            if alive.is_some() && alive != first {
+                return;
+            }
+            let is_unchanged = timeout(OWNER_POLL_INTERVAL, changed).await.is_err();
+            if is_unchanged && alive.is_some() && self.hears(current.node) {
+                return;
+            }
+        }
+    }
+
+    async fn open_session_stream(&self, node: u32) -> Result<Stream> {
+        let opened = timeout(STREAM_TIMEOUT, self.open_stream(NodeId(node), &Opening::Session)).await;
+        let error = match opened {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no connection within {STREAM_TIMEOUT:?}"),
+        };
+        Err(Error::new(sqlstate::CANNOT_CONNECT_NOW, format!("cannot reach node {node}: {error}"))
+            .hint("Check the nodes with \"fulmar node list\"."))
+    }
+
+    fn may_answer(&self) -> bool {
+        self.has_lease()
+    }
+
+    async fn wait_to_answer(&self) -> Result<()> {
+        self.wait_for_lease().await
+    }
+
+    async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
+        let request = || Request::Outcome { partition: partition.0, transaction };
+        match self.ask_owner(partition, request).await? {
+            Answer::Committed => Ok(TransactionOutcome::Committed),
+            Answer::Aborted => Ok(TransactionOutcome::Aborted),
+            _ => Ok(TransactionOutcome::Forgotten),
+        }
+    }
+
+    async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()> {
+        let log = match durability {
+            Durability::Shared => LogKind::Shared,
+            Durability::Local => LogKind::Local,
+        };
+        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        while Instant::now() < deadline {
+            if self.find_owner(partition).await?.is_some() {
+                return Ok(());
+            }
+            // Other nodes cannot open a partition of this node's local log.
+            let owner = match log {
+                LogKind::Shared => Placement::new(self, self.living()).next().unwrap_or(self.id()),
+                LogKind::Local => self.id(),
+            };
+            let read =
+                metadata::node(self.environment(), owner).await.map_err(|error| protocol_error(&error))?;
+            if let Some(read) = read.filter(|read| read.record.state == NodeState::Alive) {
+                let from = Position { incarnation: read.record.incarnation, slot: 0 };
+                let record = PartitionRecord::new(owner, log, from);
+                let value = records::encode(&record).map_err(|error| protocol_error(&error))?;
+                let create = Transaction::new()
+                    .absent(owner_key(partition))
+                    .unchanged(node_key(owner), read.revision)
+                    .put(owner_key(partition), value);
+                if metadata::transact(self.environment(), create).await == Change::Applied {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(CONFLICT_DELAY).await;
+        }
+        Err(metadata_unavailable())
+    }
+
+    async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
+        match self.ask_owner(partition, || Request::Drop { partition: partition.0 }).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.state() == sqlstate::INVALID_CATALOG_NAME => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
+        let Some(to) = self.owners().find_node(node) else {
+            return Err(Error::new(
+                sqlstate::INVALID_CATALOG_NAME,
+                format!("node \"{node}\" does not exist"),
+            )
+            .hint("\"fulmar node list\" lists the nodes."));
+        };
+        self.ask_owner(partition, || Request::Move { partition: partition.0, to: to.id.0 }).await?;
+        Ok(())
+    }
+
+    fn nodes(&self) -> Vec<NodeInfo> {
+        let nodes = self.owners().nodes().into_iter();
+        nodes
+            .map(|known| {
+                let heard = self.heard.lock().get(&known.id).copied();
+                let (incarnation, state) = known.state.unwrap_or((0, NodeState::Ended));
+                let heard = heard.filter(|heard| heard.incarnation == incarnation);
+                NodeInfo {
+                    id: known.id.0,
+                    state: match state {
+                        NodeState::Alive if self.hears(known.id) => "alive",
+                        NodeState::Alive => "suspect",
+                        NodeState::Ended => "ended",
+                        NodeState::Sealed { .. } => "sealed",
+                    },
+                    incarnation,
+                    partitions: self.owners().count(known.id).all(),
+                    heard: heard.filter(|_| known.id != self.id()).map(|heard| heard.at.elapsed()),
+                    name: known.name,
+                    rpc: known.rpc,
+                    sql: known.sql,
+                }
+            })
+            .collect()
+    }
+
+    fn partitions(&self) -> Vec<PartitionInfo> {
+        let names: std::collections::BTreeMap<NodeId, String> =
+            self.owners().nodes().into_iter().map(|known| (known.id, known.name)).collect();
+        let partitions = self.owners().all().into_iter();
+        partitions
+            .map(|(id, owner)| PartitionInfo {
+                id,
+                owner: names.get(&owner.node).cloned().unwrap_or_else(|| owner.node.to_string()),
+                epoch: owner.epoch,
+                durability: match owner.log {
+                    LogKind::Shared => Durability::Shared,
+                    LogKind::Local => Durability::Local,
+                },
+            })
+            .collect()
+    }
+
+    fn listening(&self, sql: SocketAddr) {
+        let (metadata, name) = (self.metadata().clone(), self.name().to_owned());
+        let rpc = self.rpc_address().to_owned();
+        tokio::spawn(async move {
+            let published = registration::publish_addresses(&*metadata, &name, &rpc, &sql.to_string()).await;
+            if let Err(error) = published {
+                tracing::warn!(%error, "cannot publish this node's address for clients");
+            }
+        });
+    }
+}

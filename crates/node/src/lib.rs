@@ -1,0 +1,49 @@
+//! A node of a cluster: runs the ownership protocol of [`fulmar_cluster`] for a server.
+//!
+//! ```text
+//!   gateway ── Cluster ──┐                       ┌── Assignments ── engine
+//!                        ▼                       ▼
+//!                      Node ── Partitions ──► engine
+//!      ┌─────────────────┼───────────────┬────────────────┐
+//!   owners            detector         moves             rpc
+//!   in memory         heartbeats,      handovers         streams to
+//!   (Observer)        failover                           other nodes
+//! ```
+//!
+//! - [`registration`]: the records of the cluster and its members.
+//! - [`environment`], [`logs`], [`directory`]: what the protocols run on.
+//! - [`owners`]: a copy of the ownership records, for routing.
+//! - [`rpc`]: the listener and the connections to other nodes.
+//! - `assignments`: the answer to the engine's question for what it owns.
+//! - `detector`: detects dead nodes and fails them over.
+//! - `moves`: hands partitions over, and drains the node.
+//! - `gateway`: the cluster as the gateway sees it.
+//!
+//! # Start
+//! The node registers ([`registration::register`]), listens for other nodes, begins an incarnation,
+//! and keeps its lease ([`Node::join`]). The engine and the gateway start with the [`Node`], which
+//! then gets both ([`Node::serve`]).
+//!
+//! # End
+//! An incarnation that was declared dead is *fenced*: it cannot commit or answer any more.
+//! [`Node::fenced`] completes, and the process must start again. Before a planned stop
+//! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
+
+mod assignments;
+mod detector;
+pub mod directory;
+pub mod environment;
+mod error;
+mod gateway;
+pub mod logs;
+mod messages;
+mod moves;
+mod node;
+pub mod owners;
+mod partitions;
+pub mod registration;
+pub mod rpc;
+
+pub use error::Error;
+pub use node::{Node, NodeOptions};
+pub use partitions::{EnginePartitions, Partitions, SessionHandler};

@@ -1,0 +1,154 @@
+//! The messages between nodes: JSON, except for the streams of sessions.
+//!
+//! The first message of a stream states its purpose:
+//!
+//! - `session`: everything after it is the gateway's.
+//! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
+//! - `control`: one [`Request`] and its [`Answer`].
+
+use bytes::Bytes;
+use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::cluster::TransactionOutcome;
+use serde::{Deserialize, Serialize};
+
+/// The first message of a stream.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub(crate) enum Opening {
+    /// A relayed session.
+    Session,
+    /// Heartbeats.
+    Heartbeat,
+    /// A request.
+    Control {
+        /// The request.
+        request: Request,
+    },
+}
+
+/// A request to the owner of a partition.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// Hand the partition over to another node.
+    Move { partition: u64, to: u32 },
+    /// Drop the partition.
+    Drop { partition: u64 },
+    /// Report what became of a transaction.
+    Outcome { partition: u64, transaction: u64 },
+}
+
+/// The answer to a heartbeat.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Heartbeat {
+    /// The incarnation that answers.
+    pub incarnation: u64,
+    /// Whether its lease is valid. If it is not, the node does not count as heard.
+    pub is_valid: bool,
+}
+
+/// The answer to a request.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// It was carried out.
+    Done,
+    /// The transaction was committed.
+    Committed,
+    /// The transaction was not committed, and cannot be.
+    Aborted,
+    /// The outcome is not known any more.
+    Forgotten,
+    /// It failed.
+    Error { state: String, message: String, detail: Option<String>, hint: Option<String> },
+}
+
+impl Answer {
+    /// The answer for a result.
+    pub(crate) fn of(result: Result<Answer>) -> Answer {
+        result.unwrap_or_else(|error| Answer::Error {
+            state: error.state().to_owned(),
+            message: error.message().to_owned(),
+            detail: error.get_detail().map(str::to_owned),
+            hint: error.get_hint().map(str::to_owned),
+        })
+    }
+
+    /// The result that the peer has sent.
+    pub(crate) fn into_result(self) -> Result<Answer> {
+        let Answer::Error { state, message, detail, hint } = self else { return Ok(self) };
+        let mut error = Error::new(known_state(&state), message);
+        if let Some(detail) = detail {
+            error = error.detail(detail);
+        }
+        if let Some(hint) = hint {
+            error = error.hint(hint);
+        }
+        Err(error)
+    }
+
+    /// The answer for an outcome.
+    pub(crate) fn outcome(outcome: TransactionOutcome) -> Answer {
+        match outcome {
+            TransactionOutcome::Committed => Answer::Committed,
+            TransactionOutcome::Aborted => Answer::Aborted,
+            TransactionOutcome::Forgotten => Answer::Forgotten,
+        }
+    }
+}
+
+/// The states that requests of this module fail with. Others become `XX000`.
+fn known_state(state: &str) -> &'static str {
+    let known = [
+        sqlstate::PARTITION_MOVED,
+        sqlstate::FEATURE_NOT_SUPPORTED,
+        sqlstate::INVALID_CATALOG_NAME,
+        sqlstate::DISK_FULL,
+        sqlstate::OUT_OF_MEMORY,
+        sqlstate::NOT_IN_PREREQUISITE_STATE,
+        sqlstate::OBJECT_IN_USE,
+        sqlstate::QUERY_CANCELED,
+        sqlstate::ADMIN_SHUTDOWN,
+        sqlstate::CANNOT_CONNECT_NOW,
+        sqlstate::DATABASE_DROPPED,
+        sqlstate::IO_ERROR,
+        sqlstate::DATA_CORRUPTED,
+    ];
+    known.into_iter().find(|known| *known == state).unwrap_or(sqlstate::INTERNAL)
+}
+
+/// Encodes a message.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
+    // The types of this module have no maps with keys that are not text, the only possible error.
+    serde_json::to_vec(message).unwrap_or_default().into()
+}
+
+/// Decodes a message. The error names the peer's fault.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(message: &'a [u8]) -> std::result::Result<T, String> {
+    serde_json::from_slice(message).map_err(|error| format!("invalid message: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_state_and_texts() {
+        let error = Error::new(sqlstate::OBJECT_IN_USE, "m").detail("d").hint("h");
+        let sent = encode(&Answer::of(Err(error.clone())));
+        let received: Answer = decode(&sent).unwrap();
+        assert_eq!(received.into_result().unwrap_err(), error);
+        let unknown = Answer::Error { state: "ZZ999".into(), message: "m".into(), detail: None, hint: None };
+        assert_eq!(unknown.into_result().unwrap_err().state(), sqlstate::INTERNAL);
+    }
+
+    #[test]
+    fn openings_are_one_line_of_json() {
+        assert_eq!(&encode(&Opening::Session)[..], br#"{"kind":"session"}"#);
+        let opening = Opening::Control { request: Request::Move { partition: 2, to: 3 } };
+        assert_eq!(
+            &encode(&opening)[..],
+            br#"{"kind":"control","request":{"do":"move","partition":2,"to":3}}"#
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! Moves, drops and outcomes: requests that the owner of a partition carries out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
+use fulmar_cluster::{LogKind, NodeId, Position, metadata};
+use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_pages::PartitionId;
+use futures::stream::{self, StreamExt};
+use tokio::time::{Instant, timeout_at};
+
+use crate::Node;
+use crate::assignments::{missing, moved, protocol_error};
+use crate::detector::Placement;
+use crate::logs::position;
+use crate::messages::{Answer, Request};
+
+/// Number of partitions that a drain moves concurrently.
+const CONCURRENT_MOVES: usize = 16;
+/// How often a drain reports its progress.
+const PROGRESS_STEP: usize = 100;
+/// How long a request is repeated while the owner of its partition changes.
+pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause before a request is sent again, if no change of the owner is noticed.
+const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// A partition that is being moved or dropped.
+struct Moving<'a> {
+    node: &'a Node,
+    partition: PartitionId,
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.node.moving.lock().remove(&self.partition);
+    }
+}
+
+impl Node {
+    /// Carries out a request of another node, or of this one.
+    pub(crate) async fn carry_out(&self, request: Request) -> Result<Answer> {
+        match request {
+            Request::Move { partition, to } => {
+                self.hand_over(PartitionId(partition), NodeId(to)).await?;
+                Ok(Answer::Done)
+            }
+            Request::Drop { partition } => {
+                self.drop_own(PartitionId(partition)).await?;
+                Ok(Answer::Done)
+            }
+            Request::Outcome { partition, transaction } => {
+                let partition = PartitionId(partition);
+                self.own_record(partition).await?;
+                let outcome = self.partitions()?.outcome(partition, transaction).await?;
+                self.wait_for_lease().await?;
+                Ok(Answer::outcome(outcome))
+            }
+        }
+    }
+
+    /// Sends a request to the owner of its partition, and repeats it while the owner changes. Fails
+    /// after [`ROUTING_TIMEOUT`].
+    pub(crate) async fn ask_owner(
+        &self,
+        partition: PartitionId,
+        request: impl Fn() -> Request,
+    ) -> Result<Answer> {
+        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        let mut last = None;
+        while Instant::now() < deadline {
+            let changed = self.owners().partition_changed(partition);
+            let read = timeout_at(deadline, metadata::partition(self.environment(), partition)).await;
+            let Ok(read) = read else { break };
+            let Some(read) = read.map_err(|error| protocol_error(&error))? else {
+                return Err(missing(partition));
+            };
+            let owner = read.record.owner;
+            let answer = match owner == self.id() {
+                true => Ok(self.carry_out(request()).await),
+                false => match timeout_at(deadline, self.call(owner, request())).await {
+                    Ok(answer) => answer,
+                    Err(_) => break,
+                },
+            };
+            match answer {
+                Ok(Err(error)) if error.state() == sqlstate::PARTITION_MOVED => {
+                    last = Some(error.to_string())
+                }
+                Ok(answer) => return answer,
+                Err(error) => last = Some(error.to_string()),
+            }
+            let _ = timeout_at(Instant::now() + ROUTING_RETRY_DELAY, changed).await;
+        }
+        let text = format!("the owner of partition {partition} did not answer within {ROUTING_TIMEOUT:?}");
+        let error =
+            Error::new(sqlstate::CANNOT_CONNECT_NOW, text).hint("Check the nodes with \"fulmar node list\".");
+        Err(match last {
+            Some(last) => error.detail(format!("The last attempt failed: {last}.")),
+            None => error,
+        })
+    }
+
+    fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        match self.moving.lock().insert(partition) {
+            true => Ok(Moving { node: self, partition }),
+            false => Err(Error::new(
+                sqlstate::OBJECT_IN_USE,
+                format!("partition {partition} is already being moved or dropped"),
+            )
+            .hint("Retry when that has completed.")),
+        }
+    }
+
+    /// Hands a partition of this node over to another one.
+    pub(crate) async fn hand_over(&self, partition: PartitionId, to: NodeId) -> Result<()> {
+        let _moving = self.begin_move(partition)?;
+        let mut read = self.own_record(partition).await?;
+        if to == self.id() {
+            return Ok(());
+        }
+        if read.record.log() == LogKind::Local {
+            let text = format!("partition {partition} has local durability and cannot leave its node");
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
+                .hint("Change it first: ALTER DATABASE ... SET durability = shared."));
+        }
+        if self.owners().node(to).and_then(|known| known.alive()).is_none() {
+            return Err(not_alive(to));
+        }
+        let partitions = self.partitions()?.clone();
+        let end = match partitions.release(partition).await {
+            Ok(end) => position(end),
+            Err(error) => {
+                // Accepts statements again, if some step before the release record failed.
+                partitions.take_back(partition).await?;
+                return Err(error);
+            }
+        };
+        // Everything up to the release is in a manifest: earlier ranges are not needed any more.
+        let open = read.record.ranges.len().saturating_sub(1);
+        read.record.ranges.drain(..open);
+        let slot = Position { slot: end.slot.saturating_sub(1), ..end };
+        let release = Release { partition, read, slot, kept_from: end, transfer: Transfer::Store };
+        match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {
+            Ok(Outcome::HandedOver) => {
+                partitions.give_up(partition);
+                Ok(())
+            }
+            Ok(Outcome::Kept(_)) => {
+                partitions.take_back(partition).await?;
+                Err(not_alive(to))
+            }
+            Err(error) => {
+                self.fence(&error.to_string());
+                Err(moved(partition))
+            }
+        }
+    }
+
+    /// Drops a partition of this node and deletes its record.
+    async fn drop_own(&self, partition: PartitionId) -> Result<()> {
+        let _moving = self.begin_move(partition)?;
+        self.own_record(partition).await?;
+        self.partitions()?.drop_partition(partition).await?;
+        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        while Instant::now() < deadline {
+            // Another owner drops it again, which does nothing.
+            let read = match self.own_record(partition).await {
+                Ok(read) => read,
+                Err(error) if error.state() == sqlstate::INVALID_CATALOG_NAME => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let key = fulmar_cluster::records::owner_key(partition);
+            let node = fulmar_cluster::records::node_key(self.id());
+            let delete = fulmar_meta::Transaction::new()
+                .unchanged(key.as_str(), read.revision)
+                .unchanged(node, self.begun().read.revision)
+                .delete(key);
+            if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
+                return Ok(());
+            }
+            tokio::time::sleep(ROUTING_RETRY_DELAY).await;
+        }
+        Err(crate::assignments::metadata_unavailable())
+    }
+
+    /// Hands all partitions in the shared log over to the other nodes that live. Returns how many
+    /// this node still owns.
+    pub async fn drain(self: &Arc<Self>) -> u64 {
+        let owned = self.owners().owned_by(self.id());
+        let shared: Vec<PartitionId> =
+            owned.into_iter().filter(|(_, owner)| owner.log == LogKind::Shared).map(|(id, _)| id).collect();
+        let mut others = self.living();
+        others.retain(|id| *id != self.id());
+        if shared.is_empty() || others.is_empty() {
+            return shared.len() as u64;
+        }
+        tracing::info!(databases = shared.len(), "handing databases over to the other nodes");
+        let mut placement = Placement::new(self, others);
+        let placed: Vec<(PartitionId, NodeId)> =
+            shared.iter().filter_map(|id| Some((*id, placement.next()?))).collect();
+        let (total, moved) = (placed.len(), AtomicUsize::new(0));
+        let moves = placed.into_iter().map(|(partition, to)| {
+            let moved = &moved;
+            async move {
+                match self.hand_over(partition, to).await {
+                    Ok(()) => {
+                        let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
+                        if moved.is_multiple_of(PROGRESS_STEP) || moved == total {
+                            tracing::info!(moved, of = total, "handed databases over");
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(partition = partition.0, %error, "cannot hand a database over");
+                    }
+                }
+            }
+        });
+        stream::iter(moves).buffer_unordered(CONCURRENT_MOVES).collect::<()>().await;
+        self.owners().count(self.id()).shared
+    }
+}
+
+fn not_alive(node: NodeId) -> Error {
+    Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, format!("node {node} is not alive"))
+        .hint("Choose another node: \"fulmar node list\" lists them.")
+}

@@ -1,0 +1,365 @@
+//! The node: its incarnation, its lease, and its parts.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fulmar_cluster::incarnation::{self, Begun, Lease};
+use fulmar_cluster::{Incarnation, NodeId, failover};
+use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
+use fulmar_meta::{Catalog, MetadataStore};
+use fulmar_pages::PartitionId;
+use fulmar_store::Reliable;
+use fulmar_transport::hello::VERSIONS;
+use fulmar_transport::tls::NodeTls;
+use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
+use hashbrown::HashSet;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::detector::Heard;
+use crate::directory::{DirectoryOwner, StampFiles};
+use crate::environment::{NodeEnvironment, boot_time};
+use crate::logs::{StoreLogs, log_node};
+use crate::messages::{self, Answer, Heartbeat, Opening, Request};
+use crate::owners::Owners;
+use crate::partitions::{Partitions, SessionHandler};
+use crate::registration::{self, Registration};
+use crate::{Error, rpc};
+
+/// How long the first message of a stream may take.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a node that waits for its lease checks it.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long ending the own incarnation may take at a planned stop.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a node takes part in its cluster.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The name of the node.
+    pub name: String,
+    /// Where it listens for other nodes. They must reach it at this address.
+    pub rpc: SocketAddr,
+    /// Where it listens for clients.
+    pub sql: SocketAddr,
+    /// The data directory, which this process has locked.
+    pub data: PathBuf,
+    /// TLS for connections between nodes. All nodes of a cluster use it, or none.
+    pub tls: Option<Arc<NodeTls>>,
+}
+
+/// A node of a cluster. See the crate documentation.
+pub struct Node {
+    name: String,
+    cluster: u128,
+    id: NodeId,
+    rpc: String,
+    tls: Option<Arc<NodeTls>>,
+    environment: NodeEnvironment,
+    metadata: Arc<dyn MetadataStore>,
+    catalog: Arc<Catalog>,
+    begun: Begun,
+    term: u32,
+    lease: Lease,
+    owners: Arc<Owners>,
+    peers: Peers,
+    pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
+    /// Partitions that are being moved or dropped.
+    pub(crate) moving: Mutex<HashSet<PartitionId>>,
+    partitions: OnceLock<Arc<dyn Partitions>>,
+    sessions: OnceLock<SessionHandler>,
+    /// Why the incarnation was fenced.
+    fenced: watch::Sender<Option<String>>,
+}
+
+impl Node {
+    /// Begins the next incarnation of a registered node: checks the data directory, seals the
+    /// previous incarnation's log, and starts to renew the lease and to answer heartbeats.
+    pub async fn join(
+        options: NodeOptions,
+        registration: Registration,
+        listener: TcpListener,
+        metadata: Arc<dyn MetadataStore>,
+        catalog: Arc<Catalog>,
+        store: Reliable,
+    ) -> Result<Arc<Node>, Error> {
+        let Registration { cluster, node: id, .. } = registration;
+        check_directory(&options, cluster)?;
+        let logs = Arc::new(StoreLogs::new(store, cluster));
+        let directory = Arc::new(StampFiles::new(&options.data));
+        let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        let owners = Arc::new(Owners::default());
+        metadata.follow(owners.clone()).await?;
+        let term = registration::next_term(&*metadata).await?;
+        let begun = incarnation::begin(&environment, id, rand::random()).await?;
+        DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
+        let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
+        let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
+        let peering = rpc::Peering::new(identity, options.tls.clone(), owners.clone());
+        let node = Arc::new(Node {
+            name: options.name,
+            cluster,
+            id,
+            rpc,
+            tls: options.tls,
+            environment,
+            metadata,
+            catalog,
+            begun,
+            term,
+            lease: Lease::default(),
+            owners,
+            peers: Peers::new(rpc::TcpDial(peering.clone())),
+            heard: Mutex::default(),
+            moving: Mutex::default(),
+            partitions: OnceLock::new(),
+            sessions: OnceLock::new(),
+            fenced: watch::Sender::new(None),
+        });
+        tokio::spawn(node.clone().keep_lease());
+        let serving = node.clone();
+        let serve = Arc::new(move |stream| {
+            tokio::spawn(serving.clone().serve_stream(stream));
+        });
+        tokio::spawn(rpc::accept(listener, peering, serve));
+        registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
+        tracing::info!(
+            node = node.name,
+            id = id.0,
+            incarnation = node.incarnation(),
+            cluster = format!("{cluster:032x}"),
+            "joined the cluster"
+        );
+        Ok(node)
+    }
+
+    /// TLS for connections between nodes, to reload its certificates.
+    pub fn tls(&self) -> Option<Arc<NodeTls>> {
+        self.tls.clone()
+    }
+
+    /// The engine's part of the cluster.
+    pub fn membership(self: &Arc<Self>) -> Membership {
+        Membership {
+            log_node: log_node(self.cluster, self.id),
+            incarnation: self.incarnation(),
+            term: self.term,
+            node: self.id.0,
+            assignments: self.clone() as Arc<dyn Assignments>,
+        }
+    }
+
+    /// Serves partitions and sessions, watches the other nodes, and fails over those that die.
+    pub fn serve(self: &Arc<Self>, partitions: Arc<dyn Partitions>, sessions: SessionHandler) {
+        let _ = self.partitions.set(partitions.clone());
+        let _ = self.sessions.set(sessions);
+        let node = self.clone();
+        tokio::spawn(async move {
+            partitions.fenced().await;
+            node.fence("its log was sealed by another node");
+        });
+        tokio::spawn(self.clone().detect());
+    }
+
+    /// Completes when this incarnation was fenced, with the reason. The process must start again.
+    pub async fn fenced(&self) -> String {
+        let mut fenced = self.fenced.subscribe();
+        match fenced.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            // The sender is part of this node.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    pub(crate) fn fence(&self, reason: &str) {
+        self.fenced.send_if_modified(|fenced| {
+            let is_first = fenced.is_none();
+            fenced.get_or_insert_with(|| reason.to_owned());
+            is_first
+        });
+    }
+
+    /// Ends this incarnation, at a planned stop: other nodes need not wait until they miss its
+    /// heartbeats. Call it when nothing is served any more.
+    pub async fn leave(&self) {
+        let ending = failover::end(&self.environment, self.id, self.incarnation());
+        match timeout(LEAVE_TIMEOUT, ending).await {
+            Ok(Ok(_)) => tracing::info!(node = self.name, "left the cluster"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot record the stop of this node"),
+            Err(_) => tracing::warn!(
+                "the metadata store or the store did not answer; other nodes will miss this node's heartbeats"
+            ),
+        }
+    }
+
+    async fn keep_lease(self: Arc<Self>) {
+        let error = self.lease.keep(&self.environment, self.id, &self.begun).await;
+        self.fence(&error.to_string());
+    }
+
+    /// Returns true if this node may answer: its lease is valid.
+    pub fn has_lease(&self) -> bool {
+        self.lease.is_valid(boot_time()) && self.fenced.borrow().is_none()
+    }
+
+    /// Waits until this node may answer. Fails if it was fenced.
+    pub(crate) async fn wait_for_lease(&self) -> SqlResult<()> {
+        loop {
+            if let Some(reason) = &*self.fenced.borrow() {
+                return Err(fulmar_engine::Error::new(
+                    sqlstate::CANNOT_CONNECT_NOW,
+                    format!("node \"{}\" was fenced: {reason}", self.name),
+                )
+                .hint("Retry: the node is restarting."));
+            }
+            if self.has_lease() {
+                return Ok(());
+            }
+            tokio::time::sleep(LEASE_POLL_INTERVAL).await;
+        }
+    }
+
+    /// The id of the node.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// The name of the node.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The id of the cluster.
+    pub fn cluster_id(&self) -> u128 {
+        self.cluster
+    }
+
+    /// The incarnation.
+    pub fn incarnation(&self) -> Incarnation {
+        self.begun.incarnation
+    }
+
+    /// The owners of partitions, in memory.
+    pub fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
+    pub(crate) fn begun(&self) -> &Begun {
+        &self.begun
+    }
+
+    pub(crate) fn environment(&self) -> &NodeEnvironment {
+        &self.environment
+    }
+
+    pub(crate) fn metadata(&self) -> &Arc<dyn MetadataStore> {
+        &self.metadata
+    }
+
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    pub(crate) fn rpc_address(&self) -> &str {
+        &self.rpc
+    }
+
+    pub(crate) fn partitions(&self) -> SqlResult<&Arc<dyn Partitions>> {
+        self.partitions.get().ok_or_else(|| {
+            let text = format!("node \"{}\" is starting", self.name);
+            fulmar_engine::Error::new(sqlstate::CANNOT_CONNECT_NOW, text).hint("Retry.")
+        })
+    }
+
+    /// Opens a stream to a node.
+    pub(crate) async fn open_stream(
+        &self,
+        node: NodeId,
+        opening: &Opening,
+    ) -> Result<Stream, TransportError> {
+        let address = match node == self.id {
+            true => self.rpc.clone(),
+            false => self.owners.node(node).map(|known| known.rpc).unwrap_or_default(),
+        };
+        if address.is_empty() {
+            return Err(TransportError::Refused(format!("node {node} has not started yet")));
+        }
+        let mut stream = self.peers.connection(node.0, &address).await?.open()?;
+        stream.send(&messages::encode(opening)).await?;
+        Ok(stream)
+    }
+
+    /// Closes the connection to a node.
+    pub(crate) fn disconnect(&self, node: NodeId) {
+        self.peers.disconnect(node.0);
+    }
+
+    /// Sends a request to a node. `Ok(Err(..))` is the node's error.
+    pub(crate) async fn call(
+        &self,
+        node: NodeId,
+        request: Request,
+    ) -> Result<SqlResult<Answer>, TransportError> {
+        let mut stream = self.open_stream(node, &Opening::Control { request }).await?;
+        let answer = stream.receive().await?.ok_or(TransportError::Protocol("a request got no answer"))?;
+        let answer = messages::decode::<Answer>(&answer).map_err(TransportError::Refused)?;
+        Ok(answer.into_result())
+    }
+
+    /// Serves a stream of another node.
+    async fn serve_stream(self: Arc<Self>, mut stream: Stream) {
+        let Ok(Ok(Some(opening))) = timeout(OPENING_TIMEOUT, stream.receive()).await else { return };
+        match messages::decode::<Opening>(&opening) {
+            Ok(Opening::Session) => match self.sessions.get() {
+                Some(serve) => serve(stream),
+                None => stream.reset("the node is starting"),
+            },
+            Ok(Opening::Heartbeat) => self.answer_heartbeats(stream).await,
+            Ok(Opening::Control { request }) => {
+                let answer = Answer::of(self.carry_out(request).await);
+                // If the caller is gone, it asks again.
+                if stream.send(&messages::encode(&answer)).await.is_ok() {
+                    stream.finish();
+                    // Dropping the stream before the caller has finished would reset it.
+                    let _ = timeout(OPENING_TIMEOUT, stream.receive()).await;
+                }
+            }
+            Err(error) => stream.reset(&error),
+        }
+    }
+
+    async fn answer_heartbeats(&self, mut stream: Stream) {
+        while let Ok(Some(_)) = stream.receive().await {
+            let heartbeat = Heartbeat { incarnation: self.incarnation(), is_valid: self.has_lease() };
+            if stream.send(&messages::encode(&heartbeat)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Refuses a data directory that belongs to another node or cluster.
+fn check_directory(options: &NodeOptions, cluster: u128) -> Result<(), Error> {
+    let expected = DirectoryOwner::new(cluster, &options.name);
+    match DirectoryOwner::read(&options.data)? {
+        Some(found) if found != expected => {
+            let (name, data) = (&found.name, options.data.display());
+            Err(Error::WrongDirectory(match found.cluster == expected.cluster {
+                true => format!(
+                    "{data} is the data directory of node \"{name}\"; start with --node {name}, or use another \
+                     --data"
+                ),
+                false => format!(
+                    "{data} belongs to node \"{name}\" of cluster {}, but --meta names cluster {}; use the \
+                     cluster's own --meta, or another --data",
+                    found.cluster, expected.cluster
+                ),
+            }))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,347 @@
+//! The owners of all partitions and the states of all nodes, in memory.
+//!
+//! [`Owners`] follows the metadata store, so it may lag behind it for a moment. Routing uses it,
+//! and finds out by the answer if it was wrong. Decisions that must be right read the store.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fulmar_cluster::records::{decode, node_key, partition_of_key};
+use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeRecord, NodeState, PartitionRecord};
+use fulmar_meta::{Change, Entry, MetaError, Observer};
+use fulmar_pages::PartitionId;
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use crate::environment::boot_time;
+use crate::registration::{MEMBER_PREFIX, MemberRecord};
+
+/// Number of lists of waiting tasks. A change wakes the tasks of one list.
+const WAITER_SHARDS: usize = 64;
+
+/// The owner of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// The node.
+    pub node: NodeId,
+    /// The epoch of its ownership.
+    pub epoch: u32,
+    /// The log that it commits to.
+    pub log: LogKind,
+}
+
+/// A node, as far as its records are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownNode {
+    /// Its id.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Where it listens for other nodes; empty before its first start.
+    pub rpc: String,
+    /// Where it listens for clients.
+    pub sql: String,
+    /// Its newest incarnation, and that incarnation's state; `None` before its first start.
+    pub state: Option<(Incarnation, NodeState)>,
+}
+
+impl KnownNode {
+    /// The incarnation that is alive.
+    pub fn alive(&self) -> Option<Incarnation> {
+        self.state.filter(|(_, state)| *state == NodeState::Alive).map(|(incarnation, _)| incarnation)
+    }
+}
+
+/// The numbers of partitions that a node owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartitionCounts {
+    /// Those in its shared log.
+    pub shared: u64,
+    /// Those in its local log.
+    pub local: u64,
+}
+
+impl PartitionCounts {
+    /// All of them.
+    pub fn all(self) -> u64 {
+        self.shared + self.local
+    }
+
+    fn of(&mut self, log: LogKind) -> &mut u64 {
+        match log {
+            LogKind::Shared => &mut self.shared,
+            LogKind::Local => &mut self.local,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    partitions: HashMap<PartitionId, Ownership>,
+    counts: BTreeMap<NodeId, PartitionCounts>,
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    members: BTreeMap<NodeId, (String, MemberRecord)>,
+    /// The newest incarnation of each node that is known to have ended, and when this process
+    /// learned it, by CLOCK_BOOTTIME.
+    ended: BTreeMap<NodeId, (Incarnation, Duration)>,
+}
+
+/// The owners of partitions and the nodes, kept up to date by the metadata store.
+pub struct Owners {
+    state: RwLock<State>,
+    partitions_changed: [Notify; WAITER_SHARDS],
+    nodes_changed: Notify,
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Owners {
+            state: RwLock::default(),
+            partitions_changed: std::array::from_fn(|_| Notify::new()),
+            nodes_changed: Notify::new(),
+        }
+    }
+}
+
+impl Owners {
+    /// The owner of a partition.
+    pub fn owner(&self, partition: PartitionId) -> Option<Ownership> {
+        self.state.read().partitions.get(&partition).copied()
+    }
+
+    /// All partitions and their owners, by id.
+    pub fn all(&self) -> Vec<(PartitionId, Ownership)> {
+        let state = self.state.read();
+        let mut all: Vec<_> = state.partitions.iter().map(|(id, owner)| (*id, *owner)).collect();
+        drop(state);
+        all.sort_unstable_by_key(|(id, _)| *id);
+        all
+    }
+
+    /// The partitions of a node, by id.
+    pub fn owned_by(&self, node: NodeId) -> Vec<(PartitionId, Ownership)> {
+        let mut owned = self.all();
+        owned.retain(|(_, owner)| owner.node == node);
+        owned
+    }
+
+    /// How many partitions a node owns.
+    pub fn count(&self, node: NodeId) -> PartitionCounts {
+        self.state.read().counts.get(&node).copied().unwrap_or_default()
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> Option<KnownNode> {
+        self.state.read().node(id)
+    }
+
+    /// All nodes, by id.
+    pub fn nodes(&self) -> Vec<KnownNode> {
+        let state = self.state.read();
+        state.members.keys().filter_map(|id| state.node(*id)).collect()
+    }
+
+    /// The node with this name.
+    pub fn find_node(&self, name: &str) -> Option<KnownNode> {
+        self.nodes().into_iter().find(|node| node.name == name)
+    }
+
+    /// When this process learned that an incarnation had ended, if it has.
+    pub fn observed_ended(&self, node: NodeId, incarnation: Incarnation) -> Option<Duration> {
+        let state = self.state.read();
+        state.ended.get(&node).filter(|(ended, _)| *ended >= incarnation).map(|(_, at)| *at)
+    }
+
+    /// Completes at the next change of the owner of this partition (or of some others). Changes are
+    /// not missed after the call of this function.
+    pub fn partition_changed(&self, partition: PartitionId) -> Notified<'_> {
+        self.partitions_changed[shard(partition)].notified()
+    }
+
+    /// Completes at the next change of a node.
+    pub fn nodes_changed(&self) -> Notified<'_> {
+        self.nodes_changed.notified()
+    }
+}
+
+fn shard(partition: PartitionId) -> usize {
+    (partition.0 % WAITER_SHARDS as u64) as usize
+}
+
+/// What a change concerns.
+enum Touched {
+    Partition(PartitionId),
+    Nodes,
+    Nothing,
+}
+
+impl State {
+    fn node(&self, id: NodeId) -> Option<KnownNode> {
+        let (name, member) = self.members.get(&id)?;
+        let state = self.nodes.get(&id).map(|record| (record.incarnation, record.state));
+        Some(KnownNode { id, name: name.clone(), rpc: member.rpc.clone(), sql: member.sql.clone(), state })
+    }
+
+    fn put(&mut self, entry: &Entry) -> Result<Touched, MetaError> {
+        if let Some(partition) = partition_of_key(&entry.key) {
+            let record: PartitionRecord =
+                decode(&entry.key, &entry.value).map_err(|error| corrupt(entry, &error))?;
+            let owner = Ownership { node: record.owner, epoch: record.epoch, log: record.log() };
+            self.remove(partition);
+            *self.counts.entry(owner.node).or_default().of(owner.log) += 1;
+            self.partitions.insert(partition, owner);
+            return Ok(Touched::Partition(partition));
+        }
+        if let Some(id) = node_of_key(&entry.key) {
+            let record: NodeRecord =
+                decode(&entry.key, &entry.value).map_err(|error| corrupt(entry, &error))?;
+            let ended = match record.state {
+                NodeState::Alive => record.incarnation.saturating_sub(1),
+                NodeState::Ended | NodeState::Sealed { .. } => record.incarnation,
+            };
+            if self.ended.get(&id).is_none_or(|(known, _)| *known < ended) {
+                self.ended.insert(id, (ended, boot_time()));
+            }
+            self.nodes.insert(id, record);
+            return Ok(Touched::Nodes);
+        }
+        if let Some(name) = entry.key.strip_prefix(MEMBER_PREFIX) {
+            let member = MemberRecord::decode(entry).map_err(|error| corrupt(entry, &error))?;
+            self.members.insert(NodeId(member.id), (name.to_owned(), member));
+            return Ok(Touched::Nodes);
+        }
+        Ok(Touched::Nothing)
+    }
+
+    fn delete(&mut self, key: &str) -> Touched {
+        if let Some(partition) = partition_of_key(key) {
+            self.remove(partition);
+            return Touched::Partition(partition);
+        }
+        if let Some(id) = node_of_key(key) {
+            self.nodes.remove(&id);
+            return Touched::Nodes;
+        }
+        match key.strip_prefix(MEMBER_PREFIX) {
+            Some(name) => {
+                self.members.retain(|_, (known, _)| known != name);
+                Touched::Nodes
+            }
+            None => Touched::Nothing,
+        }
+    }
+
+    fn remove(&mut self, partition: PartitionId) {
+        if let Some(owner) = self.partitions.remove(&partition) {
+            *self.counts.entry(owner.node).or_default().of(owner.log) -= 1;
+        }
+    }
+}
+
+/// The node of a key made by [`node_key`].
+fn node_of_key(key: &str) -> Option<NodeId> {
+    let id = NodeId(u32::from_str_radix(key.strip_prefix("node/")?, 16).ok()?);
+    (node_key(id) == key).then_some(id)
+}
+
+fn corrupt(entry: &Entry, error: &impl ToString) -> MetaError {
+    MetaError::Corrupt { place: entry.key.clone(), cause: error.to_string() }
+}
+
+impl Observer for Owners {
+    fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError> {
+        let mut next = State::default();
+        let mut state = self.state.write();
+        next.ended = std::mem::take(&mut state.ended);
+        for entry in &entries {
+            if let Err(error) = next.put(entry) {
+                state.ended = next.ended;
+                return Err(error);
+            }
+        }
+        *state = next;
+        drop(state);
+        for waiters in &self.partitions_changed {
+            waiters.notify_waiters();
+        }
+        self.nodes_changed.notify_waiters();
+        Ok(())
+    }
+
+    fn changed(&self, changes: &[Change]) {
+        let mut touched_nodes = false;
+        let mut touched_shards = 0u64;
+        let mut state = self.state.write();
+        for change in changes {
+            let touched = match &change.value {
+                Some(value) => {
+                    let (key, value, modified) = (change.key.clone(), value.clone(), change.revision);
+                    let put = state.put(&Entry { key, value, modified });
+                    put.unwrap_or_else(|error| {
+                        tracing::error!(%error, "ignored an unreadable record of a partition or node");
+                        Touched::Nothing
+                    })
+                }
+                None => state.delete(&change.key),
+            };
+            match touched {
+                Touched::Partition(partition) => touched_shards |= 1 << shard(partition),
+                Touched::Nodes => touched_nodes = true,
+                Touched::Nothing => {}
+            }
+        }
+        drop(state);
+        let waiters = self.partitions_changed.iter().enumerate();
+        for (_, waiters) in waiters.filter(|(shard, _)| touched_nodes || touched_shards & (1 << shard) != 0) {
+            waiters.notify_waiters();
+        }
+        if touched_nodes {
+            self.nodes_changed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_cluster::Position;
+    use fulmar_cluster::records::{encode, owner_key};
+    use fulmar_meta::Revision;
+
+    use super::*;
+
+    fn put(owners: &Owners, key: String, value: Vec<u8>) {
+        owners.changed(&[Change { key, value: Some(value), revision: Revision(1) }]);
+    }
+
+    #[test]
+    fn partitions_are_counted_by_owner() {
+        let owners = Owners::default();
+        let from = Position { incarnation: 1, slot: 0 };
+        let record = |node| encode(&PartitionRecord::new(NodeId(node), LogKind::Shared, from)).unwrap();
+        for (partition, node) in [(1, 1), (2, 1), (3, 2), (2, 2)] {
+            put(&owners, owner_key(PartitionId(partition)), record(node));
+        }
+        assert_eq!((owners.count(NodeId(1)).all(), owners.count(NodeId(2)).shared), (1, 2));
+        let ids: Vec<u64> = owners.owned_by(NodeId(2)).iter().map(|(id, _)| id.0).collect();
+        assert_eq!(ids, [2, 3]);
+        let key = owner_key(PartitionId(2));
+        owners.changed(&[Change { key, value: None, revision: Revision(2) }]);
+        assert_eq!((owners.owner(PartitionId(2)), owners.count(NodeId(2)).shared), (None, 1));
+    }
+
+    #[test]
+    fn end_of_an_incarnation_is_observed_once() {
+        let owners = Owners::default();
+        let node = |incarnation, state| encode(&NodeRecord::new(incarnation, state, 1)).unwrap();
+        put(&owners, node_key(NodeId(3)), node(7, NodeState::Alive));
+        assert_eq!(owners.observed_ended(NodeId(3), 7), None);
+        assert!(owners.observed_ended(NodeId(3), 6).is_some(), "an incarnation ends before the next one");
+        put(&owners, node_key(NodeId(3)), node(7, NodeState::Ended));
+        let at = owners.observed_ended(NodeId(3), 7).unwrap();
+        let sealed = NodeState::Sealed { end: 0, kept_from: Position::default() };
+        put(&owners, node_key(NodeId(3)), node(7, sealed));
+        assert_eq!(owners.observed_ended(NodeId(3), 7), Some(at));
+    }
+}

@@ -1,0 +1,280 @@
+//! The listener for other nodes, and connections to them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use fulmar_cluster::NodeId;
+use fulmar_transport::tls::{NodeStream, NodeTls};
+use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identity, Incoming, Stream};
+use parking_lot::Mutex;
+use tokio::io::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::Error;
+use crate::owners::Owners;
+
+/// How long a connection and its handshake may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of connections from other nodes. A node dials each other node once.
+const MAX_CONNECTIONS: usize = 1024;
+/// How many connections the kernel queues.
+const BACKLOG: u32 = 1024;
+/// Interval between log lines for refused connections of one node.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Stands for a node that has dialed this one, in [`RefusalLog`].
+const DIALING_NODE: u32 = 0;
+/// Delay after a failed accept: the process may be out of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Listens for other nodes. A process that replaces this one can listen on the same address.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|error| Error::Listen { address, cause: error.to_string() })
+}
+
+/// What this node needs to connect to others, and to be connected to.
+#[derive(Clone)]
+pub(crate) struct Peering {
+    pub identity: Identity,
+    /// TLS, if the cluster uses it.
+    pub tls: Option<Arc<NodeTls>>,
+    /// The names of the nodes, which their certificates must contain.
+    pub owners: Arc<Owners>,
+    refusals: Arc<RefusalLog>,
+}
+
+impl Peering {
+    pub fn new(identity: Identity, tls: Option<Arc<NodeTls>>, owners: Arc<Owners>) -> Self {
+        Peering { identity, tls, owners, refusals: Arc::default() }
+    }
+
+    /// The name of a node. A node that has just joined becomes known when the metadata store has
+    /// notified this node.
+    async fn name(&self, node: NodeId) -> String {
+        loop {
+            let changed = self.owners.nodes_changed();
+            if let Some(known) = self.owners.node(node) {
+                return known.name;
+            }
+            changed.await;
+        }
+    }
+
+    /// Introduces this node and the one that has dialed it to each other.
+    async fn accept(&self, tcp: TcpStream) -> Result<(Incoming, NodeDriver), TransportError> {
+        let stream = NodeStream::accept(tcp, self.tls.as_deref()).await?;
+        let peer = stream.peer();
+        let (reader, writer) = tokio::io::split(stream);
+        let (incoming, driver) = fulmar_transport::accept(reader, writer, &self.identity).await?;
+        if self.tls.is_some() {
+            peer.check_name(&self.name(NodeId(incoming.peer().node)).await)?;
+        }
+        Ok((incoming, driver))
+    }
+}
+
+type NodeDriver = Driver<ReadHalf<NodeStream>, WriteHalf<NodeStream>>;
+
+/// Logs refused connections, which need an operator. Nodes try again several times per second.
+#[derive(Default)]
+struct RefusalLog {
+    /// When a refusal by or of a node was last logged. 0 is a dialing node, which is not known.
+    logged: Mutex<BTreeMap<u32, Instant>>,
+}
+
+impl RefusalLog {
+    fn record(&self, node: u32, error: &TransportError) {
+        if !matches!(error, TransportError::Refused(_)) {
+            return;
+        }
+        let mut logged = self.logged.lock();
+        if logged.get(&node).is_none_or(|last| last.elapsed() >= REFUSAL_LOG_INTERVAL) {
+            logged.insert(node, Instant::now());
+            drop(logged);
+            tracing::warn!(%error, "connection between nodes refused");
+        }
+    }
+}
+
+/// Dials nodes over TCP.
+pub(crate) struct TcpDial(pub Peering);
+
+#[async_trait]
+impl Dial for TcpDial {
+    async fn dial(&self, node: u32, address: &str) -> Result<Connection, TransportError> {
+        let Peering { identity, tls, refusals, .. } = &self.0;
+        let connect = async {
+            let tcp = TcpStream::connect(address).await?;
+            tcp.set_nodelay(true)?;
+            let name = self.0.name(NodeId(node)).await;
+            let stream = NodeStream::connect(tcp, tls.as_deref(), &name).await?;
+            let (reader, writer) = tokio::io::split(stream);
+            fulmar_transport::connect(reader, writer, identity, Some(node)).await
+        };
+        let connected = timeout(CONNECT_TIMEOUT, connect).await.unwrap_or_else(|_| {
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer from {address}")).into())
+        });
+        let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
+        tokio::spawn(driver.run());
+        Ok(connection)
+    }
+}
+
+/// Accepts connections and passes their streams to `serve`, until the listener is dropped.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    peering: Peering,
+    serve: Arc<dyn Fn(Stream) + Send + Sync>,
+) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let tcp = match listener.accept().await {
+            Ok((tcp, _)) => tcp,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection from another node");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                continue;
+            }
+        };
+        let (peering, serve) = (peering.clone(), serve.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            let _ = tcp.set_nodelay(true);
+            let (mut incoming, driver) = match timeout(CONNECT_TIMEOUT, peering.accept(tcp)).await {
+                Ok(Ok(accepted)) => accepted,
+                Ok(Err(error)) => return peering.refusals.record(DIALING_NODE, &error),
+                Err(_) => return tracing::debug!("a connection from another node did not introduce itself"),
+            };
+            let accept = async {
+                while let Some(stream) = incoming.accept().await {
+                    serve(stream);
+                }
+            };
+            tokio::join!(driver.run(), accept);
+        });
+    }
+}
+
+/// Returns true if nothing listens on the node's address: its process has probably ended.
+pub(crate) fn is_refused(error: &TransportError) -> bool {
+    matches!(error, TransportError::Lost(error) if error.kind() == std::io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_certificates::Authority;
+    use fulmar_meta::{Change, Observer, Revision};
+    use fulmar_transport::Peers;
+    use fulmar_transport::hello::VERSIONS;
+    use fulmar_transport::tls::NodeTlsFiles;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::registration::member_key;
+
+    /// Longer than any step takes.
+    const DEADLINE: Duration = Duration::from_secs(60);
+    const DAY: Duration = Duration::from_hours(24);
+
+    fn add_member(owners: &Owners, name: &str, id: u32) {
+        let value = format!("{{\"v\":1,\"id\":{id},\"rpc\":\"\",\"sql\":\"\"}}").into_bytes();
+        owners.changed(&[Change { key: member_key(name), value: Some(value), revision: Revision(1) }]);
+    }
+
+    /// The certificate of the node `name`.
+    fn tls(directory: &TempDir, authority: &Authority, name: &str) -> Arc<NodeTls> {
+        let file = |kind: &str| directory.path().join(format!("{name}.{kind}"));
+        let issued = authority.issue(name, &[], DAY).unwrap();
+        std::fs::write(file("crt"), issued.certificate_pem).unwrap();
+        std::fs::write(file("key"), issued.key_pem).unwrap();
+        let files =
+            NodeTlsFiles { ca: directory.path().join("ca.crt"), certificate: file("crt"), key: file("key") };
+        NodeTls::load(files, name).unwrap()
+    }
+
+    /// Answers each stream with "yes" in the name of node 2. Returns its address.
+    fn listen(peering: Peering) -> String {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let serve = |mut stream: Stream| {
+            tokio::spawn(async move {
+                stream.receive().await.unwrap();
+                stream.send(b"yes").await.unwrap();
+                stream.finish();
+                let _ = stream.receive().await;
+            });
+        };
+        tokio::spawn(accept(listener, peering, Arc::new(serve)));
+        address
+    }
+
+    /// Asks node 2 as the node `id` with this certificate.
+    async fn ask(
+        address: &str,
+        id: u32,
+        tls: Option<Arc<NodeTls>>,
+        owners: &Arc<Owners>,
+    ) -> Result<(), TransportError> {
+        let peers = Peers::new(TcpDial(Peering::new(identity(id), tls, owners.clone())));
+        let answer = async { peers.connection(2, address).await?.call(b"?").await };
+        let answer = timeout(DEADLINE, answer).await.expect("no answer in time")?;
+        assert_eq!(answer, "yes");
+        Ok(())
+    }
+
+    fn identity(node: u32) -> Identity {
+        Identity { cluster: 1, node, incarnation: 1, versions: VERSIONS }
+    }
+
+    #[tokio::test]
+    async fn certificate_must_be_that_of_the_node_on_both_sides() {
+        let directory = tempfile::tempdir().unwrap();
+        let issued = Authority::create(DAY).unwrap();
+        std::fs::write(directory.path().join("ca.crt"), &issued.certificate_pem).unwrap();
+        let authority = Authority::from_pem(&issued.certificate_pem, &issued.key_pem).unwrap();
+        let [one, two, three] = ["n1", "n2", "n3"].map(|name| tls(&directory, &authority, name));
+        let owners = Arc::new(Owners::default());
+        for (name, id) in [("n1", 1), ("n2", 2), ("n3", 3)] {
+            add_member(&owners, name, id);
+        }
+        let address = listen(Peering::new(identity(2), Some(two.clone()), owners.clone()));
+        ask(&address, 1, Some(one.clone()), &owners).await.unwrap();
+        ask(&address, 3, Some(three.clone()), &owners).await.unwrap();
+        // Node 3 claims to be node 1. It learns of the refusal as a lost connection: the accepting
+        // node has already introduced itself.
+        ask(&address, 1, Some(three.clone()), &owners).await.expect_err("impersonation must be refused");
+        // Node 3 answers at the address of node 2.
+        let address = listen(Peering::new(identity(2), Some(three), owners.clone()));
+        let error = ask(&address, 1, Some(one), &owners).await.unwrap_err().to_string();
+        assert!(error.contains("node \"n2\" was rejected") && error.contains("for \"n3\""), "{error}");
+        // Without TLS.
+        let error = ask(&address, 1, None, &owners).await.unwrap_err().to_string();
+        assert!(error.contains("the node uses TLS"), "{error}");
+        let address = listen(Peering::new(identity(2), None, owners.clone()));
+        ask(&address, 1, None, &owners).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn name_of_a_node_that_has_just_joined_is_awaited() {
+        let owners = Arc::new(Owners::default());
+        let peering = Peering::new(identity(2), None, owners.clone());
+        let name = peering.name(NodeId(1));
+        futures::pin_mut!(name);
+        assert!(futures::poll!(&mut name).is_pending());
+        add_member(&owners, "n3", 3);
+        assert!(futures::poll!(&mut name).is_pending());
+        add_member(&owners, "n1", 1);
+        assert_eq!(timeout(DEADLINE, name).await.unwrap(), "n1");
+    }
+}
