@@ -13,10 +13,11 @@ use fulmar_pgwire::wire::{Closed, Interrupts, Wire, give_buffer};
 use tokio::io::{AsyncWrite, DuplexStream};
 use tokio::time::{Sleep, sleep};
 
+use super::control::Control;
 use super::journal::{Journal, Mismatch, Told};
 use super::message::Values;
 use super::pump::poll_pooled;
-use super::unit::is_rollback;
+use super::unit::split_name;
 use crate::cluster::{Cluster, Owner};
 use crate::identity::Identity;
 use crate::registry::{Handle, RegistryEntry};
@@ -250,8 +251,8 @@ impl Front {
             return;
         }
         let Some(unit) = self.journal.units.front() else { return };
-        let sql = unit.bytes.get(5..).unwrap_or_default();
-        if unit.is_query && (!unit.is_complete || is_rollback(sql)) {
+        let sql = unit.bytes.get(5..).and_then(split_name).unwrap_or_default();
+        if unit.is_query && (!unit.is_complete || Control::is_rollback(sql)) {
             if unit.is_complete {
                 self.doomed = None;
             }

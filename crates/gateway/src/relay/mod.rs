@@ -16,6 +16,7 @@
 //! | --- | --- |
 //! | [`front`], [`connect`], [`resume`] | the client's side: messages, connecting, continuing |
 //! | [`journal`], [`unit`] | what is repeated, and the comparison of answers |
+//! | [`control`] | transaction control in the text of statements |
 //! | [`owner`] | the session's side |
 //! | [`message`], [`pump`] | messages between the nodes; streams |
 //!
@@ -42,12 +43,13 @@
 //! to have had no durable effect, and at a shutdown between two messages. If a transaction has ended
 //! earlier in the same unit, the session tells that too, and the unit is not repeated. (2) The
 //! cluster has decided that the unit's transaction is aborted. A unit has one transaction, whose id
-//! the front has chosen, unless its text mentions the begin or the end of another one: such a unit
-//! is never repeated after a broken connection (08007). A unit within the open transaction is
+//! the front has chosen, unless its text may contain the end of one before other statements, or the
+//! begin of one after them ([`control`]): such a unit is never repeated after a broken connection (08007). A unit within the open transaction is
 //! repeated together with it, and never without it: the new session starts with the first message
 //! of the transaction.
 
 mod connect;
+mod control;
 mod front;
 mod journal;
 pub(crate) mod message;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use fulmar_engine::{CommandTag, TransactionStatus};
 use fulmar_pgwire::protocol::backend;
 
+use super::control::{Control, Portals};
 use super::journal::AnswerHash;
 
 /// Size of a message's kind and length.
@@ -55,9 +56,9 @@ pub(super) struct Unit {
     /// The Parse and Close messages, and the number of those that have been answered.
     requests: Vec<Change>,
     answered_requests: usize,
-    executes: usize,
-    /// A statement of the unit begins or ends a transaction, or is not known.
-    controls: bool,
+    portals: Portals,
+    /// What its executed statements do to transactions.
+    executes: Vec<Control>,
     is_copying: bool,
     has_ended_copy: bool,
     hash: AnswerHash,
@@ -83,8 +84,8 @@ impl Unit {
             changes: Vec::new(),
             requests: Vec::new(),
             answered_requests: 0,
-            executes: 0,
-            controls: false,
+            portals: Portals::default(),
+            executes: Vec::new(),
             is_copying: false,
             has_ended_copy: false,
             hash: AnswerHash::default(),
@@ -112,46 +113,35 @@ impl Unit {
         match kind {
             b'Q' => {
                 self.is_complete = true;
-                let sql = body.split(|byte| *byte == 0).next().unwrap_or_default();
-                self.is_commit = is_commit(sql);
-                self.mixes_transactions = !self.is_commit && mentions_control(sql) && has_several(sql);
+                let sql = split_name(body).unwrap_or_default();
+                let control = Control::of_text(sql);
+                self.is_commit = control == Control::Commit;
+                self.mixes_transactions = control == Control::Mixed;
             }
-            b'P' => {
-                let sql = split_name(body).and_then(|name| body.get(name.len() + 1..)).unwrap_or_default();
-                let sql = sql.split(|byte| *byte == 0).next().unwrap_or_default();
-                self.is_commit |= is_commit(sql);
-                self.controls |= mentions_control(sql);
-                self.requests.push(Change::Parse(message));
-            }
+            b'P' => self.requests.push(Change::Parse(message)),
             b'C' if body.first() == Some(&b'S') => {
                 let name = split_name(&body[1..]).unwrap_or_default();
                 self.requests.push(Change::Close(name.into()));
             }
             b'C' => self.requests.push(Change::Portal),
             b'B' => self.bind(body, statements),
-            b'E' => self.executes += 1,
+            b'E' => {
+                let portal = split_name(body).unwrap_or_default();
+                self.executes.push(self.portals.execute(portal));
+            }
             _ => {}
         }
     }
 
     fn bind(&mut self, body: &[u8], statements: &BTreeMap<Box<[u8]>, Box<[u8]>>) {
-        let statement = split_name(body).and_then(|portal| split_name(body.get(portal.len() + 1..)?));
-        let Some(name) = statement else { return };
-        let is_parsed_here = self.requests.iter().any(|request| {
-            matches!(request, Change::Parse(parse) if parse.get(HEADER_BYTES..).and_then(split_name) == Some(name))
+        let Some(portal) = split_name(body) else { return };
+        let Some(name) = body.get(portal.len() + 1..).and_then(split_name) else { return };
+        let own = self.requests.iter().rev().find_map(|request| match request {
+            Change::Parse(parse) => text_of(parse, name),
+            _ => None,
         });
-        if is_parsed_here {
-            return;
-        }
-        match statements.get(name) {
-            Some(parse) => {
-                let sql = parse.get(HEADER_BYTES + name.len() + 1..).unwrap_or_default();
-                let sql = sql.split(|byte| *byte == 0).next().unwrap_or_default();
-                self.is_commit |= is_commit(sql);
-                self.controls |= mentions_control(sql);
-            }
-            None => self.controls = true,
-        }
+        let sql = own.or_else(|| statements.get(name).and_then(|parse| text_of(parse, name)));
+        self.portals.bind(portal, sql.map_or(Control::Mixed, Control::of_statement));
     }
 
     /// A Sync has arrived. The session ignores it during a COPY.
@@ -160,8 +150,10 @@ impl Unit {
             return;
         }
         self.is_complete = true;
-        self.mixes_transactions = self.controls && self.executes > 1;
-        self.is_commit &= self.executes == 1;
+        let control = Control::of_sequence(self.executes.iter().copied());
+        self.is_commit = control == Control::Commit;
+        // A single statement that is not known may be anything, but only one thing.
+        self.mixes_transactions = control == Control::Mixed && self.executes.len() > 1;
     }
 
     /// CopyDone or CopyFail has arrived.
@@ -196,7 +188,7 @@ impl Unit {
         self.bytes.extend_from_slice(&next.bytes);
         self.is_complete = next.is_complete;
         self.requests.extend(next.requests);
-        self.executes += next.executes;
+        self.executes.extend(next.executes);
     }
 
     /// Counts the part of `piece` that the client has got before. `None` if it differs.
@@ -288,40 +280,11 @@ pub(super) fn split_name(bytes: &[u8]) -> Option<&[u8]> {
     bytes.iter().position(|byte| *byte == 0).map(|end| &bytes[..end])
 }
 
-/// The words of a text, in upper case. Words in literals and comments are words too.
-fn words(sql: &[u8]) -> impl Iterator<Item = String> {
-    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii();
-    let words = sql.split(move |byte| !is_word(byte)).filter(|word| !word.is_empty());
-    words.map(|word| String::from_utf8_lossy(word).to_ascii_uppercase())
-}
-
-/// Returns true if the text may begin or end a transaction.
-fn mentions_control(sql: &[u8]) -> bool {
-    const CONTROL: [&str; 8] =
-        ["BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE"];
-    words(sql).any(|word| CONTROL.contains(&&*word))
-}
-
-/// Returns true if the text may contain several statements.
-fn has_several(sql: &[u8]) -> bool {
-    let end = sql.iter().rposition(|byte| !byte.is_ascii_whitespace() && *byte != b';');
-    end.is_some_and(|end| sql[..end].contains(&b';'))
-}
-
-/// Returns true if the text is a COMMIT.
-fn is_commit(sql: &[u8]) -> bool {
-    let words: Vec<String> = words(sql).take(3).collect();
-    let plain =
-        sql.iter().all(|byte| byte.is_ascii_alphabetic() || byte.is_ascii_whitespace() || *byte == b';');
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    plain
-        && !has_several(sql)
-        && matches!(words[..], ["COMMIT" | "END"] | ["COMMIT" | "END", "WORK" | "TRANSACTION"])
-}
-
-/// Returns true if the text only rolls back.
-pub(super) fn is_rollback(sql: &[u8]) -> bool {
-    matches!(words(sql).next().as_deref(), Some("ROLLBACK" | "ABORT"))
-        && !has_several(sql)
-        && !words(sql).any(|word| word == "TO")
+/// The text of a Parse message, if it prepares the statement with this name.
+fn text_of<'a>(parse: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let body = parse.get(HEADER_BYTES..)?;
+    match split_name(body)? {
+        parsed if parsed == name => body.get(name.len() + 1..).and_then(split_name),
+        _ => None,
+    }
 }

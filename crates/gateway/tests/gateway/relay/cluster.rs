@@ -82,7 +82,7 @@ impl Shared {
     }
 
     pub fn remove_owner(&self, partition: PartitionId) {
-        self.owners.send_modify(|owners| drop(owners.remove(&partition)));
+        self.owners.send_if_modified(|owners| owners.remove(&partition).is_some());
     }
 }
 

@@ -21,7 +21,7 @@ async fn both_protocols_work_at_the_owner_and_at_another_node() {
         let client = cluster.client(node, "shop").await;
         let sql = "CREATE TABLE IF NOT EXISTS t (k INT PRIMARY KEY, v TEXT); DELETE FROM t; INSERT INTO t VALUES (1, 'a')";
         assert_eq!(tags(&client.simple_query(sql).await.unwrap()), 3);
-        let row = client.query_one("SELECT v FROM t WHERE k = $1", &[&1_i32]).await.unwrap();
+        let row = client.query_one("SELECT v FROM t WHERE k = $1", &[&1_i64]).await.unwrap();
         assert_eq!(row.get::<_, String>(0), "a");
         assert_eq!(state(client.simple_query("SELECT * FROM nothing").await), "42P01");
         assert_eq!(state(client.execute("INSERT INTO t VALUES (1, 'b')", &[]).await), "23505");
@@ -80,8 +80,8 @@ async fn settings_and_prepared_statements_survive_a_move() {
     let statement = client.prepare("SELECT $1::INT + 1").await.unwrap();
     for node in [3, 1, 2] {
         cluster.move_to(node);
-        let row = client.query_one(&statement, &[&41_i32]).await.unwrap();
-        assert_eq!(row.get::<_, i32>(0), 42, "at node {node}");
+        let row = client.query_one(&statement, &[&41_i64]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), 42, "at node {node}");
         for (name, value) in [("my.setting", "x"), ("statement_timeout", "77s")] {
             let row = client.query_one(&format!("SHOW {name}"), &[]).await.unwrap();
             assert_eq!(row.get::<_, String>(0), value, "{name} at node {node}");
@@ -95,16 +95,16 @@ async fn an_open_transaction_survives_a_move() {
     let client = cluster.client(1, "shop").await;
     client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY, v INT)").await.unwrap();
     client.batch_execute("BEGIN").await.unwrap();
-    client.execute("INSERT INTO t VALUES (1, $1)", &[&5_i32]).await.unwrap();
+    client.execute("INSERT INTO t VALUES (1, $1)", &[&5_i64]).await.unwrap();
     let row = client.query_one("SELECT v FROM t", &[]).await.unwrap();
-    assert_eq!(row.get::<_, i32>(0), 5);
+    assert_eq!(row.get::<_, i64>(0), 5);
     cluster.move_to(3);
     client.execute("UPDATE t SET v = v + 1", &[]).await.unwrap();
     cluster.shared.break_connections();
     client.batch_execute("COMMIT").await.unwrap();
     let other = cluster.client(2, "shop").await;
     let row = other.query_one("SELECT count(*), max(v) FROM t", &[]).await.unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (1, 6));
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1, 6));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,147 @@
+//! Recognises transaction control in the text of statements, without parsing it. In doubt, a text is
+//! taken for one that contains the end of a transaction and more.
+
+use std::iter::once;
+
+/// What a text does to transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Control {
+    /// Nothing.
+    Plain,
+    /// Begins one.
+    Begin,
+    /// Commits it, and nothing else.
+    Commit,
+    /// Ends it, and nothing else.
+    End,
+    /// Possibly ends one before other statements, or begins one after other statements.
+    Mixed,
+}
+
+impl Control {
+    /// What a single statement does.
+    pub(super) fn of_statement(sql: &[u8]) -> Control {
+        const WORDS: [&str; 6] = ["BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT"];
+        let words: Vec<String> = words(sql).collect();
+        let count = |word: &str| words.iter().filter(|other| *other == word).count();
+        let has_comment = [b"--".as_slice(), b"/*"]
+            .iter()
+            .any(|mark| sql.windows(mark.len()).any(|window| window == *mark));
+        let first = words.first().map(String::as_str).unwrap_or_default();
+        // The END of a CASE.
+        let ends_case = first != "END" && !has_comment && count("END") <= count("CASE");
+        let controls = words
+            .iter()
+            .filter(|word| WORDS.contains(&word.as_str()) && !(ends_case && word.as_str() == "END"));
+        // Savepoints exist only within a transaction.
+        let is_savepoint = first == "ROLLBACK" && count("TO") > 0;
+        match (controls.count(), first) {
+            (0, _) => Control::Plain,
+            (1, _) if is_savepoint => Control::Plain,
+            (1, "BEGIN" | "START") => Control::Begin,
+            (1, "COMMIT" | "END") if is_plain_commit(sql, &words) => Control::Commit,
+            (1, "COMMIT" | "END" | "ROLLBACK" | "ABORT") => Control::End,
+            _ => Control::Mixed,
+        }
+    }
+
+    /// What the statements of a text do. Semicolons in literals split a statement: its parts are
+    /// taken for statements.
+    pub(super) fn of_text(sql: &[u8]) -> Control {
+        let statements = sql.split(|byte| *byte == b';');
+        let statements = statements.filter(|sql| !sql.trim_ascii().is_empty());
+        Control::of_sequence(statements.map(Control::of_statement))
+    }
+
+    /// What a sequence of statements does.
+    pub(super) fn of_sequence(statements: impl Iterator<Item = Control>) -> Control {
+        let statements: Vec<Control> = statements.collect();
+        let [first, middle @ .., last] = &statements[..] else {
+            return statements.first().copied().unwrap_or(Control::Plain);
+        };
+        let is_plain = |control: &Control| *control == Control::Plain;
+        let begins = *first == Control::Begin;
+        let ends = matches!(last, Control::Commit | Control::End);
+        match middle.iter().all(is_plain) && (begins || is_plain(first)) && (ends || is_plain(last)) {
+            true if ends => Control::End,
+            true if begins => Control::Begin,
+            true => Control::Plain,
+            false => Control::Mixed,
+        }
+    }
+
+    /// Returns true if the text only rolls the transaction back.
+    pub(super) fn is_rollback(sql: &[u8]) -> bool {
+        Control::of_text(sql) == Control::End
+            && matches!(words(sql).next().as_deref(), Some("ROLLBACK" | "ABORT"))
+    }
+}
+
+fn is_plain_commit(sql: &[u8], words: &[String]) -> bool {
+    let is_plain = sql.iter().all(|byte| byte.is_ascii_alphabetic() || byte.is_ascii_whitespace());
+    is_plain
+        && match words {
+            [_] => true,
+            [_, noise] => matches!(noise.as_str(), "WORK" | "TRANSACTION"),
+            _ => false,
+        }
+}
+
+/// The words of a text, in upper case. Words in literals and comments are words too.
+fn words(sql: &[u8]) -> impl Iterator<Item = String> {
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii();
+    let words = sql.split(move |byte| !is_word(byte)).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).to_ascii_uppercase())
+}
+
+/// The control of portals by name.
+#[derive(Default)]
+pub(super) struct Portals(Vec<(Box<[u8]>, Control)>);
+
+impl Portals {
+    /// A statement was bound to a portal.
+    pub(super) fn bind(&mut self, portal: &[u8], control: Control) {
+        self.0.retain(|(name, _)| **name != *portal);
+        self.0.extend(once((portal.into(), control)));
+    }
+
+    /// What the execution of a portal does. Portals of earlier units are not known.
+    pub(super) fn execute(&self, portal: &[u8]) -> Control {
+        let found = self.0.iter().find(|(name, _)| **name == *portal);
+        found.map_or(Control::Mixed, |(_, control)| *control)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_with_one_transaction_are_recognised() {
+        for (sql, expected) in [
+            ("", Control::Plain),
+            ("SELECT 1; INSERT INTO t VALUES (1)", Control::Plain),
+            ("SELECT CASE WHEN a THEN 1 END FROM t; SELECT 2", Control::Plain),
+            ("begin", Control::Begin),
+            ("BEGIN READ ONLY; SELECT 1;", Control::Begin),
+            ("commit work;", Control::Commit),
+            ("END", Control::Commit),
+            ("BEGIN; INSERT INTO t VALUES (1); COMMIT", Control::End),
+            ("INSERT INTO t VALUES (1); COMMIT", Control::End),
+            ("ROLLBACK", Control::End),
+            ("COMMIT; SELECT 1", Control::Mixed),
+            ("SELECT 1; BEGIN", Control::Mixed),
+            ("COMMIT AND CHAIN", Control::End),
+            ("COMMIT; BEGIN", Control::Mixed),
+            ("/* case */ END", Control::Mixed),
+            ("SELECT 1; /* case */ END; SELECT 1", Control::Mixed),
+            ("SAVEPOINT a; RELEASE a", Control::Plain),
+            ("ROLLBACK TO a; SELECT 1", Control::Plain),
+            ("ROLLBACK TO a", Control::Plain),
+        ] {
+            assert_eq!(Control::of_text(sql.as_bytes()), expected, "{sql}");
+        }
+        assert!(Control::is_rollback(b"ROLLBACK;"));
+        assert!(!Control::is_rollback(b"ROLLBACK TO SAVEPOINT a"));
+    }
+}
