@@ -232,7 +232,7 @@ async fn random_moves_and_deaths_keep_every_commit() {
         (1, Stop),
         (2, Settle),
     ];
-    for seed in seeds::first()..seeds::first() + seeds::rounds(15) {
+    for seed in seeds::first()..seeds::first() + seeds::rounds(6) {
         let mut schedule = Schedule::new(seed).await;
         for _ in 0..80 {
             let step = schedule.random.weighted(&steps);
