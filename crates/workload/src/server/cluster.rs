@@ -261,6 +261,11 @@ impl Cluster {
         }
     }
 
+    /// The URL of a database through a node.
+    pub fn url(&self, number: usize, database: &str) -> String {
+        self.target(number).with_database(database).to_string()
+    }
+
     /// The superuser's password, which the first node has generated.
     fn password(&self) -> Option<String> {
         self.network.as_ref()?;
