@@ -48,7 +48,7 @@ use crate::metrics::WorkerMetrics;
 use crate::registry::{Handle, Registry, RegistryEntry};
 use crate::relay::{self, Front, Unavailable};
 use crate::session::{self, Link, Session};
-use crate::settings::Settings;
+use crate::settings::{OWNER, Settings};
 
 /// Maximum size of a packet before authentication.
 const MAX_PACKET_BYTES: usize = 10_000;
@@ -422,7 +422,8 @@ impl PendingConnection {
         // The greeting is sent when the session is there: a refusal is the answer to the startup.
         let opened = relay::open_front(entry, identity, settings.save(), context, cluster).await;
         match opened {
-            Ok(opened) => {
+            Ok((owner, opened)) => {
+                backend::parameter_status(&mut self.output, OWNER, &owner);
                 self.greet(&settings, &handle).await?;
                 Some(Client::Front(Box::new(opened(Wire::new(self.stream, self.input)))))
             }

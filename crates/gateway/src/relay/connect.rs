@@ -118,15 +118,25 @@ pub(crate) fn send_cancel(context: Arc<startup::Context>, node: u32, pid: i32, s
     });
 }
 
-/// Connects a client to a session at the owner of its database. Waits if there is none.
+/// The address of the owner for clients. Empty if that is this node, or its address is not known.
+pub(super) fn owner_address(cluster: &dyn Cluster, owner: Owner) -> String {
+    if owner.node == cluster.this_node() {
+        return String::new();
+    }
+    let nodes = cluster.nodes();
+    nodes.into_iter().find(|node| node.id == owner.node).map(|node| node.sql).unwrap_or_default()
+}
+
+/// Connects a client to a session at the owner of its database. Waits if there is none. Also returns
+/// the address of the owner.
 pub(crate) async fn open_front(
     entry: RegistryEntry,
     identity: Identity,
     [values, defaults]: [Values; 2],
     context: Arc<startup::Context>,
     cluster: Arc<dyn Cluster>,
-) -> Result<impl FnOnce(Wire) -> Front, Unavailable> {
-    let hello = SessionHello {
+) -> Result<(String, impl FnOnce(Wire) -> Front), Unavailable> {
+    let mut hello = SessionHello {
         partition: identity.tenant.partition.0,
         user: identity.user.clone(),
         authenticated: identity.account.is_some(),
@@ -135,6 +145,7 @@ pub(crate) async fn open_front(
         secret: entry.handle.secret(),
         defaults: defaults.clone(),
         values: values.clone(),
+        owner: String::new(),
         failed: false,
     };
     let deadline = Instant::now() + OWNER_TIMEOUT;
@@ -145,7 +156,10 @@ pub(crate) async fn open_front(
             None => find_owner(&*cluster, &identity.tenant).await,
         };
         let connected = match owner {
-            Some(owner) => connect(&context, owner, hello.clone()).await,
+            Some(owner) => {
+                hello.owner = owner_address(&*cluster, owner);
+                connect(&context, owner, hello.clone()).await
+            }
             None => Connected::Lost,
         };
         match (connected, owner) {
@@ -153,7 +167,11 @@ pub(crate) async fn open_front(
                 let engine = context.engine.clone();
                 let journal = Journal::new(values, Box::new(move || engine.new_transaction_id()));
                 let parts = (entry, identity, defaults);
-                return Ok(move |wire| Front::new(wire, journal, parts, context, cluster, (upstream, owner)));
+                let address = hello.owner.clone();
+                let front = move |wire| {
+                    Front::new(wire, journal, parts, context, cluster, (upstream, owner, hello.owner))
+                };
+                return Ok((address, front));
             }
             (Connected::Refused(message), _) => return Err(Unavailable::Message(message)),
             _ if Instant::now() < deadline => sleep(RETRY_INTERVAL).await,

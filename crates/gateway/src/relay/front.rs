@@ -43,6 +43,8 @@ pub(crate) struct Front {
     /// The connection to the session.
     pub(super) upstream: DuplexStream,
     pub(super) owner: Owner,
+    /// The address of the owner that the client knows.
+    pub(super) reported_owner: String,
     /// The error that the next statement gets, because the transaction could not be repeated.
     pub(super) doomed: Option<Error>,
     /// Keeps the front registered.
@@ -73,7 +75,7 @@ impl Front {
         parts: (RegistryEntry, Identity, Values),
         context: Arc<startup::Context>,
         cluster: Arc<dyn Cluster>,
-        (upstream, owner): (DuplexStream, Owner),
+        (upstream, owner, reported_owner): (DuplexStream, Owner, String),
     ) -> Front {
         let (entry, identity, defaults) = parts;
         let handle = entry.handle.clone();
@@ -87,6 +89,7 @@ impl Front {
             defaults,
             upstream,
             owner,
+            reported_owner,
             doomed: None,
             _entry: entry,
             output_sent: 0,

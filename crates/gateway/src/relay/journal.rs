@@ -15,8 +15,9 @@ use std::hash::{DefaultHasher, Hasher};
 use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::MAX_MESSAGE_BYTES;
 
+use super::control::Control;
 use super::message::{self, Values};
-use super::unit::{Change, Unit, split_name};
+use super::unit::{Change, Unit, split_name, text_of};
 
 /// Maximum size of the messages in a journal.
 const MAX_BYTES: usize = 1 << 20;
@@ -247,7 +248,15 @@ impl Journal {
                 self.set_ready(status);
             }
             b'S' => unit.sync(),
-            _ => unit.message(kind, message, &self.statements),
+            b'B' => {
+                let text = |name: &[u8]| {
+                    let recent = self.transaction.iter().rev().find_map(|unit| unit.statement(name));
+                    let kept = || self.statements.get(name).and_then(|parse| text_of(parse, name));
+                    recent.or_else(kept).map(Control::of_statement)
+                };
+                unit.bind(&message, text);
+            }
+            _ => unit.message(kind, message),
         }
     }
 

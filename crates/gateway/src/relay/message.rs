@@ -80,6 +80,8 @@ pub(crate) struct SessionHello {
     pub(crate) defaults: Values,
     /// The parameters now.
     pub(crate) values: Values,
+    /// The address of the owner, unless the client is connected to it.
+    pub(crate) owner: String,
     /// The session begins in a failed transaction, because the client's transaction could not be
     /// repeated.
     pub(crate) failed: bool,

@@ -21,7 +21,7 @@ use crate::identity::Identity;
 use crate::metrics::WorkerMetrics;
 use crate::registry::RegistryEntry;
 use crate::session::{Link, Session};
-use crate::settings::Settings;
+use crate::settings::{OWNER, Settings};
 use crate::startup::{self, fixed_settings};
 
 /// Maximum time until the first message of a stream has arrived.
@@ -92,6 +92,7 @@ type Admitted = (LocalPartition, Identity, Settings, RegistryEntry);
 async fn admit(hello: &SessionHello, context: &startup::Context) -> Result<Admitted> {
     let identity = identity(hello, context).await?;
     let mut settings = fixed_settings(&identity, context.engine.is_replica());
+    settings.set_fixed(OWNER, &hello.owner);
     settings.restore(&hello.defaults, &hello.values);
     let id = PartitionId(hello.partition);
     let mut partition = LocalPartition::new(context.engine.clone(), id);

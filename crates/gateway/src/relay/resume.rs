@@ -9,10 +9,11 @@ use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Interrupts;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connect::{Connected, connect};
+use super::connect::{Connected, connect, owner_address};
 use super::front::{Front, Stop};
 use super::message::SessionHello;
 use crate::cluster::TransactionOutcome;
+use crate::settings::OWNER;
 
 /// How long to wait for an owner of the partition.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -66,10 +67,12 @@ impl Front {
                 }
             }
             self.give_up_lost()?;
-            match connect(&self.context, owner, self.hello()).await {
+            let address = owner_address(&*self.cluster, owner);
+            match connect(&self.context, owner, self.hello(address.clone())).await {
                 Connected::Accepted(upstream) => {
                     (self.upstream, self.owner) = (upstream, owner);
                     self.journal.begin_again();
+                    self.report_owner(address);
                     return Ok(());
                 }
                 Connected::Refused(message) => {
@@ -83,7 +86,15 @@ impl Front {
         }
     }
 
-    fn hello(&self) -> SessionHello {
+    /// Tells the client another address of the owner.
+    fn report_owner(&mut self, address: String) {
+        if address != self.reported_owner && !self.journal.is_inside_answer() {
+            backend::parameter_status(&mut self.journal.output, OWNER, &address);
+            self.reported_owner = address;
+        }
+    }
+
+    fn hello(&self, owner: String) -> SessionHello {
         SessionHello {
             partition: self.identity.tenant.partition.0,
             user: self.identity.user.clone(),
@@ -93,6 +104,7 @@ impl Front {
             secret: self.handle.secret(),
             defaults: self.defaults.clone(),
             values: self.journal.values.clone(),
+            owner,
             failed: self.journal.has_failed,
         }
     }

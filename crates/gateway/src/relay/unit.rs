@@ -1,6 +1,6 @@
 //! A unit of a client's messages, which one ReadyForQuery answers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use fulmar_engine::{CommandTag, TransactionStatus};
 use fulmar_pgwire::protocol::backend;
@@ -102,13 +102,8 @@ impl Unit {
         unit
     }
 
-    /// A message has arrived. `statements` are the prepared statements of earlier units.
-    pub(super) fn message(
-        &mut self,
-        kind: u8,
-        message: Vec<u8>,
-        statements: &BTreeMap<Box<[u8]>, Box<[u8]>>,
-    ) {
+    /// A message other than Bind and Sync has arrived.
+    pub(super) fn message(&mut self, kind: u8, message: Vec<u8>) {
         let body = message.get(HEADER_BYTES..).unwrap_or_default();
         match kind {
             b'Q' => {
@@ -124,7 +119,6 @@ impl Unit {
                 self.requests.push(Change::Close(name.into()));
             }
             b'C' => self.requests.push(Change::Portal),
-            b'B' => self.bind(body, statements),
             b'E' => {
                 let portal = split_name(body).unwrap_or_default();
                 self.executes.push(self.portals.execute(portal));
@@ -133,15 +127,21 @@ impl Unit {
         }
     }
 
-    fn bind(&mut self, body: &[u8], statements: &BTreeMap<Box<[u8]>, Box<[u8]>>) {
+    /// A Bind message has arrived. `known` finds what a statement of earlier units does.
+    pub(super) fn bind(&mut self, message: &[u8], known: impl Fn(&[u8]) -> Option<Control>) {
+        let body = message.get(HEADER_BYTES..).unwrap_or_default();
         let Some(portal) = split_name(body) else { return };
         let Some(name) = body.get(portal.len() + 1..).and_then(split_name) else { return };
-        let own = self.requests.iter().rev().find_map(|request| match request {
+        let control = self.statement(name).map(Control::of_statement).or_else(|| known(name));
+        self.portals.bind(portal, control.unwrap_or(Control::Mixed));
+    }
+
+    /// The text of the statement that the unit prepares with this name.
+    pub(super) fn statement(&self, name: &[u8]) -> Option<&[u8]> {
+        self.requests.iter().rev().find_map(|request| match request {
             Change::Parse(parse) => text_of(parse, name),
             _ => None,
-        });
-        let sql = own.or_else(|| statements.get(name).and_then(|parse| text_of(parse, name)));
-        self.portals.bind(portal, sql.map_or(Control::Mixed, Control::of_statement));
+        })
     }
 
     /// A Sync has arrived. The session ignores it during a COPY.
@@ -281,7 +281,7 @@ pub(super) fn split_name(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// The text of a Parse message, if it prepares the statement with this name.
-fn text_of<'a>(parse: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+pub(super) fn text_of<'a>(parse: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let body = parse.get(HEADER_BYTES..)?;
     match split_name(body)? {
         parsed if parsed == name => body.get(name.len() + 1..).and_then(split_name),

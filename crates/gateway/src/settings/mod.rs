@@ -75,6 +75,9 @@ const fn reported(
 
 /// The time as of which the session reads the database.
 pub(crate) const AS_OF: &str = "fulmar.as_of";
+/// The address for clients of the node that owns the database. Empty if the client is connected to
+/// it. In a cluster, changes are reported to the client.
+pub(crate) const OWNER: &str = "fulmar.owner";
 /// The time of the version that the session reads.
 pub(crate) const SNAPSHOT_TIME: &str = "fulmar.snapshot_time";
 /// The maximum age of that version.
@@ -89,7 +92,7 @@ const ISOLATION: Rule =
     Rule::OneOf(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
 
 /// The known parameters, sorted by lower-case name.
-static PARAMETERS: [Parameter; 39] = [
+static PARAMETERS: [Parameter; 40] = [
     reported("application_name", "", Rule::Any, "Sets the application name to be reported in statistics."),
     parameter("block_size", "4096", Rule::Fixed, "Shows the size of a page in bytes."),
     parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "Sets the output format for bytea."),
@@ -141,6 +144,12 @@ static PARAMETERS: [Parameter; 39] = [
         "",
         Rule::Moment,
         "Sets the time as of which the database is read. Empty: the current data.",
+    ),
+    parameter(
+        OWNER,
+        "",
+        Rule::Fixed,
+        "Shows the address of the node that owns the database, if the client is connected to another one.",
     ),
     parameter(
         SNAPSHOT_AGE,

@@ -182,7 +182,7 @@ impl Cluster for Member {
             state: "alive",
             incarnation: 1,
             rpc: String::new(),
-            sql: String::new(),
+            sql: format!("127.0.0.1:{id}"),
             partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
             heard: None,
         };

@@ -23,7 +23,7 @@ async fn both_protocols_work_at_the_owner_and_at_another_node() {
         assert_eq!(tags(&client.simple_query(sql).await.unwrap()), 3);
         let row = client.query_one("SELECT v FROM t WHERE k = $1", &[&1_i64]).await.unwrap();
         assert_eq!(row.get::<_, String>(0), "a");
-        assert_eq!(state(client.simple_query("SELECT * FROM nothing").await), "42P01");
+        assert_eq!(state(client.simple_query("SELECT * FROM missing").await), "42P01");
         assert_eq!(state(client.execute("INSERT INTO t VALUES (1, 'b')", &[]).await), "23505");
         let row = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
         assert_eq!(row.get::<_, i64>(0), 1);
@@ -77,11 +77,11 @@ async fn settings_and_prepared_statements_survive_a_move() {
     let cluster = TestCluster::start(3, 2).await;
     let client = cluster.client(1, "shop").await;
     client.batch_execute("SET my.setting = 'x'; SET statement_timeout = '77s'").await.unwrap();
-    let statement = client.prepare("SELECT $1::INT + 1").await.unwrap();
+    let statement = client.prepare("SELECT '<' || $1::TEXT").await.unwrap();
     for node in [3, 1, 2] {
         cluster.move_to(node);
-        let row = client.query_one(&statement, &[&41_i64]).await.unwrap();
-        assert_eq!(row.get::<_, i64>(0), 42, "at node {node}");
+        let row = client.query_one(&statement, &[&"x"]).await.unwrap();
+        assert_eq!(row.get::<_, String>(0), "<x", "at node {node}");
         for (name, value) in [("my.setting", "x"), ("statement_timeout", "77s")] {
             let row = client.query_one(&format!("SHOW {name}"), &[]).await.unwrap();
             assert_eq!(row.get::<_, String>(0), value, "{name} at node {node}");
@@ -202,10 +202,8 @@ async fn a_session_ends_with_its_client() {
 async fn clients_survive_the_shutdown_of_the_owner() {
     let mut cluster = TestCluster::start(3, 2).await;
     let client = cluster.client(1, "shop").await;
-    client
-        .batch_execute("CREATE TABLE t (k INT); SET my.x = '1'; BEGIN; INSERT INTO t VALUES (1)")
-        .await
-        .unwrap();
+    client.batch_execute("CREATE TABLE t (k INT); SET my.x = '1'").await.unwrap();
+    client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
     let stopping = cluster.partition("shop");
     let shared = cluster.shared.clone();
     cluster.stop(2).await;
@@ -239,4 +237,43 @@ async fn no_answer_leaves_without_the_lease() {
     assert!(!running.is_finished());
     cluster.shared.may_answer.send_replace(true);
     with_timeout("an answer", running).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_address_of_the_owner_is_reported() {
+    let cluster = TestCluster::start(2, 2).await;
+    for (node, owner) in [(1, "127.0.0.1:2"), (2, "")] {
+        let (client, connection) = cluster.config(node, "shop").connect(NoTls).await.unwrap();
+        assert_eq!(connection.parameter("fulmar.owner"), Some(owner));
+        tokio::spawn(connection);
+        let row = client.query_one("SHOW fulmar.owner", &[]).await.unwrap();
+        assert_eq!(row.get::<_, String>(0), owner);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_are_administrated_through_the_cluster() {
+    let cluster = TestCluster::start(2, 2).await;
+    let admin = cluster.client(1, "fulmar").await;
+    let owner = async || {
+        let sql = "SELECT node FROM fulmar.partitions WHERE tenant = 'shop'";
+        admin.query_one(sql, &[]).await.unwrap().get::<_, String>(0)
+    };
+    assert_eq!(owner().await, "node2");
+    admin.batch_execute("ALTER DATABASE shop SET node = 'node1'").await.unwrap();
+    assert_eq!(owner().await, "node1");
+    for (sql, expected) in [
+        ("ALTER DATABASE shop SET node = 'node7'", "22023"),
+        ("ALTER DATABASE shop SET durability = 'local'", "0A000"),
+        ("CREATE DATABASE other DURABILITY local", "0A000"),
+        ("CREATE DATABASE other FROM shop", "0A000"),
+    ] {
+        assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
+    }
+    let client = cluster.client(2, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    admin.batch_execute("DROP DATABASE shop WITH (FORCE)").await.unwrap();
+    assert!(client.batch_execute("INSERT INTO t VALUES (1)").await.is_err());
+    let nodes = admin.query("SELECT name FROM fulmar.nodes ORDER BY id", &[]).await.unwrap();
+    assert_eq!(nodes.len(), 2);
 }
