@@ -66,6 +66,7 @@ impl Front {
                     }
                 }
             }
+            self.check_account()?;
             self.give_up_lost()?;
             let address = owner_address(&*self.cluster, owner);
             match connect(&self.context, owner, self.hello(address.clone())).await {
@@ -84,6 +85,20 @@ impl Front {
                 Connected::Lost => self.wait_for_owner(owner.epoch).await,
             }
         }
+    }
+
+    /// Fails if the client's password was changed since it authenticated: the new session does not
+    /// know with which password.
+    fn check_account(&self) -> Result<(), Stop> {
+        let Some(account) = &self.identity.account else { return Ok(()) };
+        let user = self.context.catalog.user(&account.name);
+        if user.is_some_and(|user| user.verifier == account.verifier) {
+            return Ok(());
+        }
+        let name = &account.name;
+        let message = format!("terminating connection because the password of user \"{name}\" was changed");
+        let error = Error::new(sqlstate::INVALID_AUTHORIZATION, message);
+        Err(Stop::Fatal(error.hint("Connect with the new password.")))
     }
 
     /// Tells the client another address of the owner.
