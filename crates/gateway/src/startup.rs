@@ -77,7 +77,7 @@ pub(crate) struct Context {
 }
 
 /// A client that is connected.
-#[expect(clippy::large_enum_variant, reason = "boxing the session would add an allocation per connection")]
+#[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per session")]
 pub(crate) enum Client {
     /// Its session runs here, without a cluster.
     Session(Session, RegistryEntry),

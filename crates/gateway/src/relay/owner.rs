@@ -11,7 +11,7 @@ use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::{Stream, Wire};
 use fulmar_service::{LocalPartition, PartitionService};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use super::message::{self, Hello, SessionHello};
 use crate::Result;
@@ -26,10 +26,8 @@ use crate::startup::{self, fixed_settings};
 
 /// Maximum time until the first message of a stream has arrived.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for the catalog's cache to show a user or database that the front's node knows.
+/// How long to wait for the catalog's cache to contain what the front's node knows.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
-/// The interval of looking into the catalog's cache.
-const CATALOG_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reads the first message of a stream. `None` if the stream ends or is malformed.
 pub(crate) async fn hello(pipe: &mut DuplexStream) -> Option<Hello> {
@@ -127,25 +125,29 @@ async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Id
         return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message)
             .hint("Start all nodes of the cluster with --insecure, or none."));
     }
-    let deadline = Instant::now() + CATALOG_TIMEOUT;
     let partition = PartitionId(hello.partition);
-    let (tenant, account) = loop {
-        let tenant = context.catalog.tenant_of(partition);
-        let account = hello.authenticated.then(|| context.catalog.user(&hello.user));
-        let is_known = tenant.is_some() && account.as_ref().is_none_or(Option::is_some);
-        match (tenant, account) {
-            (Some(tenant), account) if is_known => break (tenant, account.flatten()),
-            _ if Instant::now() < deadline => sleep(CATALOG_INTERVAL).await,
-            (Some(_), _) => {
-                let message = format!("role \"{}\" does not exist", hello.user);
-                return Err(Error::new(sqlstate::INVALID_AUTHORIZATION, message));
-            }
-            (None, _) => {
-                let message = format!("database of partition {partition} does not exist");
-                return Err(Error::new(sqlstate::INVALID_CATALOG_NAME, message));
-            }
+    let known = || {
+        let tenant = context.catalog.tenant_of(partition)?;
+        match hello.authenticated {
+            true => Some((tenant, Some(context.catalog.user(&hello.user)?))),
+            false => Some((tenant, None)),
         }
     };
+    let found = match known() {
+        Some(found) => Some(found),
+        // The cache may be behind that of the front's node.
+        None => {
+            timeout(CATALOG_TIMEOUT, context.catalog.catch_up())
+                .await
+                .ok()
+                .and_then(Result::ok)
+                .ok_or_else(outdated)?;
+            known()
+        }
+    };
+    let (tenant, account) = found.ok_or_else(|| {
+        Error::new(sqlstate::INVALID_AUTHORIZATION, "the database or the user of the session was dropped")
+    })?;
     let access = match &account {
         None => Access::ReadWrite,
         Some(account) => {
@@ -156,6 +158,11 @@ async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Id
     let limits = context.catalog.live_limits(&tenant);
     let (user, address) = (hello.user.clone(), hello.address);
     Ok(Identity { user, address, account, superuser, access, tenant, limits })
+}
+
+fn outdated() -> Error {
+    Error::new(sqlstate::CANNOT_CONNECT_NOW, "the node cannot read the metadata store")
+        .hint("Check the metadata store, and connect again.")
 }
 
 fn no_access(tenant: &Tenant, user: &str) -> Error {

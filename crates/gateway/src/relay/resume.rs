@@ -31,6 +31,10 @@ impl Front {
         let mut is_in_doubt = false;
         match stop {
             Stop::Moved { in_part: true } => self.fail_transaction(&not_repeated())?,
+            // A unit that is a transaction of its own may have been committed.
+            Stop::Mismatch if self.journal.status == TransactionStatus::Idle => {
+                self.fail_transaction(&unknown_outcome(0))?;
+            }
             Stop::Mismatch => self.fail_transaction(&changed())?,
             Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
             _ => is_in_doubt = !self.journal.units.is_empty(),
@@ -66,6 +70,7 @@ impl Front {
                     }
                 }
             }
+            self.check_account()?;
             self.give_up_lost()?;
             let address = owner_address(&*self.cluster, owner);
             match connect(&self.context, owner, self.hello(address.clone())).await {
@@ -84,6 +89,20 @@ impl Front {
                 Connected::Lost => self.wait_for_owner(owner.epoch).await,
             }
         }
+    }
+
+    /// Fails if the client's password was changed since it authenticated: the new session does not
+    /// know with which password.
+    fn check_account(&self) -> Result<(), Stop> {
+        let Some(account) = &self.identity.account else { return Ok(()) };
+        let user = self.context.catalog.user(&account.name);
+        if user.is_some_and(|user| user.verifier == account.verifier) {
+            return Ok(());
+        }
+        let name = &account.name;
+        let message = format!("terminating connection because the password of user \"{name}\" was changed");
+        let error = Error::new(sqlstate::INVALID_AUTHORIZATION, message);
+        Err(Stop::Fatal(error.hint("Connect with the new password.")))
     }
 
     /// Tells the client another address of the owner.
