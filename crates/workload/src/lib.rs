@@ -17,6 +17,7 @@
 //!  keys        key distributions: uniform, Zipfian, hot spot
 //!  measure     histograms, time windows, spreads
 //!  conditions  consistency conditions, checked after a run
+//!  history     checks histories of list appends for strict serializability
 //!  driver      the thread and event loop of the load
 //!  client      a PostgreSQL client with little overhead
 //!  server      starts, measures and stops servers
@@ -35,6 +36,7 @@ pub mod compare;
 mod conditions;
 mod cpu_affinity;
 mod driver;
+pub mod history;
 pub mod keys;
 pub mod measure;
 pub mod paper_figures;

@@ -6,6 +6,7 @@
 //! panic or Ctrl-C.
 
 mod certificate;
+mod cluster;
 mod etcd;
 mod fulmar;
 mod memory_group;
@@ -26,6 +27,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub use self::certificate::{Certificate, certificate};
+pub use self::cluster::{Cluster, ClusterSetup, ClusterStore};
 pub use self::etcd::{Etcd, EtcdCertificates, EtcdSetup};
 pub use self::fulmar::Fulmar;
 pub use self::memory_group::MemoryGroup;

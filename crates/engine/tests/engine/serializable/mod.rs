@@ -4,8 +4,6 @@
 //! report how often.
 
 mod anomalies;
-mod graph;
-mod history;
 mod rows_and_turns;
 mod run;
 mod schedule;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use fulmar_engine::{Error, Scope, Value, sqlstate};
 
-use super::history::{Event, History, Transaction};
 use super::schedule::{Form, KEYS, Kind, Plan, Step, sessions};
 use crate::common::{Client, Node, Rows, WAIT_TIMEOUT};
 use crate::seeds::Random;
+use fulmar_workload::history::{Event, History, Transaction};
 
 /// Longer than a client may be idle before its write turn is passed on.
 const LONG_PAUSE: Duration = Duration::from_millis(12);

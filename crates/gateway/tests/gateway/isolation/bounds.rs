@@ -167,15 +167,14 @@ async fn cpu_time_is_shared_fairly_between_tenants() {
     for (cpu_share, times) in [(100, 1.0), (300, 3.0)] {
         admin.batch_execute(&format!("ALTER DATABASE other SET cpu_share = {cpu_share}")).await.unwrap();
         let before = busy_ms().await;
-        let (other, shop) = loop {
+        // Other programs on the machine disturb short measurements: the shares count since the
+        // change, and must become right within the deadline.
+        let are_fair = async || {
             let now = busy_ms().await;
-            let (other, shop) = (now[0] - before[0], now[1] - before[1]);
-            if other + shop > 1000.0 {
-                break (other, shop);
-            }
+            let (other, shop) = (now[0] - before[0], times * (now[1] - before[1]));
+            other + shop > 1000.0 && other > 0.7 * shop && shop > 0.7 * other
         };
-        let shop = times * shop;
-        assert!(other > 0.7 * shop && shop > 0.7 * other, "{cpu_share}: {other} ms and {shop} ms");
+        wait_until("the tenants get their shares", are_fair).await;
     }
     for (statement, token) in busy {
         assert!(!statement.is_finished());

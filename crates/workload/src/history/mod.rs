@@ -15,25 +15,35 @@
 //! Fulmar guarantees strict serializability. A history is serializable exactly if these edges have
 //! no cycle.
 
+mod graph;
+
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::graph::Graph;
+use graph::Graph;
 
 /// An operation of a transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// Read a list.
     Read {
+        /// Which list.
         key: usize,
+        /// Its values.
         list: Vec<u32>,
     },
+    /// Appended a value, which no other transaction appends.
     Append {
+        /// To which list.
         key: usize,
+        /// The value.
         value: u32,
     },
     /// An append that was rolled back to a savepoint.
     Undone {
+        /// To which list.
         key: usize,
+        /// The value.
         value: u32,
     },
 }
@@ -41,20 +51,26 @@ pub enum Event {
 /// A transaction, as observed by its client.
 #[derive(Clone, Debug)]
 pub struct Transaction {
+    /// The session, for reports.
     pub session: usize,
     /// How it began, for reports.
     pub kind: String,
     /// Time of a logical clock, shared by all sessions, before its first statement was sent.
     pub began: u64,
-    /// Time of the logical clock after its last statement was answered.
+    /// Time of the logical clock after its last statement was answered. If the answer was lost and
+    /// the final lists show that it committed: [`u64::MAX`].
     pub ended: u64,
+    /// Whether it has committed.
     pub committed: bool,
+    /// What it did, in order.
     pub events: Vec<Event>,
 }
 
 /// All transactions of a run, and the final lists, by key.
 pub struct History {
+    /// The transactions, in any order.
     pub transactions: Vec<Transaction>,
+    /// The final lists.
     pub last: Vec<Vec<u32>>,
 }
 

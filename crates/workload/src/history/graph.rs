@@ -20,6 +20,7 @@ struct Search {
 }
 
 impl Graph {
+    /// A graph of transactions, without edges.
     pub fn new(transactions: usize) -> Graph {
         Graph { transactions, edges: vec![Vec::new(); transactions] }
     }
