@@ -175,6 +175,10 @@ pub trait RowSink: Send {
     fn row(&mut self, row: &dyn Row) -> crate::Result<()>;
     /// Discards the rows received so far: the statement starts over.
     fn reset(&mut self);
+    /// The changes of an autocommitted statement are visible to others and not durable yet. If they
+    /// become durable, the statement ends with this completion. A gateway keeps the answer, in case
+    /// that it learns of the durability from another node.
+    fn committed(&mut self, _completion: &Completion) {}
 }
 
 /// Discards all rows.

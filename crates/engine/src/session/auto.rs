@@ -75,6 +75,9 @@ impl Session {
         if id != 0 && committed.is_none() {
             partition.decide(id, matches!(end, End::Done(_))).await?;
         }
+        if let (End::Done(completion), Some(_)) = (&end, committed) {
+            sink.committed(completion);
+        }
         if let Some(version) = committed.map(|c| c.snapshot).or(seen) {
             self.wait_durable(version.lsn).await?;
             if partition.is_discarded(&version) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fulmar_workload::Target;
 use fulmar_workload::history::{Event, Transaction};
@@ -50,6 +50,8 @@ pub struct Record {
 /// A client with at most one connection.
 pub struct Client {
     number: usize,
+    /// The node that it is connected to.
+    node: usize,
     shared: Arc<Shared>,
     random: StdRng,
 }
@@ -64,7 +66,7 @@ enum End {
 
 impl Client {
     pub fn new(number: usize, shared: Arc<Shared>, random: StdRng) -> Client {
-        Client { number, shared, random }
+        Client { number, node: 0, shared, random }
     }
 
     /// Runs transactions until `stop` is set. Returns their records.
@@ -75,7 +77,8 @@ impl Client {
             // A connection is used for some transactions, then another tenant and node are chosen.
             if connection.is_none() || self.random.random_bool(0.1) {
                 let tenant = self.random.random_range(0..TENANTS);
-                let target = &self.shared.targets[self.random.random_range(0..self.shared.targets.len())];
+                self.node = self.random.random_range(0..self.shared.targets.len());
+                let target = &self.shared.targets[self.node];
                 let name = database(tenant);
                 let connected = tokio::time::timeout(ANSWER_TIMEOUT, connect(target, &name));
                 match connected.await.expect("a login was neither answered nor refused") {
@@ -105,7 +108,7 @@ impl Client {
 
     async fn transaction(&mut self, tenant: usize, client: &tokio_postgres::Client) -> Record {
         let is_auto = self.random.random_bool(0.4);
-        let began = self.shared.tick();
+        let (began, begun) = (self.shared.tick(), SystemTime::now());
         let mut events = Vec::new();
         let end = match is_auto {
             true => self.append_auto(client, &mut events).await,
@@ -117,7 +120,8 @@ impl Client {
             End::Unknown(failure) => (false, true, Some(failure)),
         };
         let kind = if is_auto { "autocommit" } else { "transaction" };
-        let kind = format!("tenant {tenant} {kind} {}", failure.as_deref().unwrap_or_default());
+        let (node, failure_text) = (self.node, failure.as_deref().unwrap_or_default());
+        let kind = format!("{} {kind} through n{} {failure_text}", time_of_day(begun), node + 1);
         let ended = self.shared.tick();
         let transaction = Transaction { session: self.number, kind, began, ended, committed, events };
         Record { tenant, transaction, is_unknown, failure }
@@ -186,6 +190,13 @@ fn at_commit(error: &tokio_postgres::Error) -> End {
         }
         Some(_) => End::Refused(failure),
     }
+}
+
+/// The time of day (UTC), to find it in the nodes' logs.
+fn time_of_day(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = since.as_secs() % 86_400;
+    format!("{:02}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_millis())
 }
 
 fn describe(error: &tokio_postgres::Error) -> String {

@@ -185,6 +185,9 @@ impl Front {
                 Poll::Pending => self.poll_client_gone(cx),
             };
         }
+        if self.journal.is_holding {
+            return self.poll_client_gone(cx);
+        }
         match self.wire.poll_read(cx) {
             Poll::Pending if self.wire.input.is_empty() => Poll::Pending,
             Poll::Ready(Err(_)) if self.wire.input.is_empty() => Poll::Ready(Err(Stop::Client)),

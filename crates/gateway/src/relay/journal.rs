@@ -100,6 +100,9 @@ pub(super) struct Journal {
     captured: Vec<u8>,
     /// For the session, not sent yet.
     pub(super) unsent: Vec<u8>,
+    /// Answers that the client has got are being compared. Units without an answer, such as a
+    /// COMMIT, are sent when all are the same: they must have no effect otherwise.
+    pub(super) is_holding: bool,
     /// For the client, not sent yet.
     pub(super) output: Vec<u8>,
     /// Units of the open transaction that have been answered.
@@ -141,6 +144,7 @@ impl Journal {
             from_session: Scanner::default(),
             captured: Vec::new(),
             unsent: Vec::new(),
+            is_holding: false,
             output: Vec::new(),
             transaction: Vec::new(),
             units: VecDeque::new(),
@@ -339,6 +343,15 @@ impl Journal {
     /// The first unit has been answered.
     fn ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
         self.pass(message)?;
+        self.unit_ready(message)?;
+        if self.is_holding && !self.units.iter().any(Unit::is_compared) {
+            self.is_holding = false;
+            self.send();
+        }
+        Ok(())
+    }
+
+    fn unit_ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
         let Some(mut unit) = self.units.pop_front() else { return Ok(()) };
         if unit.is_silent {
             if unit.has_parsed {
@@ -511,9 +524,20 @@ impl Journal {
         }
     }
 
-    /// Sends the messages of all units again.
+    /// Sends the messages of all units again, at first only those up to the last one with an answer
+    /// to compare.
     pub(super) fn send_all(&mut self) {
         self.unsent.clear();
+        let compared = self.units.iter().rposition(Unit::is_compared);
+        self.is_holding = compared.is_some();
+        let count = compared.map_or(self.units.len(), |last| last + 1);
+        let rest = self.units.split_off(count);
+        self.send();
+        self.units.extend(rest);
+    }
+
+    /// Sends the messages of all units.
+    fn send(&mut self) {
         for unit in self.units.iter_mut().filter(|unit| !unit.is_discarded) {
             if !unit.is_silent {
                 unit.id = (self.next_id)();

@@ -31,6 +31,10 @@ impl Front {
         let mut is_in_doubt = false;
         match stop {
             Stop::Moved { in_part: true } => self.fail_transaction(&not_repeated())?,
+            // A unit that is a transaction of its own may have been committed.
+            Stop::Mismatch if self.journal.status == TransactionStatus::Idle => {
+                self.fail_transaction(&unknown_outcome(0))?;
+            }
             Stop::Mismatch => self.fail_transaction(&changed())?,
             Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
             _ => is_in_doubt = !self.journal.units.is_empty(),

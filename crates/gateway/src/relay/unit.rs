@@ -216,6 +216,11 @@ impl Unit {
         self.known.is_some()
     }
 
+    /// Returns true if the unit is repeated, and the client has got its answer or a part of that.
+    pub(super) fn is_compared(&self) -> bool {
+        self.is_answered || self.known.is_some()
+    }
+
     /// Returns true if the client has got a part of the answer.
     pub(super) fn is_partly_answered(&self) -> bool {
         self.known.is_some() || self.hash.bytes > 0

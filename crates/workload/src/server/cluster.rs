@@ -16,6 +16,7 @@ use super::ports::ReservedPort;
 use super::usage::ProcessTree;
 use super::{Etcd, EtcdSetup, POLL_INTERVAL, S3Server, START_TIMEOUT, STOP_TIMEOUT, first_answer, tail};
 use crate::Target;
+use crate::client::Client;
 
 /// The database that a node answers for when it is ready.
 const SYSTEM_DATABASE: &str = "fulmar";
@@ -86,14 +87,31 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of the executable `binary`, and waits until all nodes answer.
+    /// Starts a cluster of the executable `binary`, and waits until all nodes answer, and the first
+    /// one has heard from all others.
     pub async fn start(binary: &Path, setup: ClusterSetup) -> anyhow::Result<Cluster> {
         let mut cluster = Self::prepare(binary, setup)?;
         // The first node founds the cluster.
         for number in 0..cluster.nodes.len() {
             cluster.start_node(number).await?;
         }
+        cluster.wait_until_alive(cluster.nodes.len()).await?;
         Ok(cluster)
+    }
+
+    /// Waits until the first node knows that so many nodes are alive.
+    async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut client = Client::connect(&self.target(0)).await?;
+        loop {
+            let rows = client.query("SELECT count(*) FROM fulmar.nodes WHERE state = 'alive'").await?;
+            let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
+            if count == Some(nodes) {
+                return Ok(client.close().await?);
+            }
+            ensure!(begun.elapsed() < START_TIMEOUT, "{count:?} of {nodes} nodes are alive");
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Starts etcd and the store, and no node yet.
@@ -259,6 +277,11 @@ impl Cluster {
             password: self.password(),
             database: SYSTEM_DATABASE.to_owned(),
         }
+    }
+
+    /// The URL of a database through a node.
+    pub fn url(&self, number: usize, database: &str) -> String {
+        self.target(number).with_database(database).to_string()
     }
 
     /// The superuser's password, which the first node has generated.

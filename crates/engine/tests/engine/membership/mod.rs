@@ -1,5 +1,6 @@
 //! Engines of a cluster: partitions move between nodes and survive the death of their owner.
 
+mod random;
 mod rig;
 
 use std::collections::BTreeSet;
@@ -356,6 +357,53 @@ async fn outcome_of_a_transaction_is_known_to_later_owners() {
     check(&b).await;
     rig.fail_over(&b, a.node).await;
     check(&a).await;
+}
+
+/// The rows of a statement, and its completion as announced before it is durable.
+#[derive(Default)]
+struct Announced {
+    rows: usize,
+    is_announced: Arc<AtomicBool>,
+}
+
+impl RowSink for Announced {
+    fn row(&mut self, _: &dyn Row) -> Result<()> {
+        self.rows += 1;
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.rows = 0;
+    }
+
+    fn committed(&mut self, completion: &Completion) {
+        assert_eq!(self.rows, 2, "all rows come before");
+        assert_eq!(completion.tag, CommandTag::Insert(2));
+        self.is_announced.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answer_of_an_autocommitted_statement_is_known_before_it_is_durable() {
+    let rig = Rig::new();
+    let a = rig.start(1).await;
+    rig.create(&a, [7]).await;
+    let mut client = a.client(7);
+    client.run(CREATE).await.unwrap();
+    let mut announced = Announced::default();
+    let is_announced = announced.is_announced.clone();
+    let sql = "INSERT INTO t VALUES (1, 1), (2, 2) RETURNING id";
+    let (statement, _) = client.session.prepare(sql).await.unwrap();
+    a.store.hold_under(StoreOperation::Put, "logs/");
+    let mut insert = Box::pin(client.session.execute(&statement, &[], Scope::Auto, &mut announced));
+    tokio::select! {
+        biased;
+        _ = &mut insert => panic!("the insert cannot be durable"),
+        () = wait_until("it is announced", async || is_announced.load(Ordering::Relaxed)) => {}
+    }
+    a.store.hold(StoreOperation::Put, false);
+    let completion = with_timeout("the insert", insert).await.unwrap();
+    assert_eq!(completion.tag, CommandTag::Insert(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@ mod verify;
 // The same module as that of the integration tests.
 #[path = "../../../tests/common/records.rs"]
 mod records;
+mod sealed;
 mod tail;
 mod wild;
 
