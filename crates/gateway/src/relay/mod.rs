@@ -56,6 +56,8 @@ pub(crate) mod message;
 mod owner;
 mod pump;
 mod resume;
+#[cfg(test)]
+mod tests;
 mod unit;
 
 use std::sync::Arc;

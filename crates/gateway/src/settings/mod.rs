@@ -10,6 +10,7 @@
 //!   tenant limit bounds is the limit.
 
 mod bounds;
+mod saved;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -322,32 +323,6 @@ impl Settings {
     /// Sets a read-only parameter that describes the session.
     pub(crate) fn set_fixed(&mut self, name: &'static str, value: &str) {
         self.store(name, Some(value.into()));
-    }
-
-    /// The values that the client can change, and differ from the global default; then those that
-    /// it set when it connected.
-    pub(crate) fn save(&self) -> [Vec<(String, String)>; 2] {
-        let own = |values: &[(Box<str>, Box<str>)]| {
-            let changeable =
-                |name: &str| !find(name).is_some_and(|parameter| matches!(parameter.rule, Rule::Fixed));
-            let own = values.iter().filter(|(name, _)| changeable(name));
-            own.map(|(name, value)| (name.to_string(), value.to_string())).collect()
-        };
-        [own(&self.values), own(&self.defaults)]
-    }
-
-    /// Restores values that were [saved](Settings::save).
-    pub(crate) fn restore(&mut self, defaults: &[(String, String)], values: &[(String, String)]) {
-        for (name, value) in values {
-            self.store(name, Some(value.as_str().into()));
-        }
-        let defaults = defaults.iter();
-        self.defaults = defaults.map(|(name, value)| (name.as_str().into(), value.as_str().into())).collect();
-    }
-
-    /// Returns true if a value has changed since the last call.
-    pub(crate) fn take_stored(&mut self) -> bool {
-        std::mem::take(&mut self.stored)
     }
 
     /// Makes the current values the session defaults that RESET restores. Called when the client

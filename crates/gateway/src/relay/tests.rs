@@ -1,0 +1,246 @@
+//! The journal with scripted sessions: what is sent again, and what the client gets.
+
+use std::cell::Cell;
+
+use fulmar_engine::TransactionStatus;
+use fulmar_pgwire::protocol::backend;
+
+use super::journal::{Journal, Mismatch, Told};
+use super::message;
+
+fn journal() -> Journal {
+    let next = Cell::new(0);
+    Journal::new(
+        Vec::new(),
+        Box::new(move || {
+            next.set(next.get() + 1);
+            next.get()
+        }),
+    )
+}
+
+fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::put(&mut out, kind, body);
+    out
+}
+
+fn query(sql: &str) -> Vec<u8> {
+    message(b'Q', format!("{sql}\0").as_bytes())
+}
+
+fn parse(name: &str, sql: &str) -> Vec<u8> {
+    message(b'P', format!("{name}\0{sql}\0\0\0").as_bytes())
+}
+
+fn bind(portal: &str, statement: &str) -> Vec<u8> {
+    message(b'B', format!("{portal}\0{statement}\0\0\0\0\0\0\0").as_bytes())
+}
+
+fn execute() -> Vec<u8> {
+    message(b'E', b"\0\0\0\0\0")
+}
+
+fn sync() -> Vec<u8> {
+    message(b'S', b"")
+}
+
+fn ready(status: TransactionStatus) -> Vec<u8> {
+    let mut out = Vec::new();
+    backend::ready(&mut out, status);
+    out
+}
+
+/// The messages of the client that are to be sent, without the ids of transactions.
+fn sent(journal: &mut Journal) -> Vec<u8> {
+    let bytes = std::mem::take(&mut journal.unsent);
+    let (mut rest, mut out) = (&bytes[..], Vec::new());
+    while !rest.is_empty() {
+        let length = 1 + u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
+        let (first, after) = rest.split_at(length.min(rest.len()));
+        if first[0] != message::TRANSACTION {
+            out.extend_from_slice(first);
+        }
+        rest = after;
+    }
+    out
+}
+
+#[test]
+fn an_open_transaction_is_repeated_and_its_known_answers_are_suppressed() {
+    let mut journal = journal();
+    let (begin, select) = (query("BEGIN"), query("SELECT 1"));
+    let begun = [message(b'C', b"BEGIN\0"), ready(TransactionStatus::InTransaction)].concat();
+    let row = message(b'D', b"row");
+    journal.feed(&begin).unwrap();
+    journal.feed(&select).unwrap();
+    assert_eq!(sent(&mut journal), [&begin[..], &select].concat());
+    // The connection breaks in the middle of the row.
+    assert_eq!(journal.answer(&begun), Ok(None));
+    assert_eq!(journal.answer(&row[..6]), Ok(None));
+    assert!(journal.is_inside_answer());
+    let first = std::mem::take(&mut journal.output);
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), [&begin[..], &select].concat());
+    for byte in
+        [&begun[..], &row, &message(b'C', b"SELECT 1\0"), &ready(TransactionStatus::InTransaction)].concat()
+    {
+        assert_eq!(journal.answer(&[byte]), Ok(None));
+    }
+    let got = [first, journal.output.clone()].concat();
+    let expected =
+        [&begun[..], &row, &message(b'C', b"SELECT 1\0"), &ready(TransactionStatus::InTransaction)].concat();
+    assert_eq!(got, expected);
+    assert_eq!((journal.status, journal.units.len()), (TransactionStatus::InTransaction, 0));
+    assert!(!journal.is_idle());
+}
+
+#[test]
+fn a_different_or_shorter_answer_is_noticed() {
+    for other in [message(b'D', b"other"), message(b'D', b"row"), Vec::new()] {
+        let mut journal = journal();
+        journal.feed(&query("BEGIN; SELECT random()")).unwrap();
+        let answer = [message(b'D', b"row 1"), ready(TransactionStatus::InTransaction)].concat();
+        journal.answer(&answer).unwrap();
+        journal.reset();
+        journal.begin_again();
+        let outcome = journal.answer(&[other, ready(TransactionStatus::InTransaction)].concat());
+        assert_eq!(outcome, Err(Mismatch));
+    }
+}
+
+#[test]
+fn transactions_in_doubt_have_the_id_that_the_session_got() {
+    let mut journal = journal();
+    journal.feed(&[query("BEGIN"), query("INSERT"), query("COMMIT"), query("INSERT")].concat()).unwrap();
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    assert_eq!(journal.transactions_in_doubt(), [1, 4], "of BEGIN, and of the second INSERT");
+    journal.reset();
+    journal.begin_again();
+    // The second session ends before it has answered anything.
+    journal.reset();
+    assert_eq!(journal.transactions_in_doubt(), [5, 8]);
+    journal.feed(&query("COMMIT; SELECT 1")).unwrap();
+    assert_eq!(
+        journal.transactions_in_doubt(),
+        [5, 8, 0],
+        "a unit with the end of a transaction is not known"
+    );
+}
+
+#[test]
+fn prepared_statements_are_restored() {
+    let mut journal = journal();
+    let (one, two) = (parse("one", "SELECT 1"), parse("two", "SELECT 2"));
+    let close = message(b'C', b"Sone\0");
+    journal.feed(&[one, two.clone(), sync(), close, sync()].concat()).unwrap();
+    let parsed = message(b'1', b"");
+    let idle = ready(TransactionStatus::Idle);
+    journal
+        .answer(&[parsed.clone(), parsed.clone(), idle.clone(), message(b'3', b""), idle.clone()].concat())
+        .unwrap();
+    assert!(journal.is_idle());
+    journal.output.clear();
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), [two, sync()].concat());
+    journal.answer(&[parsed, idle].concat()).unwrap();
+    assert_eq!(journal.output, b"", "the client does not get the answers");
+    // The third session cannot prepare it: it is forgotten.
+    journal.begin_again();
+    journal.answer(&[message(b'E', b"no such table"), ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), b"");
+}
+
+#[test]
+fn statements_that_failed_or_were_skipped_are_not_restored() {
+    let mut journal = journal();
+    journal.feed(&[parse("one", "SELEKT"), parse("two", "SELECT 2"), sync()].concat()).unwrap();
+    journal.answer(&[message(b'E', b"syntax"), ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), b"");
+}
+
+#[test]
+fn copies_in_the_extended_protocol_are_one_unit() {
+    let copy = [parse("", "COPY t FROM STDIN"), bind("", ""), execute(), sync()].concat();
+    let data = [message(b'd', b"1\n"), message(b'c', b"")].concat();
+    for answered_early in [true, false] {
+        let mut journal = journal();
+        journal.feed(&copy).unwrap();
+        if answered_early {
+            journal.answer(&message(b'G', b"\0\0\0")).unwrap();
+            journal.feed(&[&data[..], &sync()].concat()).unwrap();
+        } else {
+            journal.feed(&[&data[..], &sync()].concat()).unwrap();
+            journal.answer(&message(b'G', b"\0\0\0")).unwrap();
+        }
+        assert_eq!(journal.units.len(), 1, "{answered_early}");
+        journal.answer(&[message(b'C', b"COPY 1\0"), ready(TransactionStatus::Idle)].concat()).unwrap();
+        assert!(journal.is_idle(), "{answered_early}");
+    }
+}
+
+#[test]
+fn a_failed_unit_is_skipped_up_to_sync() {
+    let mut journal = journal();
+    let begun = [query("BEGIN"), parse("", "SELECT 1")].concat();
+    journal.feed(&begun).unwrap();
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    journal.output.clear();
+    journal.transaction_failed();
+    assert!(journal.fail(b"error", TransactionStatus::Failed));
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), b"");
+    journal.feed(&[bind("", ""), execute()].concat()).unwrap();
+    assert_eq!(journal.output, b"error");
+    journal.feed(&[sync(), query("ROLLBACK")].concat()).unwrap();
+    assert_eq!(journal.output, [b"error", &ready(TransactionStatus::Failed)[..]].concat());
+    assert_eq!(sent(&mut journal), query("ROLLBACK"));
+}
+
+#[test]
+fn a_long_transaction_is_not_kept() {
+    let mut journal = journal();
+    journal.feed(&query("BEGIN")).unwrap();
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    let long = query(&"x".repeat(600 << 10));
+    for _ in 0..2 {
+        journal.feed(&long).unwrap();
+        journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    }
+    assert!(journal.is_lost);
+    journal.feed(&query("COMMIT")).unwrap();
+    journal.answer(&ready(TransactionStatus::Idle)).unwrap();
+    assert!(!journal.is_lost, "the next transaction can be repeated");
+}
+
+#[test]
+fn a_commit_is_answered_in_both_protocols() {
+    let tag = message(b'C', b"COMMIT\0");
+    let idle = ready(TransactionStatus::Idle);
+    let extended = [parse("", "COMMIT"), bind("", ""), message(b'D', b"P\0"), execute(), sync()].concat();
+    let answers =
+        [message(b'1', b""), message(b'2', b""), message(b'n', b""), tag.clone(), idle.clone()].concat();
+    for (request, expected) in [(query("commit;"), [tag, idle].concat()), (extended, answers)] {
+        let mut journal = journal();
+        journal.feed(&request).unwrap();
+        assert!(journal.units[0].is_commit);
+        journal.answer_commit();
+        assert_eq!(journal.output, expected);
+        assert!(journal.is_idle());
+    }
+}
+
+#[test]
+fn messages_between_the_nodes_do_not_reach_the_client() {
+    let mut journal = journal();
+    journal.feed(&query("SET x.y = 1")).unwrap();
+    let settings = message(message::SETTINGS, br#"[["x.y","1"]]"#);
+    let ready = ready(TransactionStatus::Idle);
+    assert_eq!(journal.answer(&[settings, ready.clone()].concat()), Ok(None));
+    assert_eq!((&journal.output, &journal.values), (&ready, &vec![("x.y".to_owned(), "1".to_owned())]));
+    assert_eq!(journal.answer(&message(message::MOVED, &[1])), Ok(Some(Told::Moved { in_part: true })));
+    assert_eq!(journal.answer(&message(message::END, &[])), Ok(Some(Told::End)));
+}
