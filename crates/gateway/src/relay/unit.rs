@@ -41,6 +41,8 @@ pub(super) struct Unit {
     pub(super) has_parsed: bool,
     /// It may contain the end of a transaction and other statements.
     pub(super) mixes_transactions: bool,
+    /// It may end a transaction.
+    pub(super) ends_transaction: bool,
     /// It is a COMMIT and nothing else.
     pub(super) is_commit: bool,
     /// The client has got the complete answer: the unit is part of the open transaction.
@@ -76,6 +78,7 @@ impl Unit {
             is_silent: false,
             has_parsed: false,
             mixes_transactions: false,
+            ends_transaction: false,
             is_commit: false,
             is_answered: false,
             is_discarded: false,
@@ -112,6 +115,7 @@ impl Unit {
                 let control = Control::of_text(sql);
                 self.is_commit = control == Control::Commit;
                 self.mixes_transactions = control == Control::Mixed;
+                self.ends_transaction = control.may_end();
             }
             b'P' => self.requests.push(Change::Parse(message)),
             b'C' if body.first() == Some(&b'S') => {
@@ -152,6 +156,7 @@ impl Unit {
         self.is_complete = true;
         let control = Control::of_sequence(self.executes.iter().copied());
         self.is_commit = control == Control::Commit;
+        self.ends_transaction = control.may_end();
         // A single statement that is not known may be anything, but only one thing.
         self.mixes_transactions = control == Control::Mixed && self.executes.len() > 1;
     }
