@@ -51,6 +51,8 @@ pub(super) struct Unit {
     pub(super) is_discarded: bool,
     /// The status after a discarded unit.
     pub(super) failed_status: TransactionStatus,
+    /// It is sent when the answers of earlier units have been compared.
+    pub(super) is_held: bool,
     /// How often it was sent again because its node had failed.
     pub(super) repeats: u32,
     /// The changes of prepared statements that have been answered.
@@ -81,6 +83,7 @@ impl Unit {
             ends_transaction: false,
             is_commit: false,
             is_answered: false,
+            is_held: false,
             is_discarded: false,
             failed_status: TransactionStatus::Idle,
             repeats: 0,
