@@ -70,6 +70,11 @@ impl Control {
         }
     }
 
+    /// Returns true if it may end a transaction.
+    pub(super) fn may_end(self) -> bool {
+        matches!(self, Control::Commit | Control::End | Control::Mixed)
+    }
+
     /// Returns true if the text only rolls the transaction back.
     pub(super) fn is_rollback(sql: &[u8]) -> bool {
         Control::of_text(sql) == Control::End

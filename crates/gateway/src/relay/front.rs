@@ -156,10 +156,13 @@ impl Front {
                 let message = "terminating connection due to administrator command";
                 return Poll::Ready(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message)));
             }
+            let was_holding = self.journal.is_holding;
             let sent = self.poll_to_session(cx);
             let received = self.poll_to_client(cx);
             match (sent, received) {
                 (Poll::Ready(Err(stop)), _) | (_, Poll::Ready(Err(stop))) => return Poll::Ready(stop),
+                // The last answer to compare has arrived: what was held back is sent.
+                _ if was_holding && !self.journal.is_holding => {}
                 (Poll::Pending, Poll::Pending) => return Poll::Pending,
                 _ => {}
             }

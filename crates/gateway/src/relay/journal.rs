@@ -275,8 +275,12 @@ impl Journal {
             bytes = rest;
             match captures {
                 true => self.captured.extend_from_slice(piece),
-                false if self.pass(piece)? => self.is_inside_answer = !is_complete,
-                false => {}
+                false => {
+                    if self.pass(piece)? {
+                        self.is_inside_answer = !is_complete;
+                    }
+                    self.send_held();
+                }
             }
             if !is_complete {
                 continue;
@@ -344,11 +348,16 @@ impl Journal {
     fn ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
         self.pass(message)?;
         self.unit_ready(message)?;
+        self.send_held();
+        Ok(())
+    }
+
+    /// Sends the units that were held back, when all known answers have been compared.
+    fn send_held(&mut self) {
         if self.is_holding && !self.units.iter().any(Unit::is_compared) {
             self.is_holding = false;
-            self.send();
+            self.send(true);
         }
-        Ok(())
     }
 
     fn unit_ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
@@ -549,14 +558,16 @@ impl Journal {
         let compared = self.units.iter().rposition(Unit::is_compared);
         self.is_holding = compared.is_some();
         let count = compared.map_or(self.units.len(), |last| last + 1);
-        let rest = self.units.split_off(count);
-        self.send();
-        self.units.extend(rest);
+        for (index, unit) in self.units.iter_mut().enumerate() {
+            unit.is_held = index >= count;
+        }
+        self.send(false);
     }
 
-    /// Sends the messages of all units.
-    fn send(&mut self) {
-        for unit in self.units.iter_mut().filter(|unit| !unit.is_discarded) {
+    /// Sends the messages of the units that are held back, or of the others.
+    fn send(&mut self, held: bool) {
+        for unit in self.units.iter_mut().filter(|unit| !unit.is_discarded && unit.is_held == held) {
+            unit.is_held = false;
             if !unit.is_silent {
                 unit.id = (self.next_id)();
                 put_id(&mut self.unsent, unit.id);

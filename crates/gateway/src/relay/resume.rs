@@ -27,12 +27,13 @@ const MAX_REPEATS: u32 = 1;
 impl Front {
     /// Continues with another session. Fails if the connection has to end.
     pub(super) async fn resume(&mut self, stop: Stop) -> Result<(), Stop> {
+        let may_have_committed = self.may_have_committed();
         self.journal.reset();
         let mut is_in_doubt = false;
         match stop {
             Stop::Moved { in_part: true } => self.fail_transaction(&not_repeated())?,
-            // A unit that is a transaction of its own may have been committed.
-            Stop::Mismatch if self.journal.status == TransactionStatus::Idle => {
+            // A unit that is a transaction of its own, or ends one, may have been committed.
+            Stop::Mismatch if may_have_committed => {
                 self.fail_transaction(&unknown_outcome(0))?;
             }
             Stop::Mismatch => self.fail_transaction(&changed())?,
@@ -103,6 +104,14 @@ impl Front {
         let message = format!("terminating connection because the password of user \"{name}\" was changed");
         let error = Error::new(sqlstate::INVALID_AUTHORIZATION, message);
         Err(Stop::Fatal(error.hint("Connect with the new password.")))
+    }
+
+    /// Returns true if the oldest unit may have been committed before its answer was compared.
+    fn may_have_committed(&self) -> bool {
+        let is_idle = self.journal.status == TransactionStatus::Idle;
+        // While the open transaction is repeated, the units that follow it are not sent.
+        let unit = self.journal.units.front().filter(|unit| !unit.is_answered);
+        unit.is_some_and(|unit| unit.ends_transaction || is_idle)
     }
 
     /// Tells the client another address of the owner.

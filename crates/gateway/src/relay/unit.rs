@@ -41,6 +41,8 @@ pub(super) struct Unit {
     pub(super) has_parsed: bool,
     /// It may contain the end of a transaction and other statements.
     pub(super) mixes_transactions: bool,
+    /// It may end a transaction.
+    pub(super) ends_transaction: bool,
     /// It is a COMMIT and nothing else.
     pub(super) is_commit: bool,
     /// The client has got the complete answer: the unit is part of the open transaction.
@@ -49,6 +51,8 @@ pub(super) struct Unit {
     pub(super) is_discarded: bool,
     /// The status after a discarded unit.
     pub(super) failed_status: TransactionStatus,
+    /// It is sent when the answers of earlier units have been compared.
+    pub(super) is_held: bool,
     /// How often it was sent again because its node had failed.
     pub(super) repeats: u32,
     /// The changes of prepared statements that have been answered.
@@ -76,8 +80,10 @@ impl Unit {
             is_silent: false,
             has_parsed: false,
             mixes_transactions: false,
+            ends_transaction: false,
             is_commit: false,
             is_answered: false,
+            is_held: false,
             is_discarded: false,
             failed_status: TransactionStatus::Idle,
             repeats: 0,
@@ -112,6 +118,7 @@ impl Unit {
                 let control = Control::of_text(sql);
                 self.is_commit = control == Control::Commit;
                 self.mixes_transactions = control == Control::Mixed;
+                self.ends_transaction = control.may_end();
             }
             b'P' => self.requests.push(Change::Parse(message)),
             b'C' if body.first() == Some(&b'S') => {
@@ -152,6 +159,7 @@ impl Unit {
         self.is_complete = true;
         let control = Control::of_sequence(self.executes.iter().copied());
         self.is_commit = control == Control::Commit;
+        self.ends_transaction = control.may_end();
         // A single statement that is not known may be anything, but only one thing.
         self.mixes_transactions = control == Control::Mixed && self.executes.len() > 1;
     }
