@@ -156,13 +156,10 @@ impl Front {
                 let message = "terminating connection due to administrator command";
                 return Poll::Ready(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message)));
             }
-            let was_holding = self.journal.is_holding;
             let sent = self.poll_to_session(cx);
             let received = self.poll_to_client(cx);
             match (sent, received) {
                 (Poll::Ready(Err(stop)), _) | (_, Poll::Ready(Err(stop))) => return Poll::Ready(stop),
-                // The last answer to compare has arrived: what was held back is sent.
-                _ if was_holding && !self.journal.is_holding => {}
                 (Poll::Pending, Poll::Pending) => return Poll::Pending,
                 _ => {}
             }
@@ -236,13 +233,16 @@ impl Front {
                 }
             }
         }
+        let mut has_received = false;
         while self.journal.output.len() < MAX_OUTPUT_BYTES {
             let bytes = match poll_pooled(cx, &mut self.upstream) {
                 Poll::Ready(Some(bytes)) => bytes,
                 Poll::Ready(None) => return Poll::Ready(Err(Stop::Broken)),
-                Poll::Pending if self.journal.output.is_empty() => return Poll::Pending,
+                Poll::Pending if !has_received => return Poll::Pending,
+                // What was received may let the other direction continue.
                 Poll::Pending => return Poll::Ready(Ok(())),
             };
+            has_received = true;
             let told = self.journal.answer(&bytes);
             give_buffer(bytes);
             match told {

@@ -129,6 +129,23 @@ async fn a_transaction_whose_repetition_differs_fails() {
     assert_eq!(row.get::<_, i64>(0), 0);
 }
 
+/// Drivers ignore errors when they close a statement. The COMMIT after that must fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_transaction_is_not_reported_to_a_closed_statement() {
+    let cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY)").await.unwrap();
+    let statement = client.prepare("SELECT count(*) FROM t").await.unwrap();
+    client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    client.simple_query("SELECT random()").await.unwrap();
+    cluster.move_to(3);
+    drop(statement);
+    assert_eq!(state(client.batch_execute("COMMIT").await), "40001");
+    client.batch_execute("ROLLBACK").await.unwrap();
+    let row = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_in_flight_are_executed_once() {
     let cluster = TestCluster::start(3, 2).await;
