@@ -139,6 +139,7 @@ async fn a_failed_transaction_is_not_reported_to_a_closed_statement() {
     client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
     client.simple_query("SELECT random()").await.unwrap();
     cluster.move_to(3);
+    cluster.shared.break_connections();
     drop(statement);
     assert_eq!(state(client.batch_execute("COMMIT").await), "40001");
     client.batch_execute("ROLLBACK").await.unwrap();
