@@ -6,7 +6,8 @@
 #   make tools    build the test dependency that has no package: an S3 server
 #   make check    the contributor's loop of two minutes: format, structure, lints, unit tests
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
-#   make soak     simulate 100,000 clusters under faults; SEEDS=1000000 for more
+#   make soak     simulate 100,000 clusters under faults (SEEDS=1000000 for more), and run a real one
+#                 for ten minutes (CHAOS_SEED=7)
 #   make sqllogictest SCRIPTS=directory   run its scripts against Fulmar and stock SQLite
 #   make needs    install what a build needs; part of every target that builds
 #   make fmt      format the code
@@ -70,8 +71,9 @@ fuzz: needs
 	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
 	FUZZ_MINUTES=$(MINUTES) cargo test --package fulmar --test attacks -- --nocapture fuzz_$(TARGET)
 
-soak: needs
+soak: tools
 	SIMULATION_SEEDS=$(SEEDS) cargo test --release --config profile.release.lto=false --package fulmar-cluster --test protocol no_commit -- --nocapture
+	CHAOS_SECONDS=600 cargo test --package fulmar --test chaos -- --nocapture
 
 check: needs
 	cargo fmt --all --check

@@ -3,7 +3,7 @@
 //! The thousands of tenants of a busy node have a few hundred KiB each on the heap, and every
 //! statement touches another tenant's. With 4 KiB pages nearly every touch starts with a page table
 //! walk, and 500 tenants cost 7 % more CPU time. Backing all memory with huge pages would double
-//! the size of an idle node, and keep it large after its tenants are closed (decisions 0013, 0016).
+//! the size of an idle node, and keep it large after its tenants are closed (decision 0016).
 //! Each block of 2 MiB is therefore collapsed into a huge page only once it is mostly in use:
 //!
 //! ```text

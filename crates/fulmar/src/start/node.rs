@@ -14,6 +14,7 @@ use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
 use fulmar_node::EnginePartitions;
 use fulmar_pages::Durability;
+use futures::FutureExt;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -237,9 +238,16 @@ impl Node {
                 store.record_clean_shutdown().await
             }
             Role::Member { node } => {
-                let stopped = self.engine.shutdown().await;
-                stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
-                node.leave().await;
+                match self.engine.shutdown().await {
+                    Ok(()) => node.leave().await,
+                    // The others have noticed that it no longer answers before it had finished.
+                    Err(_) if self.engine.fenced().now_or_never().is_some() => {
+                        tracing::warn!("another node took the databases over during the shutdown");
+                    }
+                    stopped => {
+                        stopped.context("engine shutdown failed; no acknowledged commit is lost")?;
+                    }
+                }
                 Ok(())
             }
             Role::Replica { catalog_task, scratch } => {

@@ -67,7 +67,7 @@ fn histories_under_faults_are_strictly_serializable() {
 }
 
 async fn run() {
-    let (seed, seconds) = (setting("CHAOS_SEED", 1), setting("CHAOS_SECONDS", 60));
+    let (seed, seconds) = (setting("CHAOS_SEED", 1), setting("CHAOS_SECONDS", 30));
     println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
     let setup =
         ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() };

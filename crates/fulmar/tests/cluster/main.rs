@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod driver;
 mod refusals;
 
 use std::path::Path;

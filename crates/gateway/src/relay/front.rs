@@ -188,7 +188,9 @@ impl Front {
                 Poll::Pending => self.poll_client_gone(cx),
             };
         }
-        if self.journal.is_holding {
+        // The error of the transaction is for the client's next unit, which must be the oldest.
+        let waits = self.doomed.is_some() && self.journal.is_restoring();
+        if self.journal.is_holding || waits {
             return self.poll_client_gone(cx);
         }
         match self.wire.poll_read(cx) {
@@ -254,25 +256,23 @@ impl Front {
     }
 
     /// Answers the next unit with the error of the transaction that could not be repeated, unless it
-    /// is a rollback.
+    /// is a rollback. Nothing is sent to the session before that is known.
     fn fail_doomed(&mut self) {
-        if self.doomed.is_none() {
-            return;
-        }
+        let Some(error) = &self.doomed else { return };
+        self.journal.answer_closes();
+        self.journal.unsent.clear();
         let Some(unit) = self.journal.units.front() else { return };
-        let sql = unit.bytes.get(5..).and_then(split_name).unwrap_or_default();
-        if unit.is_query && (!unit.is_complete || Control::is_rollback(sql)) {
-            if unit.is_complete {
-                self.doomed = None;
-            }
+        if unit.may_pass() {
             return;
         }
-        if let Some(error) = self.doomed.take() {
+        let sql = unit.bytes.get(5..).and_then(split_name).unwrap_or_default();
+        if !unit.is_query || !Control::is_rollback(sql) {
             let mut message = Vec::new();
-            backend::error(&mut message, &error, Severity::Error);
+            backend::error(&mut message, error, Severity::Error);
             self.journal.fail(&message, TransactionStatus::Failed);
-            self.journal.send_all();
         }
+        self.doomed = None;
+        self.journal.send_all();
     }
 
     /// Passes a cancel request on to the session.

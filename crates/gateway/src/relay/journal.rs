@@ -471,6 +471,24 @@ impl Journal {
         true
     }
 
+    /// Answers the oldest units that only close statements, as a session in a failed transaction
+    /// would. The error of the transaction is for the unit after them.
+    pub(super) fn answer_closes(&mut self) {
+        while !self.is_inside_answer
+            && let Some(unit) = self.units.pop_front_if(|unit| unit.only_closes())
+        {
+            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            let changes = unit.answer_closes(&mut self.output);
+            self.apply(changes);
+            self.set_ready(TransactionStatus::Failed);
+        }
+    }
+
+    /// Returns true if statements of the client are being prepared again.
+    pub(super) fn is_restoring(&self) -> bool {
+        self.units.iter().any(|unit| unit.is_silent)
+    }
+
     /// Answers the oldest unit, a COMMIT, as a session would.
     pub(super) fn answer_commit(&mut self) {
         let Some(unit) = self.units.pop_front() else { return };

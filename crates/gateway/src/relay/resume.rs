@@ -212,6 +212,7 @@ impl Front {
         let in_transaction = self.journal.status != TransactionStatus::Idle;
         if in_transaction {
             self.journal.transaction_failed();
+            self.journal.answer_closes();
         }
         if self.journal.units.is_empty() {
             self.doomed = in_transaction.then(|| error.clone());

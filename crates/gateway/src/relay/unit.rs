@@ -235,6 +235,26 @@ impl Unit {
         self.is_answered || self.known.is_some()
     }
 
+    /// Returns true if it only closes statements and portals. Drivers ignore errors of such a unit,
+    /// because it cannot fail.
+    pub(super) fn only_closes(&self) -> bool {
+        let closes = |message: &[u8]| matches!(message[0], b'C' | b'S');
+        let is_whole = self.is_complete && !self.is_silent && !self.is_query && !self.bytes.is_empty();
+        is_whole && !self.is_partly_answered() && messages(&self.bytes).all(closes)
+    }
+
+    /// Returns true if it is not known yet whether it only closes, or is a rollback.
+    pub(super) fn may_pass(&self) -> bool {
+        !self.is_complete && (self.is_query || messages(&self.bytes).all(|message| message[0] == b'C'))
+    }
+
+    /// Writes the answer to a unit that only closes, without its ReadyForQuery. Returns the changes
+    /// of the prepared statements.
+    pub(super) fn answer_closes(self, out: &mut Vec<u8>) -> Vec<Change> {
+        self.requests.iter().for_each(|_| backend::close_complete(out));
+        self.requests
+    }
+
     /// Returns true if the client has got a part of the answer.
     pub(super) fn is_partly_answered(&self) -> bool {
         self.known.is_some() || self.hash.bytes > 0

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use fulmar_cluster::directory::{CrashReport, DataDirectory, Stamp};
-use fulmar_cluster::environment::{Environment, LogObjects, PartitionObjects, Slot, Uncertain};
+use fulmar_cluster::environment::{Environment, LogObjects, Slot, Uncertain};
 use fulmar_cluster::handover::{Outcome, Release, Transfer, hand_over};
 use fulmar_cluster::incarnation::{Begun, begin};
 use fulmar_cluster::{LogId, LogKind, NodeId, PartitionRecord, Position, Rules, failover, metadata, records};
@@ -153,10 +153,6 @@ impl Environment for Env {
 
     fn logs(&self) -> &dyn LogObjects {
         &self.0.logs
-    }
-
-    fn objects(&self) -> &dyn PartitionObjects {
-        unreachable!("no garbage is collected")
     }
 
     fn directory(&self) -> &dyn DataDirectory {
