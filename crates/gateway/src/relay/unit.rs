@@ -64,6 +64,8 @@ pub(super) struct Unit {
     /// What its executed statements do to transactions.
     executes: Vec<Control>,
     is_copying: bool,
+    /// The session has answered with the begin of a COPY, possibly an earlier session.
+    has_begun_copy: bool,
     has_ended_copy: bool,
     hash: AnswerHash,
     /// The length and the hash of what the client has got.
@@ -93,6 +95,7 @@ impl Unit {
             portals: Portals::default(),
             executes: Vec::new(),
             is_copying: false,
+            has_begun_copy: false,
             has_ended_copy: false,
             hash: AnswerHash::default(),
             known: None,
@@ -183,8 +186,11 @@ impl Unit {
             b'E' => self.is_copying = false,
             b'G' if !self.is_query => {
                 self.is_copying = true;
-                let was_complete = std::mem::replace(&mut self.is_complete, self.has_ended_copy);
-                return was_complete && self.has_ended_copy;
+                if !std::mem::replace(&mut self.has_begun_copy, true) {
+                    // The session ignores the Sync that has arrived before the data.
+                    let was_complete = std::mem::replace(&mut self.is_complete, false);
+                    return was_complete && self.has_ended_copy;
+                }
             }
             _ => {}
         }
@@ -272,7 +278,7 @@ impl Unit {
         self.is_discarded = true;
         self.failed_status = status;
         self.bytes = Vec::new();
-        self.known = None;
+        (self.known, self.hash) = (None, AnswerHash::default());
     }
 
     /// Writes the answer to a COMMIT without its ReadyForQuery.

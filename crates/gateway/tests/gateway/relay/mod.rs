@@ -315,3 +315,34 @@ async fn a_statement_whose_node_fails_twice_is_not_repeated_again() {
     .await;
     assert_eq!(running.await.unwrap(), ("57P02".to_owned(), 7));
 }
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_is_interrupted_is_executed_once() {
+    let cluster = TestCluster::start(3, 2).await;
+    let client = cluster.client(1, "shop").await;
+    client.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    // The first copy can be repeated; the second one is too long for that.
+    for (rows, expected) in [(1_000, Ok(1_000)), (300_000, Err("40001".to_owned()))] {
+        client.batch_execute("DELETE FROM t").await.unwrap();
+        let sink = client.copy_in("COPY t FROM STDIN").await.unwrap();
+        pin_mut!(sink);
+        let mut sent = Ok(());
+        for row in 0..rows {
+            if row == rows - 500 {
+                cluster.shared.break_connections();
+            }
+            sent = sink.send(bytes::Bytes::from(format!("{row}\n"))).await;
+            if sent.is_err() {
+                break;
+            }
+        }
+        let outcome = match sent {
+            Ok(()) => sink.finish().await,
+            Err(error) => Err(error),
+        };
+        let outcome =
+            outcome.map_err(|error| error.code().map_or_else(String::new, |code| code.code().to_owned()));
+        assert_eq!(outcome, expected);
+        let row = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0) as u64, expected.unwrap_or(0));
+    }
+}
