@@ -3,6 +3,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// Only one demo runs at a time: two would compete for the CPUs with six nodes.
+static ONE: Mutex<()> = Mutex::new(());
 
 fn demo(temporary: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
@@ -16,6 +20,7 @@ fn is_empty(directory: &Path) -> bool {
 
 #[test]
 fn demo_can_be_repeated_and_removes_its_files() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let temporary = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let output = demo(temporary.path()).output().unwrap();
@@ -29,6 +34,7 @@ fn demo_can_be_repeated_and_removes_its_files() {
 
 #[test]
 fn interrupted_demo_removes_its_files() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     use std::io::{BufRead, BufReader};
     let temporary = tempfile::tempdir().unwrap();
     let mut demo = demo(temporary.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

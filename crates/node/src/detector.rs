@@ -24,9 +24,10 @@ use crate::{Node, rpc};
 /// How often a heartbeat is sent.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the answer to a heartbeat may take.
-const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(300);
-/// A node that was silent for this long is suspected.
-const SUSPECT_TIMEOUT: Duration = Duration::from_secs(1);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// A node that was silent for this long is suspected. Twice the lease, because a node on a machine
+/// with little CPU time answers late, and renews its lease late.
+const SUSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Missed heartbeats that a suspicion requires. After a suspension of this process the clock alone
 /// would suspect every other node.
 const SUSPECT_MISSED: u32 = 3;
