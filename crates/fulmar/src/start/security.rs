@@ -24,8 +24,7 @@ pub(super) fn node_tls(
         if !rpc.ip().is_loopback() {
             tracing::warn!(
                 %rpc,
-                "connections between nodes are neither encrypted nor authenticated; set --rpc-ca, --rpc-cert \
-                 and --rpc-key (see `fulmar cert`), or make sure that only nodes can reach --rpc"
+                "connections between nodes are neither encrypted nor authenticated"
             );
         }
         return Ok(None);

@@ -89,7 +89,7 @@ pub async fn reload_on_change(
         if last_warning.is_none_or(|last| last.elapsed() >= WARNING_INTERVAL) {
             last_warning = Some(Instant::now());
             certificates.iter().filter_map(|certificate| certificate.warning()).for_each(|warning| {
-                tracing::warn!("{warning}");
+                tracing::warn!(warning, "a certificate for connections between nodes must be renewed");
             });
         }
         let signalled = tokio::select! {
