@@ -25,9 +25,6 @@ use crate::{Node, registration};
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a stream to another node may take to open.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often a caller of [`Cluster::owner_changed`] returns if the owner lives and did not change:
-/// the failure that it saw may have been passing.
-const OWNER_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause before a transaction that conflicted is planned again.
 const CONFLICT_DELAY: Duration = Duration::from_millis(20);
 
@@ -55,18 +52,24 @@ impl Cluster for Node {
         let incarnation = |node: NodeId| self.owners().node(node).and_then(|known| known.alive());
         let mut first = None;
         loop {
-            let changed = self.owners().partition_changed(partition);
-            let Some(current) = self.owners().owner(partition).filter(|owner| owner.epoch == epoch) else {
-                return;
-            };
-            let alive = incarnation(current.node);
-            let first = *first.get_or_insert(alive);
-            if alive.is_some() && alive != first {
-                return;
+            let (changed, nodes) =
+                (self.owners().partition_changed(partition), self.owners().nodes_changed());
+            match self.owners().owner(partition) {
+                Some(owner) if owner.epoch > epoch => return,
+                Some(owner) if owner.epoch == epoch => {
+                    let alive = incarnation(owner.node);
+                    if alive.is_some() && alive != *first.get_or_insert(alive) {
+                        return;
+                    }
+                }
+                // It was dropped.
+                None if first.is_some() => return,
+                // What this node knows is older than what the caller knows.
+                _ => {}
             }
-            let is_unchanged = timeout(OWNER_POLL_INTERVAL, changed).await.is_err();
-            if is_unchanged && alive.is_some() && self.hears(current.node) {
-                return;
+            tokio::select! {
+                () = changed => {}
+                () = nodes => {}
             }
         }
     }
