@@ -81,8 +81,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// The owner of a partition, read linearizably. `None` if the partition does not exist.
     async fn find_owner(&self, partition: PartitionId) -> Result<Option<Owner>>;
 
-    /// Waits until the owner of a partition in memory has another epoch than `epoch`, or until the
-    /// node of that epoch lives again as a new incarnation.
+    /// Waits until the owner of a partition in memory has a later epoch than `epoch`, the partition
+    /// was dropped, or the node of that epoch lives again as a new incarnation. Returns only then: a
+    /// gateway breaks the connections of its sessions.
     async fn owner_changed(&self, partition: PartitionId, epoch: u32);
 
     /// Opens a stream for a session to a node, this one included. The other side passes it to

@@ -99,7 +99,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until the first node knows that so many nodes are alive.
+    /// Waits until the first node knows that this number of nodes is alive.
     async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut client = Client::connect(&self.target(0)).await?;

@@ -14,7 +14,7 @@ use crate::client::{Client, Error};
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Pause before a client connects again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// A transaction that is not answered for so long has failed.
+/// A transaction without an answer within this time has failed.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a client saw of one transaction.
