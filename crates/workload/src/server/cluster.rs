@@ -100,7 +100,7 @@ impl Cluster {
     }
 
     /// Waits until the first node knows that this number of nodes is alive.
-    async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
+    pub async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut client = Client::connect(&self.target(0)).await?;
         loop {
