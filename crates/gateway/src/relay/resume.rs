@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::connect::{Connected, connect, owner_address};
 use super::front::{Front, Stop};
+use super::journal::Mismatch;
 use super::message::SessionHello;
 use crate::cluster::TransactionOutcome;
 use crate::settings::OWNER;
@@ -175,6 +176,14 @@ impl Front {
         if answered == 1 && committed_id != 0 && is_plain_commit {
             self.journal.answer_commit();
             return Ok(());
+        }
+        if answered == 1 && committed_id != 0 {
+            match self.journal.answer_committed() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // The client has got the beginning of another answer from an earlier session.
+                Err(Mismatch) => return Err(Settle::Stop(Stop::End)),
+            }
         }
         for _ in 0..answered {
             self.answer_with(&unknown_outcome(committed_id), TransactionStatus::Idle)?;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,6 +36,8 @@ pub struct Shared {
     /// Bytes of the fronts do not arrive at the sessions.
     pub stops_requests: AtomicBool,
     pub may_answer: watch::Sender<bool>,
+    /// The number of pieces of the sessions' bytes that have arrived at the fronts.
+    pub answers: AtomicU64,
 }
 
 /// The cluster, as one node sees it.
@@ -64,6 +66,7 @@ async fn copy(
         if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
             break;
         }
+        shared.answers.fetch_add(u64::from(!up), Ordering::AcqRel);
     }
 }
 
@@ -227,6 +230,7 @@ impl TestCluster {
             stops_answers: AtomicBool::new(false),
             stops_requests: AtomicBool::new(false),
             may_answer: watch::Sender::new(true),
+            answers: AtomicU64::new(0),
         });
         let mut gateways = HashMap::new();
         for node in 1..=nodes {
