@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, SaltKey};
+use fulmar_pages::PartitionId;
 use fulmar_transport::Stream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
@@ -130,6 +131,23 @@ impl RelayAcceptor {
     }
 }
 
+/// The sessions of a gateway, by partition.
+#[derive(Clone)]
+pub struct GatewaySessions(Arc<Registry>);
+
+impl GatewaySessions {
+    /// The number of clients of a partition that are connected to this node of a cluster. Their
+    /// sessions may run on others.
+    pub fn clients(&self, partition: PartitionId) -> usize {
+        self.0.count_fronts(partition)
+    }
+
+    /// Cancels the running statements of a partition's sessions on this node, and ends the sessions.
+    pub fn end(&self, partition: PartitionId) {
+        self.0.kill(partition);
+    }
+}
+
 impl Gateway {
     /// Starts listening and serving. Must be called inside a tokio runtime that outlives the
     /// gateway.
@@ -201,6 +219,11 @@ impl Gateway {
     /// Accepts streams of other nodes.
     pub fn relays(&self) -> RelayAcceptor {
         self.relays.clone()
+    }
+
+    /// The sessions of this gateway.
+    pub fn partition_sessions(&self) -> GatewaySessions {
+        GatewaySessions(self.registry.clone())
     }
 
     /// Serves a stream of another node, as [`RelayAcceptor::accept`].

@@ -65,7 +65,7 @@ impl Node {
     }
 
     /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.
-    async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
+    pub(crate) async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
         let caught_up = timeout(METADATA_TIMEOUT, self.catalog().catch_up()).await;
         caught_up.map_err(|_| metadata_unavailable())?.map_err(|error| {
             Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint(error.remedy())

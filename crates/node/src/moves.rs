@@ -27,7 +27,7 @@ pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
 const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A partition that is being moved or dropped.
-struct Moving<'a> {
+pub(crate) struct Moving<'a> {
     node: &'a Node,
     partition: PartitionId,
 }
@@ -50,6 +50,21 @@ impl Node {
                 self.drop_own(PartitionId(partition)).await?;
                 Ok(Answer::Done)
             }
+            Request::Branch { source, branch, at_unix_ms } => {
+                self.branch_own(PartitionId(source), PartitionId(branch), at_unix_ms).await?;
+                Ok(Answer::Done)
+            }
+            Request::Restore { partition, at_unix_ms, from, lineage } => {
+                self.restore_own(PartitionId(partition), at_unix_ms, from, lineage).await?;
+                Ok(Answer::Done)
+            }
+            Request::SetDurability { partition, durability } => {
+                self.set_own_durability(PartitionId(partition), durability).await?;
+                Ok(Answer::Done)
+            }
+            Request::Sessions { partition } => {
+                Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
+            }
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);
                 self.own_record(partition).await?;
@@ -61,13 +76,14 @@ impl Node {
     }
 
     /// Sends a request to the owner of its partition, and repeats it while the owner changes. Fails
-    /// after [`ROUTING_TIMEOUT`].
+    /// after `patience`.
     pub(crate) async fn ask_owner(
         &self,
         partition: PartitionId,
+        patience: Duration,
         request: impl Fn() -> Request,
     ) -> Result<Answer> {
-        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        let deadline = Instant::now() + patience;
         let mut last = None;
         while Instant::now() < deadline {
             let changed = self.owners().partition_changed(partition);
@@ -76,6 +92,9 @@ impl Node {
             let Some(read) = read.map_err(|error| protocol_error(&error))? else {
                 return Err(missing(partition));
             };
+            if let Some(error) = self.unavailable_owner(&read.record) {
+                return Err(error);
+            }
             let owner = read.record.owner;
             let answer = match owner == self.id() {
                 true => Ok(self.carry_out(request()).await),
@@ -93,7 +112,7 @@ impl Node {
             }
             let _ = timeout_at(Instant::now() + ROUTING_RETRY_DELAY, changed).await;
         }
-        let text = format!("the owner of partition {partition} did not answer within {ROUTING_TIMEOUT:?}");
+        let text = format!("the owner of partition {partition} did not answer within {patience:?}");
         let error =
             Error::new(sqlstate::CANNOT_CONNECT_NOW, text).hint("Check the nodes with \"fulmar node list\".");
         Err(match last {
@@ -102,7 +121,7 @@ impl Node {
         })
     }
 
-    fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
+    pub(crate) fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
         match self.moving.lock().insert(partition) {
             true => Ok(Moving { node: self, partition }),
             false => Err(Error::new(
