@@ -126,6 +126,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// answer.
     async fn sessions(&self, partition: PartitionId) -> Result<u64>;
 
+    /// Ends the quarantine of a partition. Fails if it is not quarantined.
+    async fn resume_partition(&self, partition: PartitionId) -> Result<()>;
+
     /// Fails if no node can serve a partition until an operator has acted.
     fn check_available(&self, partition: PartitionId) -> Result<()>;
 

@@ -20,12 +20,14 @@ use crate::environment::boot_time;
 use crate::logs::{log_node, log_position};
 
 /// How long the metadata store may take to answer.
-const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[async_trait]
 impl Assignments for Node {
     async fn assignment(&self, partition: PartitionId) -> Result<Assignment> {
-        let record = self.own_record(partition).await?.record;
+        let (read, ()) =
+            futures::future::try_join(self.own_record(partition), self.check_quarantine(partition)).await?;
+        let record = read.record;
         let serve_from = self.serve_from(&record);
         let now = boot_time();
         if now < serve_from {

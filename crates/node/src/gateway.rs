@@ -174,7 +174,12 @@ impl Cluster for Node {
         self.count_sessions(partition).await
     }
 
+    async fn resume_partition(&self, partition: PartitionId) -> Result<()> {
+        Node::resume_partition(self, partition).await
+    }
+
     fn check_available(&self, partition: PartitionId) -> Result<()> {
+        self.check_known_quarantine(partition)?;
         let Some(owner) = self.owners().owner(partition) else { return Ok(()) };
         self.unavailable(owner.node, owner.log).map_or(Ok(()), Err)
     }

@@ -17,6 +17,7 @@
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -43,6 +44,7 @@ mod moves;
 mod node;
 pub mod owners;
 mod partitions;
+mod quarantine;
 pub mod registration;
 pub mod rpc;
 

@@ -195,6 +195,7 @@ impl Node {
             let delete = fulmar_meta::Transaction::new()
                 .unchanged(key.as_str(), read.revision)
                 .unchanged(node, self.begun().read.revision)
+                .delete(fulmar_cluster::quarantine::key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());

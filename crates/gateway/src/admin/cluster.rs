@@ -90,3 +90,16 @@ pub(super) async fn move_database(
     cluster.move_partition(tenant.partition, node).await?;
     Ok(tenant)
 }
+
+/// Ends the quarantine of a database.
+pub(super) async fn resume(name: &str, context: &Context) -> Result<Arc<Tenant>> {
+    let tenant = context.find(name)?;
+    match &context.cluster {
+        Some(cluster) => cluster.resume_partition(tenant.partition).await?,
+        None => {
+            let message = "the database is not quarantined";
+            return Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, message));
+        }
+    }
+    Ok(tenant)
+}

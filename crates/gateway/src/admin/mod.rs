@@ -87,6 +87,11 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             record(restored.detail("to_unix_ms", *at_unix_ms));
             Ok(())
         }
+        AdminStatement::ResumeDatabase { name } => {
+            let tenant = cluster::resume(name, context).await?;
+            record(Event::new(Kind::DatabaseResumed).database(&tenant));
+            Ok(())
+        }
         AdminStatement::RenameDatabase { from, to } => {
             let tenant = catalog.rename_tenant(from, to).await.map_err(|error| to_postgres_error(&error))?;
             record(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));

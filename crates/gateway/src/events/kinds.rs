@@ -105,6 +105,8 @@ kinds! {
     DurabilityChanged Info "durability.changed" "database durability changed"
     /// By ALTER DATABASE ... SET node.
     DatabaseMoved Info "database.moved" "database moved to another node"
+    /// By ALTER DATABASE ... RESUME.
+    DatabaseResumed Info "database.resumed" "quarantine of the database ended"
     /// By CREATE USER.
     UserCreated Info "user.created" "user created"
     /// By DROP USER.

@@ -45,8 +45,10 @@ impl Front {
         let begun = Instant::now();
         let deadline = begun + OWNER_TIMEOUT;
         loop {
-            if begun.elapsed() >= RESTART_TIMEOUT {
-                self.cluster.check_available(self.identity.tenant.partition).map_err(Stop::Fatal)?;
+            if let Err(error) = self.cluster.check_available(self.identity.tenant.partition)
+                && (error.state() != sqlstate::CANNOT_CONNECT_NOW || begun.elapsed() >= RESTART_TIMEOUT)
+            {
+                return Err(Stop::Fatal(error));
             }
             if Instant::now() >= deadline {
                 return Err(Stop::Fatal(no_owner(&self.identity.tenant.name)));

@@ -185,6 +185,10 @@ impl Cluster for Member {
         Ok(0)
     }
 
+    async fn resume_partition(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
     fn check_available(&self, _: PartitionId) -> Result<()> {
         Ok(())
     }
