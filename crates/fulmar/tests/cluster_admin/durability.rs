@@ -81,7 +81,8 @@ async fn durability_changes_while_sessions_write() {
             let mut acknowledged = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let value = (3 * acknowledged.len() + node) as i64;
-                let insert = client.execute("INSERT INTO t VALUES ($1)", &[&value]);
+                let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&value];
+                let insert = client.execute("INSERT INTO t VALUES ($1)", &parameters);
                 with_timeout("an insert", insert).await.unwrap();
                 acknowledged.push(value);
             }

@@ -111,5 +111,6 @@ async fn restart(cluster: &mut Cluster, node: usize, variables: &[(&str, &str)])
     }
     cluster.set_environment(node, variables);
     cluster.start_node(node).await.unwrap();
-    wait_for_state(cluster, (node + 1) % cluster.nodes(), node, "alive").await;
+    let other = (0..cluster.nodes()).find(|other| *other != node && cluster.is_running(*other));
+    wait_for_state(cluster, other.unwrap_or(node), node, "alive").await;
 }
