@@ -108,7 +108,8 @@ impl Node {
             Err(fulmar_cluster::Error::Rejected(_)) => Err(DecisionError::Refused(restored_concurrently())),
             Err(error) => {
                 self.fence(&error.to_string());
-                Err(DecisionError::InDoubt(protocol_error(&error)))
+                // The caller asks the next owner, which finds the lineage, or restores.
+                Err(DecisionError::InDoubt(moved(partition)))
             }
         }
     }

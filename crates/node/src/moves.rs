@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
-use fulmar_cluster::{LogKind, NodeId, Position, metadata};
+use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_pages::PartitionId;
 use futures::stream::{self, StreamExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
-use crate::assignments::{missing, moved, protocol_error};
+use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
 use crate::logs::position;
 use crate::messages::{Answer, Request};
@@ -104,8 +104,12 @@ impl Node {
                 },
             };
             match answer {
-                Ok(Err(error)) if error.state() == sqlstate::PARTITION_MOVED => {
-                    last = Some(error.to_string())
+                Ok(Err(error)) => {
+                    // An owner that was replaced fails in any way. Requests may be repeated.
+                    if error.state() != sqlstate::PARTITION_MOVED && self.is_owned(partition, &read).await {
+                        return Err(error);
+                    }
+                    last = Some(error.to_string());
                 }
                 Ok(answer) => return answer,
                 Err(error) => last = Some(error.to_string()),
@@ -119,6 +123,14 @@ impl Node {
             Some(last) => error.detail(format!("The last attempt failed: {last}.")),
             None => error,
         })
+    }
+
+    /// Returns true if the owner of a partition is the same as in a record.
+    async fn is_owned(&self, partition: PartitionId, before: &Read<PartitionRecord>) -> bool {
+        match timeout(METADATA_TIMEOUT, metadata::partition(self.environment(), partition)).await {
+            Ok(Ok(Some(now))) => now.record.owner == before.record.owner,
+            _ => false,
+        }
     }
 
     pub(crate) fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
