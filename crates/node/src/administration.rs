@@ -12,6 +12,7 @@ use fulmar_cluster::{LogKind, ManifestName, NodeId, PartitionRecord, Position, R
 use fulmar_engine::{DecisionError, Error, Result, Timeline, sqlstate};
 use fulmar_meta::MetaError;
 use fulmar_pages::{Durability, PartitionId};
+use fulmar_store::failpoint;
 use tokio::time::{Instant, sleep};
 
 use crate::Node;
@@ -40,7 +41,7 @@ pub(crate) fn log_kind(durability: Durability) -> LogKind {
 impl Node {
     /// Begins a change of a partition, when no other one is in progress: an earlier attempt of the
     /// same request may be.
-    async fn begin_change(&self, partition: PartitionId) -> Result<Moving<'_>> {
+    pub(crate) async fn begin_change(&self, partition: PartitionId) -> Result<Moving<'_>> {
         let deadline = Instant::now() + BUSY_TIMEOUT;
         loop {
             match self.begin_move(partition) {
@@ -57,7 +58,6 @@ impl Node {
         branch: PartitionId,
         at_unix_ms: Option<u64>,
     ) -> Result<()> {
-        let _moving = self.begin_change(source).await?;
         self.own_record(source).await?;
         self.partitions()?.branch(source, branch, at_unix_ms).await
     }
@@ -134,6 +134,7 @@ impl Node {
                 return Err(error);
             }
         };
+        failpoint::hit(failpoint::DURABILITY_AFTER_FLUSH);
         let start = self.change_position(log, released);
         let manifest = self.manifest(read.record.epoch, released, false);
         let catalog = |transaction| {
@@ -144,7 +145,10 @@ impl Node {
         let changed =
             durability::change(self.environment(), partition, &read, node, manifest, (log, start), catalog);
         match changed.await {
-            Ok(_) => partitions.take_back(partition).await,
+            Ok(_) => {
+                failpoint::hit(failpoint::DURABILITY_AFTER_RECORD);
+                partitions.take_back(partition).await
+            }
             Err(fulmar_cluster::Error::Rejected(cause)) => {
                 partitions.take_back(partition).await?;
                 Err(Error::new(sqlstate::OBJECT_IN_USE, cause).hint("Check that the database still exists."))

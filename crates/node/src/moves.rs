@@ -191,7 +191,7 @@ impl Node {
 
     /// Drops a partition of this node and deletes its record.
     async fn drop_own(&self, partition: PartitionId) -> Result<()> {
-        let _moving = self.begin_move(partition)?;
+        let _moving = self.begin_change(partition).await?;
         self.own_record(partition).await?;
         self.partitions()?.drop_partition(partition).await?;
         let deadline = Instant::now() + ROUTING_TIMEOUT;

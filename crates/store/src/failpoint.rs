@@ -23,6 +23,8 @@
 //! | `branch-after-manifest` | a branch's manifest is stored, its tenant is not yet ready |
 //! | `restore-after-manifest` | a restore's manifest is stored, the catalog is not yet updated |
 //! | `restore-after-catalog` | the catalog is updated, no other component has been notified |
+//! | `durability-after-flush` | all commits are flushed, the partition's record has the old log |
+//! | `durability-after-record` | the record has the new log, the partition is not served yet |
 //! | `statement` | a statement begins to read its database |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,10 +58,14 @@ pub const RESTORE_AFTER_MANIFEST: &str = "restore-after-manifest";
 /// The catalog is updated after a restore, no other component has been notified.
 pub const RESTORE_AFTER_CATALOG: &str = "restore-after-catalog";
 
+/// All commits are flushed before a change of durability, the partition's record has the old log.
+pub const DURABILITY_AFTER_FLUSH: &str = "durability-after-flush";
+/// The partition's record has the new log, the partition is not served yet.
+pub const DURABILITY_AFTER_RECORD: &str = "durability-after-record";
 /// A statement begins to read its database.
 pub const STATEMENT: &str = "statement";
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     LOG_MID_RECORD,
     LOG_AFTER_WRITE,
     COMMIT_AFTER_SEGMENT,
@@ -71,6 +77,8 @@ const NAMES: [&str; 12] = [
     BRANCH_AFTER_MANIFEST,
     RESTORE_AFTER_MANIFEST,
     RESTORE_AFTER_CATALOG,
+    DURABILITY_AFTER_FLUSH,
+    DURABILITY_AFTER_RECORD,
     STATEMENT,
 ];
 

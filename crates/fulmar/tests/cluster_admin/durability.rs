@@ -4,9 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fulmar_workload::server::Cluster;
+
 use super::{
-    connect, execute, failure, move_to, owner, partition, restart, start, values, wait_for_state, wait_until,
-    with_timeout,
+    FAILPOINTS, connect, execute, failure, move_to, owner, partition, restart, start, texts, try_execute,
+    values, wait_for_state, wait_until, with_timeout,
 };
 
 /// A database with local durability waits for its node, and has its commits when that is back.
@@ -40,6 +42,56 @@ async fn local_database_waits_for_its_node() {
     execute(&cluster, other, "ledger", "INSERT INTO t VALUES (4)").await;
     cluster.kill(home).unwrap();
     assert_eq!(values(&cluster, other, "ledger").await, [1, 2, 3, 4]);
+}
+
+/// The owner dies in the middle of a change of durability. A shared database continues at the next
+/// owner, a local one with its node.
+#[tokio::test(flavor = "multi_thread")]
+async fn owner_dies_during_change_of_durability() {
+    let mut cluster = start().await;
+    execute(&cluster, 0, "fulmar", "CREATE DATABASE shop").await;
+    execute(&cluster, 0, "shop", "CREATE TABLE t(v INTEGER PRIMARY KEY)").await;
+    for (value, from, to, failpoint, is_shared) in [
+        (1, "shared", "local", "durability-after-flush", true),
+        (2, "shared", "local", "durability-after-record", false),
+        (3, "local", "shared", "durability-after-flush", false),
+        (4, "local", "shared", "durability-after-record", true),
+    ] {
+        // Node 2 owns the database, with the durability `from`.
+        execute(&cluster, 0, "fulmar", "ALTER DATABASE shop SET durability = shared").await;
+        restart(&mut cluster, 2, &[]).await;
+        move_to(&cluster, "shop", 2).await;
+        execute(&cluster, 0, "fulmar", &format!("ALTER DATABASE shop SET durability = {from}")).await;
+        restart_owner(&mut cluster, from, &[(FAILPOINTS, &format!("{failpoint}=exit:1"))]).await;
+        move_to(&cluster, "fulmar", 0).await;
+        execute(&cluster, 0, "shop", &format!("INSERT INTO t VALUES ({value})")).await;
+
+        let sql = format!("ALTER DATABASE shop SET durability = {to}");
+        let changed = try_execute(&cluster, 0, "fulmar", &sql).await;
+        assert!(!cluster.wait_for_exit(2).await.unwrap().success(), "{failpoint}");
+        match is_shared {
+            // The next owner completes the change.
+            true => changed.unwrap(),
+            false => {
+                texts(&changed.unwrap_err(), "57P03");
+                restart(&mut cluster, 2, &[]).await;
+                assert_eq!(owner(&cluster, 0, "shop").await, 2);
+                assert_eq!(partition(&cluster, 0, "shop", "durability").await, "local");
+            }
+        }
+        assert_eq!(values(&cluster, 1, "shop").await, Vec::from_iter(1..=value), "{from} {to} {failpoint}");
+        execute(&cluster, 0, "fulmar", &sql).await;
+        assert_eq!(partition(&cluster, 0, "shop", "durability").await, to);
+        assert_eq!(values(&cluster, 1, "shop").await, Vec::from_iter(1..=value), "{from} {to} {failpoint}");
+    }
+}
+
+/// Restarts the third node with other environment variables. It owns the database afterwards.
+async fn restart_owner(cluster: &mut Cluster, durability: &str, variables: &[(&str, &str)]) {
+    restart(cluster, 2, variables).await;
+    if durability == "shared" {
+        move_to(cluster, "shop", 2).await;
+    }
 }
 
 /// The data directory of a node with local databases is replaced by an old copy.
