@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlots;
-use crate::events::{self, EventLog};
+use crate::events::{self, Event, EventLog, Kind};
 use crate::login_throttle::LoginThrottle;
 use crate::memory::SessionMemory;
 use crate::monitoring::MetricsSource;
@@ -110,6 +110,7 @@ pub struct Gateway {
     workers: Vec<JoinHandle<()>>,
     metrics: Arc<MetricsSource>,
     relays: RelayAcceptor,
+    sessions_by_partition: GatewaySessions,
 }
 
 /// Accepts streams of other nodes for sessions.
@@ -133,18 +134,29 @@ impl RelayAcceptor {
 
 /// The sessions of a gateway, by partition.
 #[derive(Clone)]
-pub struct GatewaySessions(Arc<Registry>);
+pub struct GatewaySessions {
+    registry: Arc<Registry>,
+    catalog: Arc<Catalog>,
+    event_log: Arc<EventLog>,
+}
 
 impl GatewaySessions {
     /// The number of clients of a partition that are connected to this node of a cluster. Their
     /// sessions may run on others.
     pub fn clients(&self, partition: PartitionId) -> usize {
-        self.0.count_fronts(partition)
+        self.registry.count_fronts(partition)
     }
 
     /// Cancels the running statements of a partition's sessions on this node, and ends the sessions.
     pub fn end(&self, partition: PartitionId) {
-        self.0.kill(partition);
+        self.registry.kill(partition);
+    }
+
+    /// Records in the event log that a partition was quarantined.
+    pub fn record_quarantine(&self, partition: PartitionId) {
+        if let Some(tenant) = self.catalog.tenant_of(partition) {
+            self.event_log.record(Event::new(Kind::DatabaseQuarantined).database(&tenant));
+        }
     }
 }
 
@@ -195,6 +207,11 @@ impl Gateway {
             workers: workers.clone(),
             regular,
         });
+        let sessions_by_partition = GatewaySessions {
+            registry: registry.clone(),
+            catalog: metrics.catalog.clone(),
+            event_log: event_log.clone(),
+        };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
         tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
@@ -208,6 +225,7 @@ impl Gateway {
             workers: threads,
             metrics,
             relays,
+            sessions_by_partition,
         })
     }
 
@@ -223,7 +241,7 @@ impl Gateway {
 
     /// The sessions of this gateway.
     pub fn partition_sessions(&self) -> GatewaySessions {
-        GatewaySessions(self.registry.clone())
+        self.sessions_by_partition.clone()
     }
 
     /// Serves a stream of another node, as [`RelayAcceptor::accept`].

@@ -55,6 +55,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// Ends the sessions of a partition that this node runs.
     fn end_sessions(&self, partition: PartitionId);
 
+    /// Records in the event log that a partition was quarantined.
+    fn record_quarantine(&self, partition: PartitionId);
+
     /// Reports what became of a transaction. One that was not committed cannot be any more.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
@@ -129,6 +132,10 @@ impl Partitions for EnginePartitions {
 
     fn end_sessions(&self, partition: PartitionId) {
         self.1.end(partition);
+    }
+
+    fn record_quarantine(&self, partition: PartitionId) {
+        self.1.record_quarantine(partition);
     }
 
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {

@@ -70,15 +70,17 @@ impl Node {
             quarantined.retain(|partition| *partition != SYSTEM_PARTITION);
             reported.retain(|partition| quarantined.contains(partition));
             for partition in &quarantined {
+                // Set before this task starts.
+                let Ok(partitions) = self.partitions() else { continue };
                 if reported.insert(*partition) {
                     tracing::error!(
                         partition = partition.0,
                         "database quarantined: its statements have killed two nodes"
                     );
+                    partitions.record_quarantine(*partition);
                 }
                 // Fails if it is not open: then it stays closed.
-                if let Ok(partitions) = self.partitions()
-                    && let Ok(_moving) = self.begin_move(*partition)
+                if let Ok(_moving) = self.begin_move(*partition)
                     && partitions.release_to_change(*partition).await.is_ok()
                 {
                     let _ = partitions.take_back(*partition).await;

@@ -52,6 +52,9 @@ async fn statement_that_kills_two_nodes_quarantines_its_database() {
     }
     // The owner closes what it had open.
     wait_until("the session ends", async || client.simple_query("SELECT v FROM t").await.is_err()).await;
+    let events = "SELECT count(*) FROM fulmar.events WHERE kind = 'database.quarantined'";
+    let admin = connect(&cluster, 0, "fulmar").await;
+    wait_until("the event", async || admin.query_one(events, &[]).await.unwrap().get::<_, i64>(0) == 1).await;
     execute(&cluster, 1, "fulmar", "ALTER DATABASE shop RESUME").await;
     for node in 0..3 {
         wait_until("the end", async || try_execute(&cluster, node, "shop", "SELECT 1").await.is_ok()).await;
