@@ -101,7 +101,11 @@ impl Maintenance {
             };
             match self.put_first_manifest(&branch).await {
                 // An earlier request was slower than its repetition.
-                Err(_) if self.node().is_member && self.is_created(id).await? => return Ok(()),
+                Err(_) if self.node().is_member && self.is_created(id).await? => {
+                    // It is this creation's own, which can be undone.
+                    self.foreign.lock().remove(&id);
+                    return Ok(());
+                }
                 put => put?,
             }
             failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
