@@ -1,5 +1,7 @@
 //! Branches, restores, imports and drops.
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use futures::SinkExt;
 
@@ -23,6 +25,10 @@ async fn create_with_history(cluster: &Cluster, database: &str) -> String {
     // A branch makes a restore point of its source.
     execute(cluster, 2, "fulmar", &format!("CREATE DATABASE {database}_flush BRANCH OF {database}")).await;
     let point = newest_point(cluster, 0, database).await;
+    // A later version is as of a later millisecond.
+    let read = SystemTime::now();
+    let passed = || SystemTime::now().duration_since(read).is_ok_and(|passed| passed.as_millis() > 1);
+    wait_until("the next millisecond", async || passed()).await;
     execute(cluster, 2, database, "INSERT INTO t VALUES (2)").await;
     point
 }
