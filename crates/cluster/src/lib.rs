@@ -4,7 +4,8 @@
 //! ([`records`]); logs and manifests hold the committed data. This crate is the protocol that
 //! changes owners: a node starts ([`incarnation`]) with its data directory ([`directory`]), is
 //! declared dead and replaced ([`failover`]), hands a partition over ([`handover`], [`migration`]),
-//! changes its durability ([`durability`]), and reads the commits of earlier owners ([`recovery`]).
+//! is restored to an earlier version ([`restore`]), changes its durability ([`durability`]), and reads
+//! the commits of earlier owners ([`recovery`]).
 //! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]). A
 //! partition whose statements kill nodes is quarantined ([`quarantine`]).
 //!
@@ -51,6 +52,7 @@ pub mod migration;
 pub mod quarantine;
 pub mod records;
 pub mod recovery;
+pub mod restore;
 mod retry;
 mod rules;
 pub mod seal;

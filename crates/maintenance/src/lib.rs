@@ -64,6 +64,7 @@ mod time_travel;
 mod verify;
 
 pub use background::Background;
+pub use branch::DecisionError;
 pub use export::Export;
 pub use hot::HotLists;
 pub use import::Import;

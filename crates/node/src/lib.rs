@@ -17,6 +17,8 @@
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `quarantine`: refuses partitions whose statements kill nodes.
+//! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
 //! # Start
@@ -29,6 +31,7 @@
 //! [`Node::fenced`] completes, and the process must start again. Before a planned stop
 //! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
 
+mod administration;
 mod assignments;
 mod detector;
 pub mod directory;
@@ -41,6 +44,7 @@ mod moves;
 mod node;
 pub mod owners;
 mod partitions;
+mod quarantine;
 pub mod registration;
 pub mod rpc;
 

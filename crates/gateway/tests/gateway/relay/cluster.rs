@@ -162,6 +162,40 @@ impl Cluster for Member {
         Ok(())
     }
 
+    async fn own_partition(&self, partition: PartitionId, _: Durability) -> Result<()> {
+        self.shared.set_owner(partition, self.node);
+        Ok(())
+    }
+
+    async fn branch_partition(
+        &self,
+        source: PartitionId,
+        branch: PartitionId,
+        at_unix_ms: Option<u64>,
+    ) -> Result<()> {
+        self.shared.engine.create_partition(branch, Some((source, at_unix_ms))).await
+    }
+
+    async fn restore_partition(&self, _: PartitionId, _: u64) -> Result<()> {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster restores nothing"))
+    }
+
+    async fn set_durability(&self, _: PartitionId, _: Durability) -> Result<()> {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster has one log"))
+    }
+
+    async fn sessions(&self, _: PartitionId) -> Result<u64> {
+        Ok(0)
+    }
+
+    async fn resume_partition(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_available(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
     async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
         self.shared.remove_owner(partition);
         self.shared.engine.drop_partition(partition).await
