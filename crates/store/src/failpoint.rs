@@ -22,6 +22,10 @@
 //! | `branch-after-manifest` | a branch's manifest is stored, its tenant is not yet ready |
 //! | `restore-after-manifest` | a restore's manifest is stored, the catalog is not yet updated |
 //! | `restore-after-catalog` | the catalog is updated, no other component has been notified |
+//! | `convert-after-flush` | a single node that becomes a cluster's is flushed and its term ended |
+//! | `convert-after-mark` | its data directory and store are marked, nothing is copied |
+//! | `convert-mid-copy` | a batch of its catalog is copied to the cluster's metadata store |
+//! | `convert-after-copy` | the cluster exists, its first node has not joined it |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -54,7 +58,16 @@ pub const RESTORE_AFTER_MANIFEST: &str = "restore-after-manifest";
 /// The catalog is updated after a restore, no other component has been notified.
 pub const RESTORE_AFTER_CATALOG: &str = "restore-after-catalog";
 
-const NAMES: [&str; 11] = [
+/// A single node that becomes a node of a cluster is flushed, and has ended its term.
+pub const CONVERT_AFTER_FLUSH: &str = "convert-after-flush";
+/// Its data directory and store are marked, nothing is copied.
+pub const CONVERT_AFTER_MARK: &str = "convert-after-mark";
+/// A batch of its catalog is copied to the metadata store of the cluster.
+pub const CONVERT_MID_COPY: &str = "convert-mid-copy";
+/// The cluster exists, its first node has not joined it.
+pub const CONVERT_AFTER_COPY: &str = "convert-after-copy";
+
+const NAMES: [&str; 15] = [
     LOG_MID_RECORD,
     LOG_AFTER_WRITE,
     COMMIT_AFTER_SEGMENT,
@@ -66,6 +79,10 @@ const NAMES: [&str; 11] = [
     BRANCH_AFTER_MANIFEST,
     RESTORE_AFTER_MANIFEST,
     RESTORE_AFTER_CATALOG,
+    CONVERT_AFTER_FLUSH,
+    CONVERT_AFTER_MARK,
+    CONVERT_MID_COPY,
+    CONVERT_AFTER_COPY,
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);
