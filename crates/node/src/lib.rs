@@ -11,6 +11,7 @@
 //! ```
 //!
 //! - [`registration`]: the records of the cluster and its members.
+//! - [`conversion`]: the records of a cluster that a single node founds with its data.
 //! - [`environment`], [`logs`], [`directory`]: what the protocols run on.
 //! - [`owners`]: a copy of the ownership records, for routing.
 //! - [`rpc`]: the listener and the connections to other nodes.
@@ -30,6 +31,7 @@
 //! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
 
 mod assignments;
+pub mod conversion;
 mod detector;
 pub mod directory;
 pub mod environment;

@@ -21,8 +21,9 @@ use anyhow::{Context, anyhow, ensure};
 use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
+use fulmar_meta::reject_unfinished;
 use fulmar_meta::{Catalog, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
-use fulmar_node::directory::DirectoryOwner;
+use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::registration::{self, Registration};
 use fulmar_node::{NodeOptions, rpc};
 use fulmar_pages::Durability;
@@ -30,9 +31,9 @@ use fulmar_store::{Limits, Reliable, Store, StoreUrl};
 
 use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
-use super::node::{self, EVENTS_DIRECTORY, METADATA_FILE, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
+use super::node::{self, EVENTS_DIRECTORY, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
-use super::{disk_cache, security, store, superuser};
+use super::{conversion, disk_cache, security, store, superuser};
 use crate::cli::{MetaUrl, StartArgs};
 use crate::size::Bytes;
 
@@ -74,16 +75,8 @@ pub(super) fn check_directory(arguments: &StartArgs, data: &Path) -> anyhow::Res
             owner.name,
             owner.name
         )),
-        (Some(_), None) => {
-            ensure!(
-                !data.join(METADATA_FILE).exists(),
-                "{} is the data directory of a single node; use another --data for a node of a cluster, and \
-                 copy the data with COPY",
-                data.display()
-            );
-            Ok(())
-        }
-        _ => Ok(()),
+        (None, None) => conversion::check_not_begun(data),
+        (Some(_), _) => Ok(()),
     }
 }
 
@@ -112,6 +105,8 @@ pub(super) async fn start(
     });
     let metadata = EtcdStore::open(etcd).await.map_err(with_remedy)?;
     let metadata: Arc<dyn MetadataStore> = Arc::new(metadata);
+    let target = (flags.name, flags.meta.to_string());
+    conversion::convert(arguments, data, memory, target, &*metadata).await?;
     let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
     let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
@@ -125,6 +120,7 @@ pub(super) async fn start(
     let reliable = Reliable::new(store.clone(), Limits::default());
     let member =
         fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
+    Conversion::remove(data.path())?;
     share_system_partition(&member, &catalog).await?;
     let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
     if !arguments.insecure {
@@ -172,6 +168,8 @@ async fn open_store(
         *url != StoreUrl::Memory,
         "--store memory: cannot be shared by nodes; use file:///directory or s3://bucket/prefix"
     );
+    // The contents of an unfinished copy are those of no cluster yet.
+    reject_unfinished(metadata).await.map_err(with_remedy)?;
     let backend: Arc<dyn Store> =
         Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
     let store = Reliable::new(backend.clone(), Limits::default());

@@ -27,6 +27,7 @@
 
 mod catalog_check;
 mod cluster;
+mod conversion;
 mod data;
 mod disk_cache;
 mod limits;

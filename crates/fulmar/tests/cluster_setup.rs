@@ -1,0 +1,176 @@
+//! Making clusters, with real nodes and etcd: a single node with data becomes a cluster, nodes are
+//! forgotten, metadata moves.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Node, with_timeout};
+use fulmar_workload::server::{Cluster, ClusterSetup};
+use tokio_postgres::{Client, NoTls};
+
+fn prepare(nodes: usize) -> Cluster {
+    let binary = Path::new(env!("CARGO_BIN_EXE_fulmar"));
+    Cluster::prepare(binary, ClusterSetup { nodes, ..ClusterSetup::default() }).unwrap()
+}
+
+async fn connect(url: &str) -> Client {
+    let connecting = with_timeout("a connection", tokio_postgres::connect(url, NoTls));
+    let (client, connection) = connecting.await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+    tokio::spawn(connection);
+    client
+}
+
+async fn execute(url: &str, sql: &str) {
+    let client = connect(url).await;
+    with_timeout(sql, client.batch_execute(sql)).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+}
+
+async fn values(url: &str) -> Vec<i64> {
+    let client = connect(url).await;
+    let rows = with_timeout("a query", client.query("SELECT v FROM t ORDER BY v", &[])).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Runs a process that must end with an error. Returns its log.
+async fn failure(mut command: Command) -> String {
+    let text = format!("{command:?}");
+    let run = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let output = with_timeout("a start that fails", run).await.unwrap();
+    assert!(!output.status.success(), "{text}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// A single node on the data directory and the store of the first node of a cluster.
+struct Single<'a> {
+    cluster: &'a Cluster,
+    store: String,
+}
+
+impl<'a> Single<'a> {
+    fn of(cluster: &'a Cluster) -> Self {
+        Single { cluster, store: format!("file://{}", cluster.path("store").display()) }
+    }
+
+    fn start(&self) -> Node {
+        let flags = ["--insecure", "--store", &self.store];
+        Node::start_with(self.cluster.data(0), &flags, Stdio::null())
+    }
+
+    fn command(&self, data: &Path) -> Command {
+        Node::command(data, &["--insecure", "--store", &self.store])
+    }
+}
+
+fn url(node: &Node, database: &str) -> String {
+    format!("postgres://fulmar@{}/{database}", node.sql)
+}
+
+/// Creates a local database, a shared one, and a user with a privilege, and kills the node.
+async fn fill(single: &Single<'_>) {
+    let node = single.start();
+    execute(&url(&node, "fulmar"), "CREATE DATABASE shop").await;
+    execute(&url(&node, "fulmar"), "CREATE DATABASE common WITH durability = 'shared'").await;
+    execute(&url(&node, "fulmar"), "CREATE USER ada PASSWORD 'secret'").await;
+    execute(&url(&node, "fulmar"), "GRANT CONNECT ON DATABASE shop TO ada").await;
+    for database in ["shop", "common"] {
+        let sql = "CREATE TABLE t(v INTEGER PRIMARY KEY); INSERT INTO t VALUES (1), (2)";
+        execute(&url(&node, database), sql).await;
+    }
+}
+
+/// The command of the first node of the cluster, killed at a failpoint.
+async fn crash_at(cluster: &Cluster, failpoint: &str) {
+    let mut command = cluster.command(0);
+    command.env("FULMAR_FAILPOINTS", format!("{failpoint}=exit:1"));
+    let log = failure(command).await;
+    assert!(!log.contains("fulmar: "), "an error instead of the crash at {failpoint}: {log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn single_node_becomes_the_first_node_of_a_cluster() {
+    let mut cluster = prepare(2);
+    fill(&Single::of(&cluster)).await;
+    cluster.start_node(0).await.unwrap();
+    for (database, value) in [("shop", 3), ("common", 4)] {
+        assert_eq!(values(&cluster.url(0, database)).await, [1, 2]);
+        execute(&cluster.url(0, database), &format!("INSERT INTO t VALUES ({value})")).await;
+    }
+    let client = connect(&cluster.url(0, "fulmar")).await;
+    let users = client.query("SELECT 1 FROM pg_user WHERE usename = 'ada'", &[]).await.unwrap();
+    assert_eq!(users.len(), 1);
+    cluster.start_node(1).await.unwrap();
+    for database in ["shop", "common", "fulmar"] {
+        execute(&cluster.url(1, "fulmar"), &format!("ALTER DATABASE {database} SET node = 'n2'")).await;
+    }
+    execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (5)").await;
+    cluster.kill(1).unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3, 5]);
+    assert_eq!(values(&cluster.url(0, "common")).await, [1, 2, 4]);
+    cluster.kill(0).unwrap();
+    cluster.start_node(0).await.unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3, 5]);
+    cluster.kill(0).unwrap();
+    let error = failure(Single::of(&cluster).command(cluster.data(0))).await;
+    assert!(error.contains("of a cluster; start it with --node n1"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversion_continues_after_a_crash_at_each_step() {
+    let mut cluster = prepare(2);
+    let single = Single::of(&cluster);
+    fill(&single).await;
+    // An old copy of the data directory.
+    let copy = cluster.path("copy");
+    let copied = Command::new("cp").arg("-a").args([cluster.data(0), &copy]).status().unwrap();
+    assert!(copied.success());
+    crash_at(&cluster, "convert-after-flush").await;
+    // It may still run as a single node.
+    execute(&url(&single.start(), "shop"), "INSERT INTO t VALUES (3)").await;
+    crash_at(&cluster, "convert-after-mark").await;
+    let error = failure(single.command(cluster.data(0))).await;
+    assert!(error.contains("--node n1 --rpc ADDR:PORT --meta etcd://"), "{error}");
+    let error = failure(single.command(&copy)).await;
+    assert!(error.contains("belongs to a cluster now"), "{error}");
+    crash_at(&cluster, "convert-mid-copy").await;
+    // No other node joins or founds a cluster in the unfinished copy.
+    let error = failure(cluster.command(1)).await;
+    assert!(error.contains("contains an unfinished copy"), "{error}");
+    crash_at(&cluster, "convert-after-copy").await;
+    let error = failure(single.command(cluster.data(0))).await;
+    assert!(error.contains("to complete that"), "{error}");
+    // Another node may be the first to run: it takes the databases over.
+    cluster.start_node(1).await.unwrap();
+    assert_eq!(values(&cluster.url(1, "shop")).await, [1, 2, 3]);
+    execute(&cluster.url(1, "shop"), "INSERT INTO t VALUES (4)").await;
+    cluster.start_node(0).await.unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3, 4]);
+    assert_eq!(values(&cluster.url(0, "common")).await, [1, 2]);
+    assert!(!cluster.data(0).join("conversion.json").exists());
+    let error = failure(Single::of(&cluster).command(&copy)).await;
+    assert!(error.contains("belongs to a cluster now"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conversion_into_an_existing_cluster_is_refused() {
+    let mut cluster = prepare(2);
+    cluster.start_node(1).await.unwrap();
+    let data = cluster.path("single");
+    let node = Node::start(&data, &["--insecure"]);
+    execute(&url(&node, "fulmar"), "CREATE DATABASE shop").await;
+    drop(node);
+    let mut command = cluster.command(0);
+    command.arg("--data").arg(&data);
+    let mut arguments: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
+    arguments.retain(|argument| argument != cluster.data(0).as_os_str());
+    let first = arguments.iter().position(|argument| argument == "--data").unwrap();
+    arguments.remove(first);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
+    command.args(arguments);
+    let error = failure(command).await;
+    assert!(error.contains("choose an unused cluster name"), "{error}");
+    // It goes on as a single node.
+    let node = Node::start(&data, &["--insecure"]);
+    execute(&url(&node, "shop"), "CREATE TABLE t(v INTEGER)").await;
+}
