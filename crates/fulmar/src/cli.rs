@@ -61,7 +61,7 @@ pub enum Command {
     Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
-    /// List and drain the nodes of a cluster
+    /// List, drain and remove the nodes of a cluster
     Node(NodeArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Node, with_timeout};
+use common::{Node, run, stderr_of_failure, stdout, wait_until, with_timeout};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use tokio_postgres::{Client, NoTls};
 
@@ -173,4 +173,65 @@ async fn conversion_into_an_existing_cluster_is_refused() {
     // It goes on as a single node.
     let node = Node::start(&data, &["--insecure"]);
     execute(&url(&node, "shop"), "CREATE TABLE t(v INTEGER)").await;
+}
+
+/// The state of a node as the first node sees it. `None` if there is no such node.
+async fn state(cluster: &Cluster, node: usize) -> Option<String> {
+    let client = connect(&cluster.url(0, "fulmar")).await;
+    let sql = "SELECT state FROM fulmar.nodes WHERE name = $1";
+    let rows = with_timeout("a state", client.query(sql, &[&cluster.name(node)])).await.unwrap();
+    rows.first().map(|row| row.get(0))
+}
+
+fn forget(cluster: &Cluster, node: usize) -> std::process::Output {
+    run(&["node", "forget", cluster.name(node), "--server", &cluster.url(0, "fulmar")])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
+    let mut cluster = prepare(2);
+    cluster.start_node(0).await.unwrap();
+    cluster.start_node(1).await.unwrap();
+    wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
+    execute(&cluster.url(0, "fulmar"), "CREATE DATABASE shop").await;
+    execute(&cluster.url(0, "shop"), "CREATE TABLE t(v INTEGER PRIMARY KEY)").await;
+    execute(&cluster.url(0, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (1)").await;
+    let error = stderr_of_failure(&forget(&cluster, 1), 1);
+    assert!(error.contains("node \"n2\" has not ended: its state is alive"), "{error}");
+    let error = stderr_of_failure(&run(&["node", "forget", "n9", "--server", &cluster.url(0, "fulmar")]), 1);
+    assert!(error.contains("node \"n9\" does not exist"), "{error}");
+    cluster.kill(1).unwrap();
+    let old = cluster.path("old");
+    std::fs::rename(cluster.data(1), &old).unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1]);
+    // The replacement is refused until the node is forgotten.
+    let error = failure(cluster.command(1)).await;
+    assert!(error.contains("it is empty") && error.contains("fulmar node forget"), "{error}");
+    wait_until("n2 is sealed", async || state(&cluster, 1).await.as_deref() == Some("sealed")).await;
+    // Records of its last commits are still in its log, until the new owner has flushed them.
+    let forgotten = forget(&cluster, 1);
+    if !forgotten.status.success() {
+        let error = stderr_of_failure(&forgotten, 1);
+        assert!(error.contains("has logs that databases need") && error.contains("shop"), "{error}");
+        std::fs::remove_dir_all(cluster.data(1)).unwrap();
+        let third = cluster.add_node().unwrap();
+        cluster.start_node(third).await.unwrap();
+        wait_until("n3 is alive", async || state(&cluster, third).await.as_deref() == Some("alive")).await;
+        for database in ["shop", "fulmar"] {
+            execute(&cluster.url(0, "fulmar"), &format!("ALTER DATABASE {database} SET node = 'n3'")).await;
+        }
+        stdout(&forget(&cluster, 1));
+    }
+    assert_eq!(state(&cluster, 1).await, None);
+    cluster.start_node(1).await.unwrap();
+    wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
+    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    assert_eq!(values(&cluster.url(1, "shop")).await, [1]);
+    // The old directory is not the new node's.
+    cluster.kill(1).unwrap();
+    std::fs::remove_dir_all(cluster.data(1)).unwrap();
+    std::fs::rename(&old, cluster.data(1)).unwrap();
+    let error = failure(cluster.command(1)).await;
+    assert!(error.contains("was started with another directory"), "{error}");
 }

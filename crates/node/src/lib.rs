@@ -17,6 +17,7 @@
 //! - [`rpc`]: the listener and the connections to other nodes.
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
+//! - `forget`: removes a node that does not come back.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -36,6 +37,7 @@ mod detector;
 pub mod directory;
 pub mod environment;
 mod error;
+mod forget;
 mod gateway;
 pub mod logs;
 mod messages;
