@@ -18,6 +18,7 @@
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `forget`: removes a node that does not come back.
+//! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -41,6 +42,7 @@ mod forget;
 mod gateway;
 pub mod logs;
 mod messages;
+pub mod metadata;
 mod moves;
 mod node;
 pub mod owners;

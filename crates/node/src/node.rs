@@ -11,7 +11,7 @@ use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
-use fulmar_transport::hello::VERSIONS;
+use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
 use fulmar_transport::tls::NodeTls;
 use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
 use hashbrown::HashSet;
@@ -28,7 +28,7 @@ use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
-use crate::{Error, rpc};
+use crate::{Error, metadata, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,6 +50,8 @@ pub struct NodeOptions {
     pub data: PathBuf,
     /// TLS for connections between nodes. All nodes of a cluster use it, or none.
     pub tls: Option<Arc<NodeTls>>,
+    /// Whether other nodes use the metadata store of this node.
+    pub serves_metadata: bool,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -61,6 +63,8 @@ pub struct Node {
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
     metadata: Arc<dyn MetadataStore>,
+    /// The metadata store, if other nodes use it.
+    served_metadata: Option<Arc<dyn MetadataStore>>,
     catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
@@ -107,6 +111,7 @@ impl Node {
             rpc,
             tls: options.tls,
             environment,
+            served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
             begun,
@@ -122,8 +127,8 @@ impl Node {
         });
         tokio::spawn(node.clone().keep_lease());
         let serving = node.clone();
-        let serve = Arc::new(move |stream| {
-            tokio::spawn(serving.clone().serve_stream(stream));
+        let serve = Arc::new(move |peer, stream| {
+            tokio::spawn(serving.clone().serve_stream(peer, stream));
         });
         tokio::spawn(rpc::accept(listener, peering, serve));
         registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
@@ -311,9 +316,14 @@ impl Node {
     }
 
     /// Serves a stream of another node.
-    async fn serve_stream(self: Arc<Self>, mut stream: Stream) {
+    async fn serve_stream(self: Arc<Self>, peer: u32, mut stream: Stream) {
         let Ok(Ok(Some(opening))) = timeout(OPENING_TIMEOUT, stream.receive()).await else { return };
         match messages::decode::<Opening>(&opening) {
+            Ok(Opening::Metadata) => match &self.served_metadata {
+                Some(store) => metadata::server::serve(store.clone(), stream).await,
+                None => metadata::server::refuse(&self.name, stream).await,
+            },
+            Ok(_) if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
             Ok(Opening::Session) => match self.sessions.get() {
                 Some(serve) => serve(stream),
                 None => stream.reset("the node is starting"),
