@@ -26,7 +26,7 @@ use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
-pub use cluster::{ClusterArgs, MetaUrl};
+pub use cluster::{ClusterArgs, Join, MetaUrl};
 pub use events::EventsArgs;
 pub use node::{NodeAction, NodeArgs};
 pub use security::{MetaSecurityArgs, RpcTlsArgs};

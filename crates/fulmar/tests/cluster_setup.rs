@@ -235,3 +235,40 @@ async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
     let error = failure(cluster.command(1)).await;
     assert!(error.contains("was started with another directory"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_with_embedded_metadata_continues_when_its_first_node_is_back() {
+    let binary = Path::new(env!("CARGO_BIN_EXE_fulmar"));
+    let setup = ClusterSetup { nodes: 2, embedded_metadata: true, ..ClusterSetup::default() };
+    let mut cluster = Cluster::prepare(binary, setup).unwrap();
+    // It begins as a single node with data.
+    fill(&Single::of(&cluster)).await;
+    cluster.start_node(0).await.unwrap();
+    cluster.start_node(1).await.unwrap();
+    wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
+    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (3)").await;
+    assert_eq!(values(&cluster.url(1, "common")).await, [1, 2]);
+    // Requests wait for the first node, or fail.
+    let client = connect(&cluster.url(1, "shop")).await;
+    cluster.kill(0).unwrap();
+    let waiting = tokio::spawn(async move { client.query("SELECT v FROM t ORDER BY v", &[]).await });
+    cluster.start_node(0).await.unwrap();
+    let rows = with_timeout("a query that waited for the metadata store", waiting).await.unwrap();
+    // The node may have been replaced meanwhile, which breaks the connection.
+    if let Ok(rows) = rows {
+        assert_eq!(rows.len(), 3);
+    }
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3]);
+    execute(&cluster.url(1, "fulmar"), "CREATE DATABASE more").await;
+    // A node with its own data does not join, and the first node does not leave its metadata store.
+    cluster.kill(1).unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3]);
+    cluster.kill(0).unwrap();
+    let mut command = Command::new(binary);
+    for argument in cluster.command(0).get_args() {
+        command.arg(if argument == "embedded" { "etcd://127.0.0.1:1".as_ref() } else { argument });
+    }
+    let error = failure(command).await;
+    assert!(error.contains("start this node with --meta embedded"), "{error}");
+}

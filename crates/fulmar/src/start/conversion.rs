@@ -55,6 +55,18 @@ pub(super) fn check_not_begun(data: &Path) -> anyhow::Result<()> {
     ))
 }
 
+/// Refuses a data directory of a single node, or one that is being converted, for a node that joins an
+/// existing cluster.
+pub(super) fn check_joinable(data: &Path) -> anyhow::Result<()> {
+    check_not_begun(data)?;
+    ensure!(
+        DirectoryOwner::read(data)?.is_some() || !data.join(METADATA_FILE).exists(),
+        "{} is the data directory of a single node; use another --data to join a cluster",
+        data.display()
+    );
+    Ok(())
+}
+
 /// Converts the data directory if it is that of a single node: all steps but the last.
 pub(super) async fn convert(
     arguments: &StartArgs,
