@@ -26,7 +26,7 @@ use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
-pub use cluster::{ClusterArgs, Join, MetaUrl};
+pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
 pub use events::EventsArgs;
 pub use node::{NodeAction, NodeArgs};
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
@@ -63,6 +63,8 @@ pub enum Command {
     Tenant(TenantArgs),
     /// List, drain and remove the nodes of a cluster
     Node(NodeArgs),
+    /// Move the metadata of a cluster
+    Cluster(ClusterCommandArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
     /// Create certificates for TLS between the nodes of a cluster

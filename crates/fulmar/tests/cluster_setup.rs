@@ -272,3 +272,52 @@ async fn cluster_with_embedded_metadata_continues_when_its_first_node_is_back() 
     let error = failure(command).await;
     assert!(error.contains("start this node with --meta embedded"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn embedded_metadata_moves_to_etcd() {
+    let binary = Path::new(env!("CARGO_BIN_EXE_fulmar"));
+    let setup = ClusterSetup { nodes: 2, embedded_metadata: true, ..ClusterSetup::default() };
+    let mut cluster = Cluster::prepare(binary, setup).unwrap();
+    cluster.start_node(0).await.unwrap();
+    cluster.start_node(1).await.unwrap();
+    execute(&cluster.url(1, "fulmar"), "CREATE DATABASE shop").await;
+    execute(&cluster.url(1, "shop"), "CREATE TABLE t(v INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").await;
+    let url = format!("etcd://{}", cluster.etcd().endpoints().join(","));
+    let data = cluster.data(0).to_str().unwrap().to_owned();
+    let convert = ["cluster", "convert", "--data", &data, "--to", &url];
+    let error = stderr_of_failure(&run(&convert), 1);
+    assert!(error.contains("is in use by process"), "{error}");
+    for node in [1, 0] {
+        cluster.kill(node).unwrap();
+    }
+    let error = stderr_of_failure(&run(&["cluster", "convert", "--data", &data, "--to", "embedded"]), 1);
+    assert!(error.contains("--to etcd://"), "{error}");
+    let mut interrupted = Command::new(binary);
+    interrupted.args(convert).env("FULMAR_FAILPOINTS", "convert-mid-copy=exit:1");
+    failure(interrupted).await;
+    // Neither store is used until the move is complete.
+    let error = failure(cluster.command(0)).await;
+    assert!(error.contains("fulmar cluster convert"), "{error}");
+    cluster.use_etcd();
+    let error = failure(cluster.command(0)).await;
+    assert!(error.contains("fulmar cluster convert"), "{error}");
+    let error = failure(cluster.command(1)).await;
+    assert!(error.contains("contains an unfinished copy"), "{error}");
+    for _ in 0..2 {
+        stdout(&run(&convert));
+    }
+    cluster.start_node(1).await.unwrap();
+    cluster.start_node(0).await.unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1]);
+    execute(&cluster.url(1, "shop"), "INSERT INTO t VALUES (2)").await;
+    cluster.kill(0).unwrap();
+    let mut command = Command::new(binary);
+    for argument in cluster.command(0).get_args() {
+        command.arg(if argument == url.as_str() { "embedded".as_ref() } else { argument });
+    }
+    let error = failure(command).await;
+    assert!(error.contains("the metadata of this cluster is in etcd://"), "{error}");
+    // After the move etcd has changed: a third run does nothing.
+    stdout(&run(&convert));
+    assert_eq!(values(&cluster.url(1, "shop")).await, [1, 2]);
+}

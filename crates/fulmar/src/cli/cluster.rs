@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::{MetaSecurityArgs, RpcTlsArgs};
 
@@ -109,6 +110,44 @@ impl FromStr for Join {
         let invalid = |_| "use ADDR:PORT or NAME@ADDR:PORT, the --rpc address of the first node".to_owned();
         Ok(Join { name, address: address.parse().map_err(invalid)? })
     }
+}
+
+const CONVERT_EXAMPLES: &str = "\
+Stop all nodes of the cluster, and run this with the data directory of the first one:
+  fulmar cluster convert --data /var/lib/fulmar --to etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
+
+Then start all nodes with that --meta instead of --meta embedded and --join. If the command is
+interrupted, run it again.";
+
+/// `fulmar cluster`
+#[derive(Args, Debug)]
+pub struct ClusterCommandArgs {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub action: ClusterAction,
+}
+
+/// A subcommand of `fulmar cluster`.
+#[derive(Debug, Subcommand)]
+pub enum ClusterAction {
+    /// Move the embedded metadata store of a stopped cluster to etcd
+    #[command(after_help = CONVERT_EXAMPLES)]
+    Convert(Box<ConvertArgs>),
+}
+
+/// `fulmar cluster convert`
+#[derive(Args, Debug)]
+pub struct ConvertArgs {
+    /// Data directory of the node with the embedded metadata store
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// The new metadata store: etcd://HOST:PORT,HOST:PORT, with /NAME at the end if several clusters
+    /// share one etcd
+    #[arg(long = "to", value_name = "URL", id = "meta")]
+    pub to: MetaUrl,
+    /// TLS and the user for etcd.
+    #[command(flatten)]
+    pub meta_security: MetaSecurityArgs,
 }
 
 #[cfg(test)]

@@ -36,12 +36,12 @@ use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
 use super::node::{self, EVENTS_DIRECTORY, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
-use super::{conversion, disk_cache, security, store, superuser};
+use super::{conversion, disk_cache, metadata_move, security, store, superuser};
 use crate::cli::{Join, MetaUrl, StartArgs};
 use crate::size::Bytes;
 
 /// The embedded metadata store of a cluster, in the data directory.
-const CLUSTER_METADATA_FILE: &str = "cluster.db";
+pub(super) const CLUSTER_METADATA_FILE: &str = "cluster.db";
 /// Deadline of a request to the node with the embedded metadata store.
 const REMOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time from the start of a process to its replacement.
@@ -164,7 +164,8 @@ async fn open_metadata(
 ) -> anyhow::Result<Arc<dyn MetadataStore>> {
     let embedded = data.join(CLUSTER_METADATA_FILE);
     let is_embedded = matches!(metadata, Metadata::Url(MetaUrl::Embedded));
-    if !is_embedded && embedded.exists() {
+    let moved = metadata_move::check(data, is_embedded)?;
+    if !is_embedded && !moved && embedded.exists() {
         // A start with --meta embedded that was refused leaves one without a cluster.
         let store = Embedded::open(&embedded).map_err(with_remedy)?;
         ensure!(

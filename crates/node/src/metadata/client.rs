@@ -281,13 +281,16 @@ enum Ended {
     Lost,
 }
 
+/// Reports whether an observer has accepted its first snapshot.
+type FirstAnswer = oneshot::Sender<Result<(), MetaError>>;
+
 /// Notifies one observer, until it or the store is dropped.
 struct Following {
     shared: Weak<Shared>,
     observer: Weak<dyn Observer>,
     follower: Arc<Follower>,
     /// The caller that waits for the first snapshot, and the observer, which it holds until then.
-    first: Option<(oneshot::Sender<Result<(), MetaError>>, Arc<dyn Observer>)>,
+    first: Option<(FirstAnswer, Arc<dyn Observer>)>,
 }
 
 impl Following {

@@ -260,6 +260,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// Uses etcd from now on, after the metadata was moved to it.
+    pub fn use_etcd(&mut self) {
+        self.setup.embedded_metadata = false;
+    }
+
     /// The number of nodes, running or not.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
