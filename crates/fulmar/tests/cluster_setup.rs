@@ -321,3 +321,20 @@ async fn embedded_metadata_moves_to_etcd() {
     stdout(&run(&convert));
     assert_eq!(values(&cluster.url(1, "shop")).await, [1, 2]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_restored_from_an_old_backup_is_refused() {
+    let mut cluster = prepare(2);
+    cluster.start_node(0).await.unwrap();
+    execute(&cluster.url(0, "fulmar"), "CREATE DATABASE shop").await;
+    execute(&cluster.url(0, "shop"), "CREATE TABLE t(v INTEGER PRIMARY KEY)").await;
+    let snapshot = cluster.path("snapshot");
+    cluster.etcd().etcdctl(&["snapshot", "save", snapshot.to_str().unwrap()]).unwrap();
+    cluster.kill(0).unwrap();
+    cluster.start_node(0).await.unwrap();
+    execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (1)").await;
+    cluster.kill(0).unwrap();
+    cluster.etcd().restore(&snapshot).unwrap();
+    let error = failure(cluster.command(0)).await;
+    assert!(error.contains("is older than the store") && error.contains("newer backup"), "{error}");
+}

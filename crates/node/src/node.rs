@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
-use fulmar_cluster::{Incarnation, NodeId, failover};
+use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
@@ -34,6 +35,8 @@ use crate::{Error, metadata, rpc};
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node that waits for its lease checks it.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Delay after a failed request to the store, during the start.
+const STORE_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long ending the own incarnation may take at a planned stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -96,6 +99,7 @@ impl Node {
         let logs = Arc::new(StoreLogs::new(store, cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
@@ -348,6 +352,21 @@ impl Node {
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// Refuses a metadata store that does not know the node's newest incarnation, because it was restored
+/// from an old backup. A log of a later incarnation than the node's record names shows that: the record
+/// is written first.
+async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result<(), Error> {
+    let read = fulmar_cluster::metadata::node(environment, id).await?;
+    let known = read.map_or(0, |read| read.record.incarnation);
+    loop {
+        match environment.logs().list(LogId::shared(id, known + 1)).await {
+            Ok(slots) if slots.is_empty() => return Ok(()),
+            Ok(_) => return Err(Error::Restored { node: id, known }),
+            Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }
     }
 }
