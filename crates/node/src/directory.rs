@@ -83,7 +83,9 @@ impl Conversion {
 
     /// Removes the mark: the node has joined the cluster.
     pub fn remove(data: &Path) -> Result<(), Error> {
-        remove(&data.join(CONVERSION_FILE))
+        let file = data.join(CONVERSION_FILE);
+        // Most starts have nothing to remove, and need not sync.
+        if file.exists() { remove(&file) } else { Ok(()) }
     }
 }
 
