@@ -144,6 +144,13 @@ pub async fn register(
     Err(Error::Contended)
 }
 
+/// The records of a new cluster with one member: `cluster` and that of the member.
+pub(crate) fn founding_records(cluster: &str, node: NodeId, first_term: u32) -> (Vec<u8>, Vec<u8>) {
+    let founded =
+        ClusterRecord { v: VERSION, id: cluster.to_owned(), next_node: node.0 + 1, next_term: first_term };
+    (encode(&founded), encode(&new_member(node)))
+}
+
 /// A member that has not started yet.
 fn new_member(node: NodeId) -> MemberRecord {
     MemberRecord { v: VERSION, id: node.0, rpc: String::new(), sql: String::new() }

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
+//! | [`conversion`] | preparing a single node's partitions for a cluster |
 //! | [`inherited`] | flushing the records that earlier incarnations of the node have left |
 //!
 //! # Version numbers
@@ -38,6 +39,7 @@
 //! Records of its earlier stay may then be in the range of the new epoch, because a range begins at
 //! slot 0 of the owner's incarnation. They are covered by the manifest of the release.
 
+mod conversion;
 mod inherited;
 mod member;
 mod moves;
