@@ -146,7 +146,6 @@ pub(crate) async fn open_front(
         defaults: defaults.clone(),
         values: values.clone(),
         owner: String::new(),
-        failed: false,
     };
     let deadline = Instant::now() + OWNER_TIMEOUT;
     let mut known = cluster.owner(identity.tenant.partition);

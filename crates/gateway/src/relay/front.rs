@@ -141,7 +141,9 @@ impl Front {
                 grace = Some(Box::pin(sleep(FORMER_OWNER_GRACE)));
             }
             let Some(grace) = &mut grace else { return Poll::Pending };
-            match self.journal.units.is_empty() || grace.as_mut().poll(cx).is_ready() {
+            // Answers that have arrived are passed on, however slowly the client reads.
+            let is_over = grace.as_mut().poll(cx).is_ready() && self.journal.output.is_empty();
+            match self.journal.units.is_empty() || is_over {
                 true => Poll::Ready(Stop::Broken),
                 false => Poll::Pending,
             }
@@ -201,8 +203,8 @@ impl Front {
                 let input = std::mem::take(&mut self.wire.input);
                 let fed = self.journal.feed(&input);
                 give_buffer(input);
-                if fed.is_err() {
-                    let error = Error::new(sqlstate::PROTOCOL_VIOLATION, "invalid message length");
+                if let Err(message) = fed {
+                    let error = Error::new(sqlstate::PROTOCOL_VIOLATION, message);
                     return Poll::Ready(Err(Stop::Fatal(error)));
                 }
                 if self.journal.is_terminated {

@@ -173,14 +173,15 @@ impl Journal {
         self.is_inside_answer
     }
 
-    /// Takes bytes of the client. `Err` if they are not a message.
-    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), Mismatch> {
+    /// Takes bytes of the client. `Err` if they are not messages that can be passed on.
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), &'static str> {
         while !bytes.is_empty() && !self.is_terminated {
             let begins = !self.from_client.is_inside();
             if begins {
+                self.check_kind(bytes[0])?;
                 self.begin_message(bytes[0]);
             }
-            let (count, is_complete) = self.from_client.take(bytes).ok_or(Mismatch)?;
+            let (count, is_complete) = self.from_client.take(bytes).ok_or("invalid message length")?;
             let (piece, rest) = bytes.split_at(count);
             bytes = rest;
             if !self.skips_message {
@@ -193,6 +194,27 @@ impl Journal {
         Ok(())
     }
 
+    fn check_kind(&self, kind: u8) -> Result<(), &'static str> {
+        if message::is_internal(kind) {
+            return Err("invalid message type");
+        }
+        // How many ReadyForQuery would answer it depends on errors of the messages before it.
+        if kind == b'Q' && !self.is_between_units() && !self.has_discarded_unit() {
+            return Err("a Query message must not follow extended query messages without a Sync");
+        }
+        Ok(())
+    }
+
+    /// Returns true if the client is not in the middle of a unit.
+    fn is_between_units(&self) -> bool {
+        self.units.back().is_none_or(|unit| unit.is_complete)
+    }
+
+    /// Returns true if messages are dropped up to Sync.
+    fn has_discarded_unit(&self) -> bool {
+        self.units.back().is_some_and(|unit| unit.is_discarded)
+    }
+
     fn begin_message(&mut self, kind: u8) {
         match kind {
             b'd' | b'c' | b'f' => {
@@ -202,7 +224,10 @@ impl Journal {
                     unit.end_copy();
                 }
             }
+            b'Q' if self.has_discarded_unit() => {}
             b'Q' => self.begin_unit(true),
+            // A Flush has no answer.
+            b'H' if self.is_between_units() => {}
             _ if self.units.back().is_some_and(|unit| !unit.is_complete) => {}
             _ => self.begin_unit(false),
         }
@@ -230,7 +255,9 @@ impl Journal {
         if self.bytes + piece.len() > MAX_BYTES {
             self.is_lost = true;
             self.bytes = 0;
-            self.transaction.clear();
+            for unit in std::mem::take(&mut self.transaction) {
+                self.apply(unit.changes);
+            }
             self.units.iter_mut().for_each(|unit| unit.bytes = Vec::new());
             return;
         }
@@ -462,6 +489,18 @@ impl Journal {
         }
     }
 
+    /// The unit that ends the transaction which an unanswered unit has begun or belongs to.
+    pub(super) fn end_of_transaction(&self, index: usize) -> usize {
+        let is_open = index == 0 && self.status == TransactionStatus::InTransaction;
+        let first = match (is_open, self.units[index].may_begin) {
+            (true, _) => index,
+            (false, true) => index + 1,
+            (false, false) => return index,
+        };
+        let ends = (first..self.units.len()).find(|other| self.units[*other].ends_transaction);
+        ends.unwrap_or(self.units.len() - 1)
+    }
+
     /// The ids of the transactions that unanswered units may have committed, one for each unit. 0:
     /// unknown.
     pub(super) fn transactions_in_doubt(&self) -> Vec<u64> {
@@ -514,8 +553,11 @@ impl Journal {
 
     /// Answers the oldest unit, a COMMIT, as a session would.
     pub(super) fn answer_commit(&mut self) {
-        let Some(unit) = self.units.pop_front() else { return };
+        let Some(mut unit) = self.units.pop_front() else { return };
         unit.answer_commit(&mut self.output);
+        self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+        let changes = unit.take_requests();
+        self.apply(changes);
         self.set_ready(TransactionStatus::Idle);
     }
 
@@ -534,6 +576,12 @@ impl Journal {
             self.apply(unit.changes);
         }
         (self.has_failed, self.is_unrepeatable) = (false, false);
+    }
+
+    /// The open transaction was committed, and its last unit is not answered yet.
+    pub(super) fn transaction_committed(&mut self) {
+        self.transaction_ended();
+        (self.status, self.session_status) = (TransactionStatus::Idle, TransactionStatus::Idle);
     }
 
     /// The open transaction has failed: another session begins with a failed transaction.
@@ -589,13 +637,21 @@ impl Journal {
 
     /// Sends the messages of the units that are held back, or of the others.
     fn send(&mut self, held: bool) {
+        // Statements cannot be prepared in a failed transaction.
+        let mut fails = self.has_failed && !held;
         for unit in self.units.iter_mut().filter(|unit| !unit.is_discarded && unit.is_held == held) {
             unit.is_held = false;
             if !unit.is_silent {
+                if std::mem::take(&mut fails) {
+                    message::put(&mut self.unsent, message::FAILED, &[]);
+                }
                 unit.id = (self.next_id)();
                 put_id(&mut self.unsent, unit.id);
             }
             self.unsent.extend_from_slice(&unit.bytes);
+        }
+        if fails {
+            message::put(&mut self.unsent, message::FAILED, &[]);
         }
     }
 }

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) const HELLO: u8 = 0x10;
 /// To the session: the id of its next transaction (8 bytes), if none is open.
 pub(crate) const TRANSACTION: u8 = 0x11;
+/// To the session: it is in a failed transaction, because the client's transaction could not be
+/// repeated.
+pub(crate) const FAILED: u8 = 0x12;
 /// From the session: it serves the front.
 pub(crate) const ACCEPTED: u8 = 0x01;
 /// From the session: another node owns the partition now. The statements since the last
@@ -89,7 +92,4 @@ pub(crate) struct SessionHello {
     pub(crate) values: Values,
     /// The address of the owner, unless the client is connected to it.
     pub(crate) owner: String,
-    /// The session begins in a failed transaction, because the client's transaction could not be
-    /// repeated.
-    pub(crate) failed: bool,
 }

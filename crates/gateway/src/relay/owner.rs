@@ -66,13 +66,8 @@ pub(crate) async fn start(
                 context.cluster.clone(),
             );
             let mut session = Session::new(link, context.sessions.clone(), metrics, identity, settings);
-            match session.begin_relayed(hello.failed).await {
-                Ok(()) => Some((session, entry)),
-                Err(end) => {
-                    session.end(end).await;
-                    None
-                }
-            }
+            session.begin_relayed();
+            Some((session, entry))
         }
         Err(error) => {
             backend::error(&mut output, &error, Severity::Fatal);

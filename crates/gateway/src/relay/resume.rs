@@ -34,7 +34,10 @@ impl Front {
         self.journal.reset();
         let mut is_in_doubt = false;
         match stop {
-            Stop::Moved { in_part: true } => self.fail_transaction(&not_repeated())?,
+            Stop::Moved { in_part: true } => {
+                self.journal.transaction_committed();
+                self.answer_with(&executed_in_part(), TransactionStatus::Idle)?;
+            }
             // A unit that is a transaction of its own, or ends one, may have been committed.
             Stop::Mismatch if may_have_committed => {
                 self.fail_transaction(&unknown_outcome(0))?;
@@ -165,7 +168,6 @@ impl Front {
             defaults: self.defaults.clone(),
             values: self.journal.values.clone(),
             owner,
-            failed: self.journal.has_failed,
         }
     }
 
@@ -179,11 +181,9 @@ impl Front {
     async fn settle(&mut self) -> Result<(), Settle> {
         let ids = self.journal.transactions_in_doubt();
         let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
-        // The number of units up to the last one that may have been committed.
-        let mut answered = 0;
-        let mut committed_id = 0;
-        for (index, id) in ids.iter().copied().enumerate() {
-            let outcome = match id {
+        let mut outcomes = Vec::with_capacity(ids.len());
+        for id in ids.iter().copied() {
+            outcomes.push(match id {
                 // Statements about databases and users are no transactions of the engine.
                 _ if is_system => TransactionOutcome::Forgotten,
                 0 => TransactionOutcome::Forgotten,
@@ -191,24 +191,18 @@ impl Front {
                     let partition = self.identity.tenant.partition;
                     self.cluster.outcome(partition, id).await.map_err(|_| Settle::Retry)?
                 }
-            };
-            if outcome != TransactionOutcome::Aborted {
-                answered = index + 1;
-                committed_id = if outcome == TransactionOutcome::Committed { id } else { 0 };
+            });
+        }
+        // The last unit whose transaction may have been committed, and the end of that transaction:
+        // all units up to it were executed.
+        let last = outcomes.iter().rposition(|outcome| *outcome != TransactionOutcome::Aborted);
+        let answered = last.map_or(0, |last| self.journal.end_of_transaction(last) + 1);
+        if answered == 1 && outcomes[0] == TransactionOutcome::Committed {
+            let first = self.journal.units.front();
+            if first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered()) {
+                self.journal.answer_commit();
+                return Ok(());
             }
-        }
-        // The transaction that was open is committed by the first COMMIT that follows.
-        if answered == 1 && self.journal.status == TransactionStatus::InTransaction {
-            let commit = self.journal.units.iter().position(|unit| unit.is_commit);
-            answered = commit.map_or(1, |index| index + 1);
-        }
-        let first = self.journal.units.front();
-        let is_plain_commit = first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered());
-        if answered == 1 && committed_id != 0 && is_plain_commit {
-            self.journal.answer_commit();
-            return Ok(());
-        }
-        if answered == 1 && committed_id != 0 {
             match self.journal.answer_committed() {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -216,8 +210,15 @@ impl Front {
                 Err(Mismatch) => return Err(Settle::Stop(Stop::End)),
             }
         }
-        for _ in 0..answered {
-            self.answer_with(&unknown_outcome(committed_id), TransactionStatus::Idle)?;
+        for index in 0..answered {
+            // Later units may belong to the last transaction.
+            let of = index.min(last.unwrap_or_default());
+            let error = match outcomes[of] {
+                TransactionOutcome::Committed => unknown_outcome(ids[of]),
+                TransactionOutcome::Forgotten => unknown_outcome(0),
+                TransactionOutcome::Aborted => lost_answer(),
+            };
+            self.answer_with(&error, TransactionStatus::Idle)?;
         }
         let is_repeated_again = self.journal.units.front_mut().is_some_and(|unit| {
             unit.repeats += 1;
@@ -304,8 +305,25 @@ fn crashed_again() -> Error {
         .hint("Do not retry it before you know that it is not the cause.")
 }
 
+const OUTCOME_UNKNOWN: &str = "08007";
+
+/// A transaction within the query was committed, then the database was moved.
+fn executed_in_part() -> Error {
+    let message = "the database was moved to another node after a part of the query was committed";
+    Error::new(OUTCOME_UNKNOWN, message)
+        .detail("The transactions that the query has committed are durable. The rest was not executed.")
+        .hint("Query the data for the result.")
+}
+
+/// The session has executed a statement without effect before one that was committed.
+fn lost_answer() -> Error {
+    let message = "the connection to the database's node was lost before its answer arrived";
+    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
+        .detail("The statement had no effect. A later statement was committed.")
+        .hint("Retry the statement if its result is needed.")
+}
+
 fn unknown_outcome(id: u64) -> Error {
-    const OUTCOME_UNKNOWN: &str = "08007";
     let message = "the connection to the database's node was lost before its answer arrived";
     let error = Error::new(OUTCOME_UNKNOWN, message);
     match id {

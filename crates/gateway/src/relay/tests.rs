@@ -228,7 +228,7 @@ fn a_failed_unit_is_skipped_up_to_sync() {
     journal.transaction_failed();
     assert!(journal.fail(b"error", TransactionStatus::Failed));
     journal.begin_again();
-    assert_eq!(sent(&mut journal), b"");
+    assert_eq!(sent(&mut journal), message(message::FAILED, b""));
     journal.feed(&[bind("", ""), execute()].concat()).unwrap();
     assert_eq!(journal.output, b"error");
     journal.feed(&[sync(), query("ROLLBACK")].concat()).unwrap();
@@ -299,4 +299,47 @@ fn units_that_follow_known_answers_are_sent_when_those_are_the_same() {
     journal.answer(&notice).unwrap();
     assert!(!journal.is_holding);
     assert_eq!(sent(&mut journal), commit);
+}
+
+#[test]
+fn a_query_after_messages_without_sync_is_refused() {
+    let flush = message(b'H', b"");
+    let mut journal = journal();
+    journal.feed(&[parse("s", "SELECT 1"), flush.clone()].concat()).unwrap();
+    journal.feed(&query("INSERT")).unwrap_err();
+    let mut journal = super::tests::journal();
+    journal.feed(&[flush.clone(), query("INSERT"), flush].concat()).unwrap();
+    assert_eq!(journal.units.len(), 1, "a Flush has no answer");
+}
+
+#[test]
+fn messages_between_the_nodes_are_not_accepted_from_the_client() {
+    let id = message(message::TRANSACTION, &7_u64.to_be_bytes());
+    journal().feed(&id).unwrap_err();
+}
+
+/// A committed transaction includes all units up to its end, whose own ids were not used.
+#[test]
+fn a_transaction_that_begins_in_a_pipeline_ends_with_its_commit() {
+    let pipeline = [query("BEGIN"), query("INSERT"), query("COMMIT"), query("INSERT")].concat();
+    let mut journal = journal();
+    journal.feed(&pipeline).unwrap();
+    assert_eq!(journal.end_of_transaction(0), 2);
+    assert_eq!(journal.end_of_transaction(3), 3);
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    assert_eq!(journal.end_of_transaction(0), 1, "BEGIN is answered");
+    let mut journal = super::tests::journal();
+    journal.feed(&[query("SELECT 1; BEGIN"), query("INSERT")].concat()).unwrap();
+    assert_eq!(journal.end_of_transaction(0), 1, "without COMMIT, all units");
+}
+
+#[test]
+fn statements_are_restored_before_a_failed_transaction() {
+    let mut journal = journal();
+    let prepare = [parse("s", "SELECT 1"), sync()].concat();
+    journal.feed(&prepare).unwrap();
+    journal.answer(&[message(b'1', b""), ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.transaction_failed();
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), [prepare, message(message::FAILED, b"")].concat());
 }

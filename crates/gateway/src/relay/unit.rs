@@ -41,6 +41,8 @@ pub(super) struct Unit {
     pub(super) has_parsed: bool,
     /// It may contain the end of a transaction and other statements.
     pub(super) mixes_transactions: bool,
+    /// It may begin a transaction and leave it open.
+    pub(super) may_begin: bool,
     /// It may end a transaction.
     pub(super) ends_transaction: bool,
     /// It is a COMMIT and nothing else.
@@ -86,6 +88,7 @@ impl Unit {
             is_silent: false,
             has_parsed: false,
             mixes_transactions: false,
+            may_begin: false,
             ends_transaction: false,
             is_commit: false,
             is_answered: false,
@@ -118,15 +121,24 @@ impl Unit {
 
     /// A message other than Bind and Sync has arrived.
     pub(super) fn message(&mut self, kind: u8, message: Vec<u8>) {
+        if self.is_discarded {
+            return;
+        }
         let body = message.get(HEADER_BYTES..).unwrap_or_default();
+        let is_cut = messages(&message).next().is_none();
         match kind {
             b'Q' => {
                 self.is_complete = true;
-                let sql = split_name(body).unwrap_or_default();
-                let control = Control::of_text(sql);
-                self.is_commit = control == Control::Commit;
+                let control = match split_name(body).filter(|_| !is_cut) {
+                    Some(sql) => Control::of_text(sql),
+                    None => Control::Mixed,
+                };
+                self.set_control(control);
                 self.mixes_transactions = control == Control::Mixed;
-                self.ends_transaction = control.may_end();
+            }
+            b'P' if is_cut => {
+                let name = split_name(body).unwrap_or_default();
+                self.requests.push(Change::Close(name.into()));
             }
             b'P' => self.requests.push(Change::Parse(message)),
             b'C' if body.first() == Some(&b'S') => {
@@ -166,10 +178,20 @@ impl Unit {
         }
         self.is_complete = true;
         let control = Control::of_sequence(self.executes.iter().copied());
-        self.is_commit = control == Control::Commit;
-        self.ends_transaction = control.may_end();
+        self.set_control(control);
         // A single statement that is not known may be anything, but only one thing.
         self.mixes_transactions = control == Control::Mixed && self.executes.len() > 1;
+    }
+
+    fn set_control(&mut self, control: Control) {
+        self.is_commit = control == Control::Commit;
+        self.ends_transaction = control.may_end();
+        self.may_begin = matches!(control, Control::Begin | Control::Mixed);
+    }
+
+    /// The changes of prepared statements that the unit asks for.
+    pub(super) fn take_requests(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.requests)
     }
 
     /// CopyDone or CopyFail has arrived.

@@ -177,7 +177,7 @@ impl Session {
 
     async fn run_rest_of_query(&mut self, rows: u64, rest: &str) -> Result<(), MessageError> {
         if is_blank(rest) {
-            self.link.finish().await?;
+            self.finish().await?;
         }
         backend::command_complete(&mut self.output, CommandTag::Copy(rows));
         Box::pin(self.run_text(rest)).await

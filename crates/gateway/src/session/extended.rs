@@ -63,7 +63,7 @@ impl Session {
     /// Handles Sync: ends the implicit transaction, and skipping after an error.
     pub(super) async fn sync(&mut self) -> Result<(), MessageError> {
         self.skipping = false;
-        match self.link.finish().await.map_err(MessageError::from) {
+        match self.finish().await.map_err(MessageError::from) {
             Ok(()) => {}
             Err(MessageError::Statement(error)) => self.report(&error),
             Err(end) => return Err(end),

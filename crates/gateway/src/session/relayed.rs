@@ -13,30 +13,39 @@ use super::state::Session;
 use crate::relay::message;
 
 impl Session {
-    /// Makes this the session of a front. If `failed`, it begins in a failed transaction.
-    pub(crate) async fn begin_relayed(&mut self, failed: bool) -> Result<(), End> {
+    /// Makes this the session of a front.
+    pub(crate) fn begin_relayed(&mut self) {
         self.relayed = true;
         self.link.early = Some(EarlyMessages::default());
         self.settings.take_stored();
-        if failed {
-            let begun = self.link.run_alone("BEGIN").await;
-            match begun.map_err(MessageError::from) {
-                Ok(_) => self.link.partition.fail(),
-                Err(MessageError::Statement(error)) => return Err(End::Fatal(error)),
-                Err(MessageError::End(end)) => return Err(end),
-            }
-        }
-        Ok(())
     }
 
     /// Handles a message of the front.
-    pub(super) fn told(&mut self, frame: &Frame<'_>) {
-        if frame.kind == message::TRANSACTION
-            && let Ok(id) = frame.body.try_into()
-            && self.link.status() == TransactionStatus::Idle
-            && !self.link.implicit
-        {
-            self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
+    pub(super) async fn told(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+        if self.link.status() != TransactionStatus::Idle || self.link.implicit {
+            return Ok(());
+        }
+        match frame.kind {
+            message::TRANSACTION => {
+                if let Ok(id) = frame.body.try_into() {
+                    self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
+                }
+                Ok(())
+            }
+            message::FAILED => self.begin_failed().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins a transaction that has failed.
+    async fn begin_failed(&mut self) -> Result<(), End> {
+        match self.link.run_alone("BEGIN").await.map_err(MessageError::from) {
+            Ok(_) => {
+                self.link.partition.fail();
+                Ok(())
+            }
+            Err(MessageError::Statement(error)) => Err(End::Fatal(error)),
+            Err(MessageError::End(end)) => Err(end),
         }
     }
 

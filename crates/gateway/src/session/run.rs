@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fulmar_dialect::Command;
 use fulmar_engine::{CommandTag, Completion, Error, RowSink, Scope, TransactionStatus, Value};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Closed;
@@ -112,7 +113,12 @@ impl Session {
                 }
             }
             // Boxed because it is rare. Unboxed, it would enlarge the future of every session.
-            Plan::Command { command, .. } => Box::pin(self.command(command, layout, output)).await,
+            Plan::Command { command, .. } => {
+                let ran = Box::pin(self.command(command, layout, output)).await;
+                self.has_ended_transaction |=
+                    ran.is_ok() && changes_data(command) && self.is_outside_of_transactions();
+                ran
+            }
         };
         let (time, rows) =
             (started.elapsed(), if let Ok(PlanOutcome::Done { rows, .. }) = &ran { *rows } else { 0 });
@@ -140,8 +146,22 @@ impl Session {
         for (state, message) in &completion.notices {
             backend::notice(output, state, message);
         }
-        self.has_ended_transaction |= !self.link.implicit && self.link.status() == TransactionStatus::Idle;
-        self.end_of_transaction(completion.tag == CommandTag::Plain("COMMIT"));
+        // A COMMIT among the statements of an implicit transaction commits what precedes it.
+        let is_commit = completion.tag == CommandTag::Plain("COMMIT");
+        self.has_ended_transaction |= is_commit || self.is_outside_of_transactions();
+        self.end_of_transaction(is_commit);
+    }
+
+    fn is_outside_of_transactions(&self) -> bool {
+        !self.link.implicit && self.link.status() == TransactionStatus::Idle
+    }
+
+    /// Ends the implicit transaction, if one is open.
+    pub(super) async fn finish(&mut self) -> Result<()> {
+        let was_open = self.link.implicit;
+        self.link.finish().await?;
+        self.has_ended_transaction |= was_open;
+        Ok(())
     }
 
     /// If the transaction has ended, commits or rolls back its changes of parameters.
@@ -178,4 +198,16 @@ impl Session {
         // Recorded as strings, not with `%`: the log's writer then escapes line breaks.
         tracing::warn!(tenant, user, milliseconds, rows, sqlstate, statement, left_out, "slow statement");
     }
+}
+
+/// Returns true if a command may change data, or databases and users.
+fn changes_data(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Batch { .. }
+            | Command::AddPrimaryKey(_)
+            | Command::Copy(_)
+            | Command::Procedure(_)
+            | Command::Admin(_)
+    )
 }

@@ -134,8 +134,10 @@ impl Session {
                 Ok(Some(frame)) => {
                     used += frame.size;
                     if self.relayed && message::is_internal(frame.kind) {
-                        self.told(&frame);
-                        continue;
+                        match Box::pin(self.told(&frame)).await {
+                            Ok(()) => continue,
+                            ended => break ended,
+                        }
                     }
                     let outcome = match frontend::message(&frame) {
                         Ok(message) => self.handle(message, &input[used..]).await,

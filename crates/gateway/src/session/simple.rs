@@ -45,7 +45,7 @@ impl Session {
         }
         // The implicit transaction is still open if the Query failed, or if an empty statement
         // followed the last one.
-        match self.link.finish().await.map_err(MessageError::from) {
+        match self.finish().await.map_err(MessageError::from) {
             Ok(()) => {}
             Err(MessageError::Statement(error)) => self.report(&error),
             Err(end) => return Err(end),
@@ -100,7 +100,7 @@ impl Session {
         let PlanOutcome::Done { tag, spill, .. } = ran? else { return Ok(false) };
         self.send_spilled(spill).await?;
         if last {
-            self.link.finish().await?;
+            self.finish().await?;
             self.end_of_transaction(true);
         }
         backend::command_complete(&mut self.output, tag);

@@ -5,6 +5,8 @@ mod cluster;
 use std::sync::atomic::Ordering;
 
 use futures::{SinkExt, StreamExt, pin_mut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use crate::common::{state, wait_until, with_timeout};
@@ -227,6 +229,58 @@ async fn a_committed_statement_whose_session_is_lost_is_answered() {
         })
         .await;
     }
+}
+
+/// A unit of the extended protocol commits, and the owner stops before Sync.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_committed_part_of_a_unit_is_not_repeated() {
+    let message =
+        |kind: u8, body: &[u8]| [&[kind], &(body.len() as u32 + 4).to_be_bytes()[..], body].concat();
+    let run = |sql: &str| {
+        let parse = message(b'P', format!("\0{sql}\0\0\0").as_bytes());
+        [parse, message(b'B', &[0; 8]), message(b'E', &[0; 5])].concat()
+    };
+    let mut cluster = TestCluster::start(3, 2).await;
+    let watcher = cluster.client(1, "shop").await;
+    watcher.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    let mut stream = TcpStream::connect(cluster.gateways[&1].local_addr()).await.unwrap();
+    let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0shop\0\0"].concat();
+    let startup = [&(body.len() as u32 + 4).to_be_bytes()[..], &body].concat();
+    let unit = [run("BEGIN"), run("INSERT INTO t VALUES (1)"), run("COMMIT"), message(b'H', b"")].concat();
+    stream.write_all(&[startup, unit].concat()).await.unwrap();
+    while receive(&mut stream).await != (b'C', b"COMMIT\0".to_vec()) {}
+    let (partition, shared) = (cluster.partition("shop"), cluster.shared.clone());
+    cluster.stop(2).await;
+    shared.set_owner(partition, 3);
+    let error = loop {
+        let (kind, body) = receive(&mut stream).await;
+        if kind == b'E' {
+            break String::from_utf8(body).unwrap();
+        }
+    };
+    assert!(error.contains("C08007"), "{error}");
+    stream.write_all(&message(b'S', b"")).await.unwrap();
+    let status = loop {
+        let (kind, body) = receive(&mut stream).await;
+        // The address of the owner has changed.
+        if kind != b'S' {
+            break (kind, body);
+        }
+    };
+    assert_eq!(status, (b'Z', b"I".to_vec()));
+    let row = watcher.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1);
+}
+
+/// The kind and the body of the next message.
+async fn receive(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let read = async {
+        let (kind, length) = (stream.read_u8().await.unwrap(), stream.read_u32().await.unwrap());
+        let mut body = vec![0; length as usize - 4];
+        stream.read_exact(&mut body).await.unwrap();
+        (kind, body)
+    };
+    with_timeout("a message", read).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
