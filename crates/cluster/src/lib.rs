@@ -5,8 +5,9 @@
 //! changes owners: a node starts ([`incarnation`]) with its data directory ([`directory`]), is
 //! declared dead and replaced ([`failover`]), hands a partition over ([`handover`], [`migration`]),
 //! changes its durability ([`durability`]), and reads the commits of earlier owners ([`recovery`]).
-//! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]). A
-//! partition whose statements kill nodes is quarantined ([`quarantine`]).
+//! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]), and
+//! logs that no partition needs ([`truncation`]). A partition whose statements kill nodes is
+//! quarantined ([`quarantine`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
@@ -54,6 +55,7 @@ pub mod recovery;
 mod retry;
 mod rules;
 pub mod seal;
+pub mod truncation;
 
 pub use error::Error;
 pub use records::{

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use crate::violation::{Kind, Violation};
 pub use clock::{Clock, ClockError};
 pub use directory::Directory;
-pub use objects::{Manifest, RETENTION};
+pub use objects::{Manifest, RETENTION, segment_name};
 
 /// How a store behaves. Probabilities are in 1,000.
 #[derive(Clone, Copy, Debug)]
