@@ -75,6 +75,14 @@ impl Maintenance {
         flush::flush(self, partitions).await
     }
 
+    /// Flushes partitions, and stores a manifest of each that has had none since it was opened, even
+    /// if nothing has changed. Returns the first error of any partition.
+    pub async fn store_manifests(&self, partitions: Vec<Arc<fulmar_mvcc::Partition>>) -> Result<()> {
+        let _one = self.flusher.lock_flushes().await;
+        let flushed = flush::flush_settled(self, partitions.clone()).await;
+        flushed.and(flush::write_missing_manifests(self, partitions).await)
+    }
+
     /// Flushes partitions that move to another node. Each that is flushed then has its newest
     /// manifest in the store, and no other follows. The others stay as they are.
     pub async fn flush_to_move(&self, partitions: &[Arc<fulmar_mvcc::Partition>]) -> Result<()> {

@@ -1,16 +1,26 @@
-//! Flushing the records that earlier incarnations of the node have left.
+//! Covering the records of earlier incarnations and owners by manifests, so that logs can be deleted.
 //!
-//! A restarted node still owns its partitions, unless it was failed over. Their unflushed records
-//! are in the logs of earlier incarnations. A task finds the partitions that have some, opens and
-//! flushes them, and then lets the log state that its own objects are all that is needed
-//! ([`CommitLog::settle_inherited`](fulmar_store::CommitLog::settle_inherited)). Until then a
-//! failover reads the earlier logs too.
+//! 1. **Inherited records.** A restarted node still owns its partitions, unless it was failed over.
+//!    Their unflushed records are in the logs of earlier incarnations. A task finds the partitions
+//!    that have some, opens and flushes them, and then lets the log state that its own objects are
+//!    all that is needed ([`CommitLog::settle_inherited`](fulmar_store::CommitLog::settle_inherited)).
+//!    Until then a failover reads the earlier logs too. The logs are read from the first range of a
+//!    partition that this node owns: earlier ones may have been deleted.
+//! 2. **Ranges.** Afterwards the task stores a manifest of each partition whose record names ranges
+//!    before this incarnation, and has these ranges dropped ([`Assignments::drop_ranges`]). It does
+//!    so slowly, because thousands of idle partitions are opened for that.
+//!
+//! A manifest is stored even if nothing has changed: `fulmar_cluster::truncation` explains why. A
+//! crash in between leaves ranges, and the next incarnation or owner repeats the work. A partition
+//! that moves meanwhile is in another epoch, in which its ranges are not dropped.
+//!
+//! [`Assignments::drop_ranges`]: super::Assignments::drop_ranges
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fulmar_mvcc::log_error;
+use fulmar_mvcc::{Partition, log_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::LogPosition;
@@ -27,23 +37,44 @@ const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const BATCH: usize = 64;
 /// How many of these are opened concurrently.
 const CONCURRENT_OPENINGS: usize = 8;
+/// Number of partitions whose ranges are dropped together.
+const COVER_BATCH: usize = 16;
+/// Pause after each of these batches.
+const COVER_PAUSE: Duration = Duration::from_millis(500);
 
-/// Starts the task. Afterwards it frees the memory of sealed logs that are not read any more.
+/// Starts the task. It also frees the memory of sealed logs that are not read any more.
 pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
     let engine = Arc::downgrade(engine);
     tokio::spawn(async move {
         let (mut left, mut is_settled) = (None, false);
+        let mut forget_at = Instant::now() + FORGET_INTERVAL;
         // The engine is held only during a round, so that it can be dropped.
         while let Some(engine) = engine.upgrade() {
+            let mut pause = RETRY_DELAY;
+            if !is_settled {
+                match engine.settle_inherited(&member, &mut left).await {
+                    Ok(()) => is_settled = true,
+                    Err(error) => {
+                        tracing::warn!(%error, "could not flush records of earlier runs; will retry");
+                    }
+                }
+            }
             if is_settled {
+                match engine.cover_next(&member).await {
+                    Ok(true) => pause = COVER_PAUSE,
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(
+                        %error,
+                        "could not cover old log records by manifests; will retry"
+                    ),
+                }
+            }
+            if Instant::now() > forget_at {
                 member.sealed.forget_unused();
-            } else if let Err(error) = engine.settle_inherited(&member, &mut left).await {
-                tracing::warn!(%error, "could not flush records of earlier runs; will retry");
-            } else {
-                is_settled = true;
+                forget_at = Instant::now() + FORGET_INTERVAL;
             }
             drop(engine);
-            tokio::time::sleep(if is_settled { FORGET_INTERVAL } else { RETRY_DELAY }).await;
+            tokio::time::sleep(pause).await;
         }
     });
 }
@@ -55,7 +86,8 @@ impl Engine {
             Some(left) => left,
             None => {
                 let membership = &member.membership;
-                let (from, to) = (LogPosition::new(1, 0), LogPosition::new(membership.incarnation, 0));
+                let to = LogPosition::new(membership.incarnation, 0);
+                let from = membership.assignments.inherited_from().await?.unwrap_or(to);
                 let found = member.sealed.partitions_in(membership.log_node, from, to).await;
                 left.insert(found.map_err(log_error)?.into_iter().filter(|id| id.0 != 0).collect())
             }
@@ -88,4 +120,56 @@ impl Engine {
         shared_log(self.node())?.settle_inherited();
         Ok(())
     }
+
+    /// Covers the next partitions whose records name ranges before this incarnation. Returns false
+    /// if there are none.
+    async fn cover_next(&self, member: &Member) -> Result<bool> {
+        let mut uncovered = member.membership.assignments.uncovered().await;
+        // Open partitions cost least. Partitions that could not be covered are tried again later.
+        let skip = |id: &PartitionId| member.skipped.lock().contains(id);
+        uncovered.retain(|id| !skip(id));
+        if uncovered.is_empty() {
+            member.skipped.lock().clear();
+            return Ok(false);
+        }
+        uncovered.sort_by_key(|id| (self.partitions().open_one(*id).is_none(), *id));
+        uncovered.truncate(COVER_BATCH);
+        let (mut opened, mut unused, mut result) = (Vec::new(), Vec::new(), Ok(()));
+        for id in uncovered {
+            if self.partitions().open_one(id).is_none() {
+                unused.push(id);
+            }
+            member.skipped.lock().insert(id);
+            match self.partitions().partition(id).await {
+                Ok(partition) => opened.extend(member.epoch_of(id).map(|epoch| (partition, epoch))),
+                Err(error) if error.state() == sqlstate::PARTITION_MOVED => {}
+                Err(error) => result = Err(error),
+            }
+        }
+        let partitions: Vec<_> = opened.iter().map(|(partition, _)| partition.clone()).collect();
+        let stored = self.maintenance().store_manifests(partitions).await;
+        // A partition that was given away and taken back meanwhile is another object, in another
+        // epoch.
+        let is_covered = |(partition, epoch): &&(Arc<Partition>, u32)| {
+            let is_same =
+                self.partitions().open_one(partition.id).is_some_and(|open| Arc::ptr_eq(&open, partition));
+            is_same && member.epoch_of(partition.id) == Some(*epoch) && has_manifest(partition)
+        };
+        let covered: Vec<_> =
+            opened.iter().filter(is_covered).map(|(partition, epoch)| (partition.id, *epoch)).collect();
+        drop(opened);
+        for id in unused {
+            self.partitions().close_if_unused(id);
+        }
+        if !covered.is_empty() {
+            member.membership.assignments.drop_ranges(covered).await?;
+        }
+        stored.and(result).map(|()| true)
+    }
+}
+
+/// Returns true if a manifest that was stored since the partition was opened covers all records
+/// that were found then. A partition without contents needs none.
+fn has_manifest(partition: &Partition) -> bool {
+    partition.new_manifest().is_some() || partition.is_blank()
 }

@@ -7,7 +7,7 @@
 //! The newest manifest is listed after the assignment was read. A previous owner stores none that is
 //! newer: it has released the partition after its last manifest, or its log is sealed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -37,6 +37,8 @@ pub(crate) struct Member {
     pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
     /// Held while they are flushed.
     pub(super) flushing: tokio::sync::Mutex<()>,
+    /// Partitions whose ranges were tried to be dropped in this round.
+    pub(super) skipped: Mutex<HashSet<PartitionId>>,
 }
 
 /// The handover of a partition.
@@ -67,6 +69,7 @@ impl Member {
             moves: Mutex::default(),
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
+            skipped: Mutex::default(),
         }
     }
 
@@ -144,6 +147,11 @@ impl Member {
             true => begin.max(newest + 1),
             false => newest + INCARNATION_NUMBERS,
         })
+    }
+
+    /// The newest epoch in which this incarnation has opened a partition.
+    pub(super) fn epoch_of(&self, id: PartitionId) -> Option<u32> {
+        self.epochs.lock().get(&id).copied()
     }
 
     /// Forgets a partition that was handed over.

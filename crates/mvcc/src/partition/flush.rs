@@ -96,6 +96,12 @@ impl Partition {
         is_new.then_some(ManifestName { partition: self.id, epoch: self.epoch, number: named.number })
     }
 
+    /// Returns true if the partition has neither contents nor a manifest.
+    pub fn is_blank(&self) -> bool {
+        let has_segments = !self.named.lock().segments.is_empty();
+        !has_segments && self.current().page_count == 0 && self.is_settled()
+    }
+
     /// The segments that the newest manifest names, oldest first.
     pub fn named_segments(&self) -> Vec<NamedSegment> {
         self.named.lock().segments.clone()
