@@ -16,6 +16,7 @@
 //! - [`rpc`]: the listener and the connections to other nodes.
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
+//! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -30,6 +31,7 @@
 //! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
 
 mod assignments;
+mod collector;
 mod detector;
 pub mod directory;
 pub mod environment;
@@ -39,6 +41,7 @@ pub mod logs;
 mod messages;
 mod moves;
 mod node;
+mod objects;
 pub mod owners;
 mod partitions;
 pub mod registration;

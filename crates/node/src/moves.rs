@@ -23,6 +23,8 @@ const CONCURRENT_MOVES: usize = 16;
 const PROGRESS_STEP: usize = 100;
 /// How long a request is repeated while the owner of its partition changes.
 pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a move checks whether its partition's record is being changed.
+const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Pause before a request is sent again, if no change of the owner is noticed.
 const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -57,6 +59,7 @@ impl Node {
                 self.wait_for_lease().await?;
                 Ok(Answer::outcome(outcome))
             }
+            Request::Disown { incarnation, segments } => self.disown(incarnation, &segments).await,
         }
     }
 
@@ -102,7 +105,11 @@ impl Node {
         })
     }
 
-    fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
+    async fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        // Dropping the ranges of its record takes one transaction.
+        while self.dropping_ranges.lock().contains(&partition) {
+            tokio::time::sleep(RANGES_POLL_INTERVAL).await;
+        }
         match self.moving.lock().insert(partition) {
             true => Ok(Moving { node: self, partition }),
             false => Err(Error::new(
@@ -115,7 +122,7 @@ impl Node {
 
     /// Hands a partition of this node over to another one.
     pub(crate) async fn hand_over(&self, partition: PartitionId, to: NodeId) -> Result<()> {
-        let _moving = self.begin_move(partition)?;
+        let _moving = self.begin_move(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(());
@@ -160,7 +167,7 @@ impl Node {
 
     /// Drops a partition of this node and deletes its record.
     async fn drop_own(&self, partition: PartitionId) -> Result<()> {
-        let _moving = self.begin_move(partition)?;
+        let _moving = self.begin_move(partition).await?;
         self.own_record(partition).await?;
         self.partitions()?.drop_partition(partition).await?;
         let deadline = Instant::now() + ROUTING_TIMEOUT;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{Engine, Result};
+use fulmar_engine::{CommonStore, Engine, Result};
 use fulmar_gateway::cluster::TransactionOutcome;
-use fulmar_pages::PartitionId;
+use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
 
@@ -27,6 +27,13 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Reports what became of a transaction. One that was not committed cannot be any more.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
+
+    /// Returns those of these segments that this node does not need, and promises not to name them
+    /// in a manifest.
+    async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId>;
+
+    /// The objects in the common store.
+    fn common_store(&self) -> CommonStore;
 
     /// Completes when the shared log was sealed by another process.
     async fn fenced(&self);
@@ -72,6 +79,14 @@ impl Partitions for EnginePartitions {
                 TransactionOutcome::Forgotten
             }
         })
+    }
+
+    async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId> {
+        self.0.disowned(segments).await
+    }
+
+    fn common_store(&self) -> CommonStore {
+        self.0.common_store()
     }
 
     async fn fenced(&self) {

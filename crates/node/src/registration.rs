@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `cluster` | [`ClusterRecord`]: the cluster's id, and the next ids of nodes and terms |
 //! | `member/NAME` | [`MemberRecord`]: the id of the node NAME and its addresses |
+//! | `term/TERM` | [`TermRecord`]: the incarnation that uses the term |
 //!
 //! The first node that finds no `cluster` creates it. A name belongs to one node for ever: another
 //! process with the same name is the same node, and is refused if its data directory is another one
@@ -12,8 +13,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fulmar_cluster::NodeId;
+use fulmar_cluster::{Incarnation, NodeId};
 use fulmar_meta::{Entry, MetaError, MetadataStore, Outcome, Transaction};
+use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -22,6 +24,8 @@ use crate::error::Error;
 pub const CLUSTER_KEY: &str = "cluster";
 /// The prefix of members' keys.
 pub const MEMBER_PREFIX: &str = "member/";
+/// The prefix of terms' keys.
+const TERM_PREFIX: &str = "term/";
 /// The first term. Terms are part of the names of segments; a single node counts from 1 as well.
 const FIRST_TERM: u32 = 1;
 /// Terms are smaller than this.
@@ -58,6 +62,16 @@ pub struct MemberRecord {
     pub rpc: String,
     /// Where it listens for clients.
     pub sql: String,
+}
+
+/// The user of a term. The record exists before any object with the term in its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TermRecord {
+    v: u32,
+    /// The node's id.
+    pub node: u32,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
 }
 
 impl MemberRecord {
@@ -167,6 +181,37 @@ pub async fn next_term(metadata: &dyn MetadataStore) -> Result<u32, Error> {
         tokio::time::sleep(RETRY_DELAY).await;
     }
     Err(Error::Contended)
+}
+
+/// Records the incarnation that uses a term.
+pub async fn record_term(
+    metadata: &dyn MetadataStore,
+    term: u32,
+    node: NodeId,
+    incarnation: Incarnation,
+) -> Result<(), Error> {
+    let record = TermRecord { v: VERSION, node: node.0, incarnation };
+    for _ in 0..MAX_ATTEMPTS {
+        if changed(metadata, Transaction::new().put(term_key(term), encode(&record))).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::Contended)
+}
+
+fn term_key(term: u32) -> String {
+    format!("{TERM_PREFIX}{term:08x}")
+}
+
+/// The incarnation of each term.
+pub async fn terms(metadata: &dyn MetadataStore) -> Result<HashMap<u32, (NodeId, Incarnation)>, Error> {
+    let mut terms = HashMap::new();
+    for entry in metadata.scan(TERM_PREFIX).await? {
+        let record: TermRecord = decode(&entry)?;
+        let term = entry.key.strip_prefix(TERM_PREFIX).and_then(|term| u32::from_str_radix(term, 16).ok());
+        terms.extend(term.map(|term| (term, (NodeId(record.node), record.incarnation))));
+    }
+    Ok(terms)
 }
 
 /// Publishes the addresses of a node.
