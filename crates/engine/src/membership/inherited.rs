@@ -53,7 +53,7 @@ pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
             let mut pause = RETRY_DELAY;
             if !is_settled {
                 match engine.settle_inherited(&member, &mut left).await {
-                    Ok(()) => is_settled = true,
+                    Ok(is_complete) => is_settled = is_complete,
                     Err(error) => {
                         tracing::warn!(%error, "could not flush records of earlier runs; will retry");
                     }
@@ -80,8 +80,13 @@ pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
 }
 
 impl Engine {
-    /// Flushes all inherited records. `left` are the partitions that have some, once known.
-    async fn settle_inherited(&self, member: &Member, left: &mut Option<HashSet<PartitionId>>) -> Result<()> {
+    /// Flushes all inherited records. `left` are the partitions that have some, once known. Returns
+    /// false if some are left, without an error.
+    async fn settle_inherited(
+        &self,
+        member: &Member,
+        left: &mut Option<HashSet<PartitionId>>,
+    ) -> Result<bool> {
         let left = match left {
             Some(left) => left,
             None => {
@@ -101,24 +106,25 @@ impl Engine {
             while let Some((id, partition)) = opening.next().await {
                 match partition {
                     Ok(partition) => opened.push(partition),
-                    // The new owner reads the log of this range.
-                    Err(error) if error.state() == sqlstate::PARTITION_MOVED => drop(left.remove(&id)),
+                    // The new owner reads the log of this range, or nobody does.
+                    Err(error) if is_given_up(&error) => drop(left.remove(&id)),
                     Err(error) => result = Err(error),
                 }
             }
             drop(opening);
             let flushed = self.maintenance().flush(opened.clone()).await;
-            for partition in opened.iter().filter(|partition| partition.is_settled()) {
+            // A partition with a new manifest may have later changes, which are in this log.
+            let is_flushed =
+                |partition: &&Arc<Partition>| partition.is_settled() || partition.new_manifest().is_some();
+            for partition in opened.iter().filter(is_flushed) {
                 left.remove(&partition.id);
             }
             result = result.and(flushed);
         }
-        if !left.is_empty() {
-            let unflushed = || Error::new(sqlstate::IO_ERROR, "some partitions could not be flushed");
-            return result.and_then(|()| Err(unflushed()));
+        if left.is_empty() {
+            shared_log(self.node())?.settle_inherited();
         }
-        shared_log(self.node())?.settle_inherited();
-        Ok(())
+        result.map(|()| left.is_empty())
     }
 
     /// Covers the next partitions whose records name ranges before this incarnation. Returns false
@@ -142,7 +148,7 @@ impl Engine {
             member.skipped.lock().insert(id);
             match self.partitions().partition(id).await {
                 Ok(partition) => opened.extend(member.epoch_of(id).map(|epoch| (partition, epoch))),
-                Err(error) if error.state() == sqlstate::PARTITION_MOVED => {}
+                Err(error) if is_given_up(&error) => {}
                 Err(error) => result = Err(error),
             }
         }
@@ -166,6 +172,12 @@ impl Engine {
         }
         stored.and(result).map(|()| true)
     }
+}
+
+/// Returns true if the partition has moved to another node, or was dropped.
+fn is_given_up(error: &Error) -> bool {
+    [sqlstate::PARTITION_MOVED, sqlstate::INVALID_CATALOG_NAME, sqlstate::DATABASE_DROPPED]
+        .contains(&error.state())
 }
 
 /// Returns true if a manifest that was stored since the partition was opened covers all records
