@@ -243,7 +243,12 @@ impl PartitionRecord {
     ) -> PartitionRecord {
         let mut next = self.clone();
         if let Some(open) = next.ranges.last_mut() {
-            open.from = open.from.max(kept_from).min(to);
+            // At a failover a range of earlier incarnations stays, although their records are in
+            // manifests: they may still store a manifest, and the collector must keep its
+            // segments. At a handover the owner has stored a newer manifest.
+            if !by_failover || open.from.incarnation == kept_from.incarnation {
+                open.from = open.from.max(kept_from).min(to);
+            }
             open.to = Some(to);
         }
         next.epoch += 1;

@@ -136,6 +136,9 @@ impl Node {
             return Err(not_alive(to));
         }
         let partitions = self.partitions()?.clone();
+        if !read.record.is_covered(self.incarnation()) {
+            partitions.cover(partition).await?;
+        }
         let end = match partitions.release(partition).await {
             Ok(end) => position(end),
             Err(error) => {
@@ -145,8 +148,8 @@ impl Node {
             }
         };
         // Everything up to the release is in a manifest: earlier ranges are not needed any more.
-        let open = read.record.ranges.len().saturating_sub(1);
-        read.record.ranges.drain(..open);
+        let start = Position { incarnation: self.incarnation(), slot: 0 };
+        read.record = read.record.covered(read.record.base, start);
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer: Transfer::Store };
         match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {

@@ -16,6 +16,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// `release` record. Returns the position after it.
     async fn release(&self, partition: PartitionId) -> Result<LogPosition>;
 
+    /// Stores a manifest of a partition in this incarnation, unless it has no contents.
+    async fn cover(&self, partition: PartitionId) -> Result<()>;
+
     /// Accepts statements for a released partition again.
     async fn take_back(&self, partition: PartitionId) -> Result<()>;
 
@@ -56,6 +59,10 @@ impl EnginePartitions {
 impl Partitions for EnginePartitions {
     async fn release(&self, partition: PartitionId) -> Result<LogPosition> {
         self.0.release(partition).await
+    }
+
+    async fn cover(&self, partition: PartitionId) -> Result<()> {
+        self.0.cover(partition).await
     }
 
     async fn take_back(&self, partition: PartitionId) -> Result<()> {

@@ -80,6 +80,14 @@ pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
 }
 
 impl Engine {
+    /// Stores a manifest of a partition since it was opened, unless it has no contents. Ranges
+    /// before this incarnation can then be dropped.
+    pub async fn cover(&self, id: PartitionId) -> Result<()> {
+        let partition = self.partitions().partition(id).await?;
+        let Some((_, first)) = self.require_member()?.epoch_of(id) else { return Ok(()) };
+        self.maintenance().store_manifests(vec![(partition, first)]).await
+    }
+
     /// Flushes all inherited records. `left` are the partitions that have some, once known. Returns
     /// false if some are left, without an error.
     async fn settle_inherited(
@@ -152,17 +160,18 @@ impl Engine {
                 Err(error) => result = Err(error),
             }
         }
-        let partitions: Vec<_> = opened.iter().map(|(partition, _)| partition.clone()).collect();
+        let partitions: Vec<_> =
+            opened.iter().map(|(partition, (_, first))| (partition.clone(), *first)).collect();
         let stored = self.maintenance().store_manifests(partitions).await;
         // A partition that was given away and taken back meanwhile is another object, in another
         // epoch.
-        let is_covered = |(partition, epoch): &&(Arc<Partition>, u32)| {
+        let is_covered = |(partition, epoch): &&(Arc<Partition>, (u32, u64))| {
             let is_same =
                 self.partitions().open_one(partition.id).is_some_and(|open| Arc::ptr_eq(&open, partition));
-            is_same && member.epoch_of(partition.id) == Some(*epoch) && has_manifest(partition)
+            is_same && member.epoch_of(partition.id) == Some(*epoch) && has_manifest(partition, epoch.1)
         };
         let covered: Vec<_> =
-            opened.iter().filter(is_covered).map(|(partition, epoch)| (partition.id, *epoch)).collect();
+            opened.iter().filter(is_covered).map(|(partition, (epoch, _))| (partition.id, *epoch)).collect();
         drop(opened);
         for id in unused {
             self.partitions().close_if_unused(id);
@@ -180,8 +189,8 @@ fn is_given_up(error: &Error) -> bool {
         .contains(&error.state())
 }
 
-/// Returns true if a manifest that was stored since the partition was opened covers all records
-/// that were found then. A partition without contents needs none.
-fn has_manifest(partition: &Partition) -> bool {
-    partition.new_manifest().is_some() || partition.is_blank()
+/// Returns true if a manifest with a number of this incarnation is stored, from `first` on: it is
+/// newer than those that earlier owners may still store. A partition without contents needs none.
+fn has_manifest(partition: &Partition, first: u64) -> bool {
+    partition.named_number() >= first || partition.is_blank()
 }

@@ -29,8 +29,9 @@ pub(super) const INCARNATION_NUMBERS: u64 = 1 << 24;
 pub(crate) struct Member {
     pub(super) membership: Membership,
     pub(super) sealed: SealedLogs,
-    /// The newest epoch in which this incarnation has opened each partition.
-    epochs: Mutex<HashMap<PartitionId, u32>>,
+    /// The newest epoch in which this incarnation has opened each partition, and the first number
+    /// of its versions in that epoch.
+    epochs: Mutex<HashMap<PartitionId, (u32, u64)>>,
     /// Partitions that are being handed over, or have been released for that.
     pub(super) moves: Mutex<HashMap<PartitionId, Arc<Move>>>,
     /// Partitions that wait for the next flush of moving partitions.
@@ -142,15 +143,21 @@ impl Member {
             .hint("The metadata store may have been restored from an old backup. Restore a newer one."));
         }
         let begin = u64::from(epoch) << VERSION_BITS;
-        let is_reopened = self.epochs.lock().insert(id, epoch) == Some(epoch);
-        Ok(match is_reopened || newest < begin {
+        let mut epochs = self.epochs.lock();
+        let is_reopened = epochs.get(&id).is_some_and(|(opened, _)| *opened == epoch);
+        let number = match is_reopened || newest < begin {
             true => begin.max(newest + 1),
             false => newest + INCARNATION_NUMBERS,
-        })
+        };
+        if !is_reopened {
+            epochs.insert(id, (epoch, number));
+        }
+        Ok(number)
     }
 
-    /// The newest epoch in which this incarnation has opened a partition.
-    pub(super) fn epoch_of(&self, id: PartitionId) -> Option<u32> {
+    /// The newest epoch in which this incarnation has opened a partition, and the first number of
+    /// its versions in that epoch.
+    pub(super) fn epoch_of(&self, id: PartitionId) -> Option<(u32, u64)> {
         self.epochs.lock().get(&id).copied()
     }
 

@@ -128,21 +128,21 @@ pub(crate) async fn write_manifest(maintenance: &Maintenance, partition: Arc<Par
     flush_batch(maintenance, batch, &mut LogWaitBudget::new()).await?
 }
 
-/// Writes a manifest for each of these partitions that is settled and has had none since it was
-/// opened. The caller holds the flush lock.
+/// Writes a manifest for each of these partitions that is settled and whose newest manifest has a
+/// number below the given one. The caller holds the flush lock.
 pub(crate) async fn write_missing_manifests(
     maintenance: &Maintenance,
-    mut partitions: Vec<Arc<Partition>>,
+    mut partitions: Vec<(Arc<Partition>, u64)>,
 ) -> Result<()> {
-    let is_missing = |partition: &Arc<Partition>| {
-        let has_none = partition.new_manifest().is_none() && !partition.is_blank();
+    let is_missing = |(partition, first): &(Arc<Partition>, u64)| {
+        let has_none = partition.named_number() < *first && !partition.is_blank();
         has_none && partition.is_settled() && !partition.is_closed()
     };
     partitions.retain(is_missing);
     if partitions.is_empty() {
         return Ok(());
     }
-    let batch = partitions.into_iter().map(|partition| {
+    let batch = partitions.into_iter().map(|(partition, _)| {
         let flush = partition.begin_forced_flush();
         Flushing { partition, flush, outcome: Ok(()) }
     });

@@ -85,7 +85,7 @@ impl Partition {
     }
 
     /// The number of the newest manifest.
-    pub(super) fn named_number(&self) -> u64 {
+    pub fn named_number(&self) -> u64 {
         self.named.lock().number
     }
 
