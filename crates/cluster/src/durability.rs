@@ -9,6 +9,7 @@
 //! A crash before the transaction is applied leaves the partition as it was, with one manifest
 //! more. A crash after it leaves the new epoch without commits.
 
+use fulmar_meta::Transaction;
 use fulmar_pages::PartitionId;
 
 use crate::environment::Environment;
@@ -17,7 +18,8 @@ use crate::{Error, LogKind, ManifestName, NodeId, NodeRecord, PartitionRecord, P
 /// Changes the log of a partition that this node owns to `log`, from the position `from` of that
 /// log on. `manifest` is stored and covers every commit. Everything before `from` is durable: the
 /// log may be sealed before a later position, and recovery would then look for the objects up to
-/// it. Fails if this incarnation has ended.
+/// it. `catalog` adds the change of the catalog to the transaction, as in
+/// [`metadata::change_own_and`]. Fails if this incarnation has ended.
 pub async fn change<E: Environment>(
     env: &E,
     partition: PartitionId,
@@ -25,6 +27,8 @@ pub async fn change<E: Environment>(
     node: (NodeId, &Read<NodeRecord>),
     manifest: ManifestName,
     (log, from): (LogKind, Position),
+    catalog: impl Fn(Transaction) -> Result<Transaction, Error>,
 ) -> Result<Read<PartitionRecord>, Error> {
-    metadata::change_own(env, partition, read, node, |record| record.rebased(manifest, log, from)).await
+    let next = |record: &PartitionRecord| record.rebased(manifest, log, from);
+    metadata::change_own_and(env, partition, read, node, next, catalog).await
 }

@@ -43,6 +43,9 @@ pub enum Error {
     /// A record cannot be read.
     #[error("metadata is damaged: {0}")]
     Corrupt(String),
+    /// The catalog does not allow the change: another one came first.
+    #[error("{0}")]
+    Rejected(String),
     /// The metadata store did not answer in time, or refused.
     #[error("metadata store unavailable: {0}")]
     Unavailable(String),

@@ -4,10 +4,10 @@
 //! ([`records`]); logs and manifests hold the committed data. This crate is the protocol that
 //! changes owners: a node starts ([`incarnation`]) with its data directory ([`directory`]), is
 //! declared dead and replaced ([`failover`]), hands a partition over ([`handover`], [`migration`]),
-//! changes its durability ([`durability`]), and reads the commits of earlier owners ([`recovery`]).
-//! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]), and
-//! logs that no partition needs ([`truncation`]). A partition whose statements kill nodes is
-//! quarantined ([`quarantine`]).
+//! is restored to an earlier version ([`restore`]), changes its durability ([`durability`]), and reads
+//! the commits of earlier owners ([`recovery`]). One elected node ([`election`]) deletes what no
+//! manifest needs ([`collection`], [`hold`]), and logs that no partition needs ([`truncation`]). A
+//! partition whose statements kill nodes is quarantined ([`quarantine`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
@@ -52,6 +52,7 @@ pub mod migration;
 pub mod quarantine;
 pub mod records;
 pub mod recovery;
+pub mod restore;
 mod retry;
 mod rules;
 pub mod seal;

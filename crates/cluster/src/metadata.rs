@@ -147,17 +147,43 @@ pub async fn change_own<E: Environment>(
     env: &E,
     partition: PartitionId,
     read: &Read<PartitionRecord>,
+    node: (NodeId, &Read<NodeRecord>),
+    next: impl Fn(&PartitionRecord) -> PartitionRecord,
+) -> Result<Read<PartitionRecord>, Error> {
+    change_own_and(env, partition, read, node, next, Ok).await
+}
+
+/// Like [`change_own`]; `extend` adds changes of other records to the same transaction. It is called
+/// for each attempt, compares the records that it changes, and fails if one of them has changed such
+/// that no earlier attempt can be applied any more.
+pub async fn change_own_and<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    read: &Read<PartitionRecord>,
     (node, node_read): (NodeId, &Read<NodeRecord>),
     next: impl Fn(&PartitionRecord) -> PartitionRecord,
+    extend: impl Fn(Transaction) -> Result<Transaction, Error>,
 ) -> Result<Read<PartitionRecord>, Error> {
     let mut read = read.clone();
     let fenced = Error::Fenced { node, incarnation: node_read.record.incarnation };
     loop {
         let wanted = next(&read.record);
-        change_owner(env, partition, &read, &[(node, node_read)], &wanted).await?;
+        let change = owner_change(env, partition, &read, &[(node, node_read)], &wanted)?;
+        let extended = extend(change);
+        let failure = match extended {
+            Ok(change) => {
+                transact(env, change).await;
+                None
+            }
+            Err(error) => Some(error),
+        };
         let Some(now) = self::partition(env, partition).await? else { return Err(fenced) };
         if now.record == wanted {
+            // Also if it is an earlier attempt of unknown outcome that has made `extend` fail.
             return Ok(now);
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         let is_current = self::node(env, node).await?.is_some_and(|node| node.revision == node_read.revision);
         if !is_current || now.record.owner != node {

@@ -72,8 +72,16 @@ impl QuarantineRecord {
     }
 }
 
-fn key(partition: PartitionId) -> String {
-    format!("quarantine/{:016x}", partition.0)
+const PREFIX: &str = "quarantine/";
+
+/// The key of a partition's record.
+pub fn key(partition: PartitionId) -> String {
+    format!("{PREFIX}{:016x}", partition.0)
+}
+
+/// The partition of a key made by [`key`].
+pub fn partition_of_key(key: &str) -> Option<PartitionId> {
+    u64::from_str_radix(key.strip_prefix(PREFIX)?, 16).ok().map(PartitionId)
 }
 
 /// The partition's record.
@@ -125,14 +133,16 @@ pub async fn report<E: Environment>(
     }
 }
 
-/// Resumes a partition: its earlier deaths no longer count.
-pub async fn resume<E: Environment>(env: &E, partition: PartitionId) -> Result<(), Error> {
+/// Resumes a partition: its earlier deaths no longer count. Returns false if it was not quarantined.
+pub async fn resume<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
+    let mut was_quarantined = false;
     loop {
-        let Some(read) = read(env, partition).await? else { return Ok(()) };
+        let Some(read) = read(env, partition).await? else { return Ok(was_quarantined) };
+        was_quarantined |= read.record.is_quarantined;
         let mut next = QuarantineRecord { is_quarantined: false, ..read.record.clone() };
         next.deaths.iter_mut().for_each(|death| death.counts = false);
         if next == read.record {
-            return Ok(());
+            return Ok(was_quarantined);
         }
         metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
     }

@@ -49,6 +49,11 @@ pub enum AdminStatement {
         /// The time, in milliseconds since 1970.
         at_unix_ms: u64,
     },
+    /// `ALTER DATABASE ... RESUME`, which ends a quarantine.
+    ResumeDatabase {
+        /// The name of the database.
+        name: String,
+    },
     /// `SET name = value`, or `RESET name`, which has no value.
     AlterLimit {
         /// The name of the database.
@@ -141,6 +146,7 @@ impl AdminStatement {
             AdminStatement::DropDatabase { .. } => "DROP DATABASE",
             AdminStatement::RenameDatabase { .. }
             | AdminStatement::RestoreDatabase { .. }
+            | AdminStatement::ResumeDatabase { .. }
             | AdminStatement::AlterLimit { .. }
             | AdminStatement::ResetLimits { .. } => "ALTER DATABASE",
             AdminStatement::CreateUser { .. } => "CREATE ROLE",
@@ -290,6 +296,8 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
         Ok(AdminStatement::RenameDatabase { from: database, to: name(cursor)? })
     } else if cursor.words(&["restore", "to", "timestamp"]) {
         Ok(AdminStatement::RestoreDatabase { name: database, at_unix_ms: unix_ms(cursor)? })
+    } else if cursor.word("resume") {
+        Ok(AdminStatement::ResumeDatabase { name: database })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
         Ok(AdminStatement::AlterLimit { database, name, value })
@@ -300,7 +308,7 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     } else {
         Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, SET and RESET",
+            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, RESUME, SET and RESET",
         ))
     }
 }

@@ -69,8 +69,8 @@ pub use engine::{
     PartitionStatistics,
 };
 pub use fulmar_maintenance::{
-    CommonStore, Damage, Export, Import, KnownPartitions, PartitionManifests, RestorePoint, RetentionSource,
-    Verified, verify_directory, verify_store,
+    CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
+    RetentionSource, Verified, verify_directory, verify_store,
 };
 pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
 pub use fulmar_pages::Timeline;
@@ -78,7 +78,8 @@ pub use fulmar_sqlite::{
     CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,
     ParameterInfo, Parts, Result, Row, RowSink, STALE_PLAN, Scope, Statement, StatementContext,
     StatementKind, System, SystemFunction, SystemTable, TemporaryCharge, TransactionLimits,
-    TransactionOutcome, TransactionStatus, Value, ValueRef, array, calendar, sqlstate, statement_too_long,
+    TransactionOutcome, TransactionStatus, Value, ValueRef, array, calendar, record_crashes, sqlstate,
+    statement_too_long,
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;

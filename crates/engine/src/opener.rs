@@ -90,6 +90,20 @@ impl Opener for NodeOpener {
         self.log_router.wait_for_change(id).boxed()
     }
 
+    fn learn_timeline<'a>(
+        &'a self,
+        partitions: &'a Partitions,
+        id: PartitionId,
+    ) -> BoxFuture<'a, Result<()>> {
+        async move {
+            // Others have all timelines in memory.
+            let Some(member) = &self.member else { return Ok(()) };
+            partitions.learn_timeline(id, member.timeline(id).await?);
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn check_shared_log(&self) -> Result<()> {
         self.log_router.check()
     }

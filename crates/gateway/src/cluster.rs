@@ -103,6 +103,35 @@ pub trait Cluster: Send + Sync + 'static {
     /// Creates the ownership record of a new partition, at the least loaded node.
     async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
 
+    /// Creates the ownership record of a new partition, at this node.
+    async fn own_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
+
+    /// Stores a partition, as it is now or was at a time (milliseconds since 1970), as the contents
+    /// of a partition that has no ownership record yet.
+    async fn branch_partition(
+        &self,
+        source: PartitionId,
+        branch: PartitionId,
+        at_unix_ms: Option<u64>,
+    ) -> Result<()>;
+
+    /// Restores a partition to a time (milliseconds since 1970), and records its new timeline in
+    /// the catalog. Ends its sessions.
+    async fn restore_partition(&self, partition: PartitionId, at_unix_ms: u64) -> Result<()>;
+
+    /// Changes the durability of a partition, in the catalog too. Its sessions wait meanwhile.
+    async fn set_durability(&self, partition: PartitionId, durability: Durability) -> Result<()>;
+
+    /// The number of clients of a partition, at all nodes. Fails if a node that lives does not
+    /// answer.
+    async fn sessions(&self, partition: PartitionId) -> Result<u64>;
+
+    /// Ends the quarantine of a partition. Fails if it is not quarantined.
+    async fn resume_partition(&self, partition: PartitionId) -> Result<()>;
+
+    /// Fails if no node can serve a partition until an operator has acted.
+    fn check_available(&self, partition: PartitionId) -> Result<()>;
+
     /// Drops a partition at its owner, and deletes its ownership record. Does nothing if it has
     /// none.
     async fn drop_partition(&self, partition: PartitionId) -> Result<()>;

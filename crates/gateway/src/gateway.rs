@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, SaltKey};
+use fulmar_pages::PartitionId;
 use fulmar_transport::Stream;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlots;
-use crate::events::{self, EventLog};
+use crate::events::{self, Event, EventLog, Kind};
 use crate::login_throttle::LoginThrottle;
 use crate::memory::SessionMemory;
 use crate::monitoring::MetricsSource;
@@ -109,6 +110,7 @@ pub struct Gateway {
     workers: Vec<JoinHandle<()>>,
     metrics: Arc<MetricsSource>,
     relays: RelayAcceptor,
+    sessions_by_partition: GatewaySessions,
 }
 
 /// Accepts streams of other nodes for sessions.
@@ -126,6 +128,34 @@ impl RelayAcceptor {
         let workers = self.workers.iter().take(self.regular);
         if let Some(worker) = workers.min_by_key(|worker| worker.load()) {
             worker.hand_over_relayed(stream).await;
+        }
+    }
+}
+
+/// The sessions of a gateway, by partition.
+#[derive(Clone)]
+pub struct GatewaySessions {
+    registry: Arc<Registry>,
+    catalog: Arc<Catalog>,
+    event_log: Arc<EventLog>,
+}
+
+impl GatewaySessions {
+    /// The number of clients of a partition that are connected to this node of a cluster. Their
+    /// sessions may run on others.
+    pub fn clients(&self, partition: PartitionId) -> usize {
+        self.registry.count_fronts(partition)
+    }
+
+    /// Cancels the running statements of a partition's sessions on this node, and ends the sessions.
+    pub fn end(&self, partition: PartitionId) {
+        self.registry.kill(partition);
+    }
+
+    /// Records in the event log that a partition was quarantined.
+    pub fn record_quarantine(&self, partition: PartitionId) {
+        if let Some(tenant) = self.catalog.tenant_of(partition) {
+            self.event_log.record(Event::new(Kind::DatabaseQuarantined).database(&tenant));
         }
     }
 }
@@ -177,6 +207,11 @@ impl Gateway {
             workers: workers.clone(),
             regular,
         });
+        let sessions_by_partition = GatewaySessions {
+            registry: registry.clone(),
+            catalog: metrics.catalog.clone(),
+            event_log: event_log.clone(),
+        };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
         tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
@@ -190,6 +225,7 @@ impl Gateway {
             workers: threads,
             metrics,
             relays,
+            sessions_by_partition,
         })
     }
 
@@ -201,6 +237,11 @@ impl Gateway {
     /// Accepts streams of other nodes.
     pub fn relays(&self) -> RelayAcceptor {
         self.relays.clone()
+    }
+
+    /// The sessions of this gateway.
+    pub fn partition_sessions(&self) -> GatewaySessions {
+        self.sessions_by_partition.clone()
     }
 
     /// Serves a stream of another node, as [`RelayAcceptor::accept`].

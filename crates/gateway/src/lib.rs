@@ -81,7 +81,7 @@ mod worker;
 mod worker_scaling;
 
 pub use fulmar_pgwire::auth::scram_verifier;
-pub use gateway::{Gateway, GatewayConfig, RelayAcceptor};
+pub use gateway::{Gateway, GatewayConfig, GatewaySessions, RelayAcceptor};
 pub use memory::session_memory_bytes;
 
 pub(crate) use fulmar_pgwire::Result;

@@ -337,6 +337,11 @@ impl Registry {
         self.sessions.lock().count(partition)
     }
 
+    /// The number of fronts of a partition.
+    pub(crate) fn count_fronts(&self, partition: PartitionId) -> usize {
+        self.sessions.lock().fronts.values().filter(|front| front.partition == partition).count()
+    }
+
     /// Admits no more sessions, and asks all sessions to end after their running statement.
     pub(crate) fn close_all(&self) {
         let mut sessions = self.sessions.lock();

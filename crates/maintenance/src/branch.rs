@@ -25,6 +25,12 @@
 //! are skipped. If it is unknown whether the catalog has changed (its file failed and the node must
 //! restart), the partition stays closed: a commit in either epoch could be lost to the other.
 //!
+//! In a cluster the step in the catalog is a step of the ownership protocol (`cluster::restore`): the
+//! same transaction begins a new ownership, and is applied only if this node still owns the
+//! partition. An owner repeats it until its outcome is known. A restore that was overtaken by a
+//! failover leaves a manifest that no later owner reads: if a later restore reaches the same epoch,
+//! its version number is greater, because it has the epoch of a later ownership.
+//!
 //! Earlier manifests are kept for the retention period, so a restore can be undone by another one.
 //!
 //! # Protection from garbage collection
@@ -36,7 +42,7 @@
 
 use std::sync::Arc;
 
-use fulmar_mvcc::{Partition, store_error, with_partition_context};
+use fulmar_mvcc::{Partition, store_error, term_of, with_partition_context};
 use fulmar_pages::{Manifest, PartitionId, Timeline, Version};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, ManifestName, StoreError, failpoint};
@@ -47,6 +53,15 @@ use tokio::sync::RwLockReadGuard;
 use crate::flush;
 use crate::maintenance::Maintenance;
 use crate::pins::PinnedManifest;
+
+/// Why the catalog did not record a restore.
+#[derive(Debug)]
+pub enum DecisionError {
+    /// It is known that it has not, and will not.
+    Refused(Error),
+    /// It may have, or may still.
+    InDoubt(Error),
+}
 
 impl Maintenance {
     /// Creates a partition: empty, or as a branch of another one, as that is now or was at a time
@@ -59,7 +74,14 @@ impl Maintenance {
         async move {
             self.node().check_owner()?;
             self.node().disk.admit(true)?;
-            self.check_new(id).await?;
+            match source {
+                Some(_) if self.node().is_member => {
+                    if self.is_created(id).await? {
+                        return Ok(());
+                    }
+                }
+                _ => self.check_new(id).await?,
+            }
             let Some((source, at_unix_ms)) = source else { return Ok(()) };
             let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
             let Some(manifest) = manifest else { return Ok(()) };
@@ -77,11 +99,31 @@ impl Maintenance {
                 outcomes_horizon: clock.newest_id(),
                 ..manifest
             };
-            self.put_first_manifest(&branch).await?;
+            match self.put_first_manifest(&branch).await {
+                // An earlier request was slower than its repetition.
+                Err(_) if self.node().is_member && self.is_created(id).await? => {
+                    // It is this creation's own, which can be undone.
+                    self.foreign.lock().remove(&id);
+                    return Ok(());
+                }
+                put => put?,
+            }
             failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
             pinned.check(self.node()).await
         }
         .boxed()
+    }
+
+    /// Returns true if the branch exists already. In a cluster ids are assigned once, so it was made
+    /// by an earlier request of the same creation, whose answer was lost. Fails if the source's data
+    /// was deleted before the branch protected it.
+    async fn is_created(&self, id: PartitionId) -> Result<bool> {
+        let epoch = Timeline::first(id).epoch;
+        let found = self.node().store.latest_manifest(id, epoch, None).await.map_err(store_error)?;
+        match found {
+            Some(manifest) => self.check_opens(&manifest).await.map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Fails if a partition with this id has a manifest: an earlier owner of the store has used the
@@ -167,13 +209,14 @@ impl Maintenance {
     }
 
     /// Restores a partition to a time (milliseconds since 1970). `decide` records the restore in
-    /// the catalog; if it fails the outcome is unknown, and the partition stays closed until the
-    /// next start. Open transactions cannot commit any more.
+    /// the catalog, with the lineage `lineage` if it is given. If it is unknown whether it has, the
+    /// partition stays closed until the next start. Open transactions cannot commit any more.
     pub async fn restore_partition(
         &self,
         id: PartitionId,
         at_unix_ms: u64,
-        decide: impl AsyncFnOnce(Timeline) -> Result<()>,
+        lineage: Option<u64>,
+        decide: impl AsyncFnOnce(Timeline) -> std::result::Result<(), DecisionError>,
     ) -> Result<()> {
         self.node().check_owner()?;
         let _past = self.node().old_manifests.read().await;
@@ -186,7 +229,7 @@ impl Maintenance {
             return Err(partition.closed_error());
         }
         let flushing = self.flusher.lock_flushes().await;
-        let timeline = match self.prepare_restore(&partition, &target).await {
+        let timeline = match self.prepare_restore(&partition, &target, lineage).await {
             Ok(timeline) => timeline,
             Err(error) => {
                 partition.reopen();
@@ -194,7 +237,15 @@ impl Maintenance {
             }
         };
         self.partitions.set_undecided(id, true);
-        decide(timeline).await?;
+        match decide(timeline).await {
+            Ok(()) => {}
+            Err(DecisionError::Refused(error)) => {
+                self.partitions.set_undecided(id, false);
+                partition.reopen();
+                return Err(error);
+            }
+            Err(DecisionError::InDoubt(error)) => return Err(error),
+        }
         failpoint::hit(failpoint::RESTORE_AFTER_CATALOG);
         self.partitions.set_timeline(id, timeline);
         self.partitions.forget_open(&partition);
@@ -222,15 +273,20 @@ impl Maintenance {
         &'a self,
         partition: &'a Arc<Partition>,
         target: &'a Manifest,
+        lineage: Option<u64>,
     ) -> BoxFuture<'a, Result<Timeline>> {
         async move {
             flush::flush_settled(self, vec![partition.clone()]).await?;
             let pinned = PinnedManifest::pin(self.node(), ManifestName::of(target)).await?;
             let (node, store) = (self.node(), &self.node().store);
-            // Manifests of an incomplete restore.
+            // Manifests of an incomplete restore. In a cluster, those of later owners are not: this node
+            // may have been failed over. No restore of this or an earlier ownership can have been
+            // completed, because that begins a new ownership.
+            let number = partition.take_number();
+            let is_own = |name: &ManifestName| !node.is_member || term_of(name.number) <= term_of(number);
             let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
             self.node().check_term().await?;
-            for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
+            for name in listed.into_iter().filter(|name| name.epoch > partition.epoch && is_own(name)) {
                 store.delete_manifest(name).await.map_err(store_error)?;
             }
             let Some(epoch) = partition.epoch.checked_add(1) else {
@@ -240,14 +296,15 @@ impl Maintenance {
                 )
                 .hint("Create a branch and rename it instead."));
             };
-            let timeline = Timeline { lineage: node.clock.tick(), epoch };
+            let now = node.clock.tick();
+            let timeline = Timeline { lineage: lineage.unwrap_or(now), epoch };
             // The new version gets a millisecond of its own: restore points are addressed in
             // milliseconds, and the previous version has one too.
-            node.clock.observe(((timeline.lineage >> 16) + 1) << 16);
+            node.clock.observe(((now >> 16) + 1) << 16);
             let (outcomes_horizon, outcomes) = partition.durable_outcomes();
             let manifest = Manifest {
                 partition: partition.id,
-                version: Version { lineage: timeline.lineage, epoch, number: partition.take_number() },
+                version: Version { lineage: timeline.lineage, epoch, number },
                 timestamp: node.clock.tick(),
                 outcomes,
                 outcomes_horizon,

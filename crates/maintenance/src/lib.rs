@@ -66,6 +66,7 @@ mod time_travel;
 mod verify;
 
 pub use background::Background;
+pub use branch::DecisionError;
 pub use common_store::{CommonStore, PartitionManifests};
 pub use export::Export;
 pub use hot::HotLists;

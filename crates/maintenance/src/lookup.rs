@@ -41,6 +41,7 @@ impl Maintenance {
     /// Lists a partition's manifests, oldest first. Manifests above its epoch belong to an
     /// incomplete restore and are left out.
     async fn manifests(&self, id: PartitionId) -> Result<Vec<ManifestName>> {
+        self.partitions.opener().learn_timeline(&self.partitions, id).await?;
         let mut names = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
         let epoch = self.partitions.timeline(id).epoch;
         names.retain(|name| name.epoch <= epoch);

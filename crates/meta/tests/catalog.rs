@@ -166,6 +166,23 @@ async fn partition_ids_are_never_reused() {
     }
 }
 
+/// The nodes of a cluster share the store, and each has a catalog.
+#[tokio::test]
+async fn catalogs_of_two_nodes_assign_different_ids() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(Embedded::open(&directory.path().join("meta.db")).unwrap());
+    let first = Catalog::open(store.clone()).await.unwrap();
+    let second = Catalog::open(store).await.unwrap();
+    let mut seen = HashSet::from([SYSTEM_PARTITION]);
+    // More than the ids that a catalog reserves.
+    for number in 0..100 {
+        let [one, other] = ["one", "other"].map(|name| format!("{name}{number}"));
+        let created = futures::future::join(create(&first, &one), create(&second, &other)).await;
+        assert!(seen.insert(created.0.partition), "{number}");
+        assert!(seen.insert(created.1.partition), "{number}");
+    }
+}
+
 /// An old copy of a catalog must be detectable: it does not know the partitions created since.
 #[tokio::test]
 async fn catalog_knows_existing_and_dropped_partitions_but_no_later_ones() {

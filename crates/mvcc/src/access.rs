@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use fulmar_sqlite::{Error, Interrupted, Link, Pages, Refusal, TemporaryFiles, TransactionOutcome, spill};
-use fulmar_store::Urgency;
+use fulmar_store::{Urgency, failpoint};
 use futures::future::{Either, select};
 
 use crate::error::{log_error, moved_error, snapshot_too_old};
@@ -199,6 +199,7 @@ impl PartitionPages {
 
 impl Pages for PartitionPages {
     fn begin(&self) {
+        failpoint::hit_in(failpoint::STATEMENT, self.partition.id.0);
         let mut transaction = self.transaction.borrow_mut();
         if transaction.snapshot.is_none() {
             let snapshot = match transaction.current {

@@ -51,6 +51,10 @@ pub trait Opener: Send + Sync {
     /// Waits until no change of a partition's log is in progress.
     fn log_settled(&self, id: PartitionId) -> BoxFuture<'_, ()>;
 
+    /// Makes the partition's current timeline known ([`Partitions::timeline`]), without opening it.
+    fn learn_timeline<'a>(&'a self, partitions: &'a Partitions, id: PartitionId)
+    -> BoxFuture<'a, Result<()>>;
+
     /// Fails if the shared log was rejected: its records are unknown.
     fn check_shared_log(&self) -> Result<()>;
 
@@ -212,6 +216,14 @@ impl Partitions {
     /// Records the new era of a restored partition.
     pub fn set_timeline(&self, id: PartitionId, era: Timeline) {
         self.timelines.lock().insert(id, era);
+    }
+
+    /// Records the timeline of a partition that is not open, unless a later one is known.
+    pub fn learn_timeline(&self, id: PartitionId, timeline: Timeline) {
+        let mut timelines = self.timelines.lock();
+        if timelines.get(&id).is_none_or(|known| known.epoch < timeline.epoch) {
+            timelines.insert(id, timeline);
+        }
     }
 
     /// Whether a restore of the partition has an unknown outcome.

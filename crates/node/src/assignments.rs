@@ -22,12 +22,14 @@ use crate::environment::boot_time;
 use crate::logs::{log_node, log_position};
 
 /// How long the metadata store may take to answer.
-const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[async_trait]
 impl Assignments for Node {
     async fn assignment(&self, partition: PartitionId) -> Result<Assignment> {
-        let record = self.own_record(partition).await?.record;
+        let (read, ()) =
+            futures::future::try_join(self.own_record(partition), self.check_quarantine(partition)).await?;
+        let record = read.record;
         let serve_from = self.serve_from(&record);
         let now = boot_time();
         if now < serve_from {
@@ -125,7 +127,7 @@ impl Node {
     }
 
     /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.
-    async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
+    pub(crate) async fn timeline(&self, partition: PartitionId) -> Result<Timeline> {
         let caught_up = timeout(METADATA_TIMEOUT, self.catalog().catch_up()).await;
         caught_up.map_err(|_| metadata_unavailable())?.map_err(|error| {
             Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint(error.remedy())

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 /// The file that binds a data directory to a node of a cluster.
 pub const CLUSTER_FILE: &str = "cluster.json";
 const STAMP_FILE: &str = "stamp.json";
-const CRASH_FILE: &str = "crash.json";
+/// The file with a [`CrashReport`], which the handler of a fatal signal writes.
+pub const CRASH_FILE: &str = "crash.json";
 
 /// The node that a data directory belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,6 +14,7 @@ use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::Stream;
 use tokio::time::timeout;
 
+use crate::administration::{ADMINISTRATION_TIMEOUT, log_kind};
 use crate::assignments::{metadata_unavailable, protocol_error};
 use crate::detector::Placement;
 use crate::messages::{Answer, Opening, Request};
@@ -27,6 +28,46 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause before a transaction that conflicted is planned again.
 const CONFLICT_DELAY: Duration = Duration::from_millis(20);
+
+impl Node {
+    /// Creates the ownership record of a new partition, at this node if `is_here`.
+    async fn record_owner(
+        &self,
+        partition: PartitionId,
+        durability: Durability,
+        is_here: bool,
+    ) -> Result<()> {
+        let log = log_kind(durability);
+        // Other nodes cannot open a partition of this node's local log.
+        let is_here = is_here || log == LogKind::Local;
+        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        while Instant::now() < deadline {
+            if self.find_owner(partition).await?.is_some() {
+                return Ok(());
+            }
+            let owner = match is_here {
+                true => self.id(),
+                false => Placement::new(self, self.living()).next().unwrap_or(self.id()),
+            };
+            let read =
+                metadata::node(self.environment(), owner).await.map_err(|error| protocol_error(&error))?;
+            if let Some(read) = read.filter(|read| read.record.state == NodeState::Alive) {
+                let from = Position { incarnation: read.record.incarnation, slot: 0 };
+                let record = PartitionRecord::new(owner, log, from);
+                let value = records::encode(&record).map_err(|error| protocol_error(&error))?;
+                let create = Transaction::new()
+                    .absent(owner_key(partition))
+                    .unchanged(node_key(owner), read.revision)
+                    .put(owner_key(partition), value);
+                if metadata::transact(self.environment(), create).await == Change::Applied {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(CONFLICT_DELAY).await;
+        }
+        Err(metadata_unavailable())
+    }
+}
 
 fn owner(ownership: Ownership) -> Owner {
     Owner { node: ownership.node.0, epoch: ownership.epoch }
@@ -95,7 +136,7 @@ impl Cluster for Node {
 
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
         let request = || Request::Outcome { partition: partition.0, transaction };
-        match self.ask_owner(partition, request).await? {
+        match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
             Answer::Committed => Ok(TransactionOutcome::Committed),
             Answer::Aborted => Ok(TransactionOutcome::Aborted),
             _ => Ok(TransactionOutcome::Forgotten),
@@ -103,41 +144,49 @@ impl Cluster for Node {
     }
 
     async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()> {
-        let log = match durability {
-            Durability::Shared => LogKind::Shared,
-            Durability::Local => LogKind::Local,
-        };
-        let deadline = Instant::now() + ROUTING_TIMEOUT;
-        while Instant::now() < deadline {
-            if self.find_owner(partition).await?.is_some() {
-                return Ok(());
-            }
-            // Other nodes cannot open a partition of this node's local log.
-            let owner = match log {
-                LogKind::Shared => Placement::new(self, self.living()).next().unwrap_or(self.id()),
-                LogKind::Local => self.id(),
-            };
-            let read =
-                metadata::node(self.environment(), owner).await.map_err(|error| protocol_error(&error))?;
-            if let Some(read) = read.filter(|read| read.record.state == NodeState::Alive) {
-                let from = Position { incarnation: read.record.incarnation, slot: 0 };
-                let record = PartitionRecord::new(owner, log, from);
-                let value = records::encode(&record).map_err(|error| protocol_error(&error))?;
-                let create = Transaction::new()
-                    .absent(owner_key(partition))
-                    .unchanged(node_key(owner), read.revision)
-                    .put(owner_key(partition), value);
-                if metadata::transact(self.environment(), create).await == Change::Applied {
-                    return Ok(());
-                }
-            }
-            tokio::time::sleep(CONFLICT_DELAY).await;
-        }
-        Err(metadata_unavailable())
+        self.record_owner(partition, durability, false).await
+    }
+
+    async fn own_partition(&self, partition: PartitionId, durability: Durability) -> Result<()> {
+        self.record_owner(partition, durability, true).await
+    }
+
+    async fn branch_partition(
+        &self,
+        source: PartitionId,
+        branch: PartitionId,
+        at_unix_ms: Option<u64>,
+    ) -> Result<()> {
+        let request = || Request::Branch { source: source.0, branch: branch.0, at_unix_ms };
+        self.ask_owner(source, ADMINISTRATION_TIMEOUT, request).await.map(drop)
+    }
+
+    async fn restore_partition(&self, partition: PartitionId, at_unix_ms: u64) -> Result<()> {
+        self.request_restore(partition, at_unix_ms).await
+    }
+
+    async fn set_durability(&self, partition: PartitionId, durability: Durability) -> Result<()> {
+        let request = || Request::SetDurability { partition: partition.0, durability };
+        self.ask_owner(partition, ADMINISTRATION_TIMEOUT, request).await.map(drop)
+    }
+
+    async fn sessions(&self, partition: PartitionId) -> Result<u64> {
+        self.count_sessions(partition).await
+    }
+
+    async fn resume_partition(&self, partition: PartitionId) -> Result<()> {
+        Node::resume_partition(self, partition).await
+    }
+
+    fn check_available(&self, partition: PartitionId) -> Result<()> {
+        self.check_known_quarantine(partition)?;
+        let Some(owner) = self.owners().owner(partition) else { return Ok(()) };
+        self.unavailable(owner.node, owner.log).map_or(Ok(()), Err)
     }
 
     async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
-        match self.ask_owner(partition, || Request::Drop { partition: partition.0 }).await {
+        let request = || Request::Drop { partition: partition.0 };
+        match self.ask_owner(partition, ROUTING_TIMEOUT, request).await {
             Ok(_) => Ok(()),
             Err(error) if error.state() == sqlstate::INVALID_CATALOG_NAME => Ok(()),
             Err(error) => Err(error),
@@ -152,7 +201,8 @@ impl Cluster for Node {
             )
             .hint("\"fulmar node list\" lists the nodes."));
         };
-        self.ask_owner(partition, || Request::Move { partition: partition.0, to: to.id.0 }).await?;
+        let request = || Request::Move { partition: partition.0, to: to.id.0 };
+        self.ask_owner(partition, ROUTING_TIMEOUT, request).await?;
         Ok(())
     }
 

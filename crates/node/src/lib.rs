@@ -18,6 +18,8 @@
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `quarantine`: refuses partitions whose statements kill nodes.
+//! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
 //! # Start
@@ -30,6 +32,7 @@
 //! [`Node::fenced`] completes, and the process must start again. Before a planned stop
 //! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
 
+mod administration;
 mod assignments;
 mod collector;
 mod detector;
@@ -44,6 +47,7 @@ mod node;
 mod objects;
 pub mod owners;
 mod partitions;
+mod quarantine;
 pub mod registration;
 pub mod rpc;
 

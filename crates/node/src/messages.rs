@@ -9,6 +9,7 @@
 use bytes::Bytes;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::TransactionOutcome;
+use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
 /// The first message of a stream.
@@ -26,7 +27,7 @@ pub(crate) enum Opening {
     },
 }
 
-/// A request to a node, most often as the owner of a partition.
+/// A request to the owner of a partition, or to any node.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Request {
@@ -34,6 +35,18 @@ pub(crate) enum Request {
     Move { partition: u64, to: u32 },
     /// Drop the partition.
     Drop { partition: u64 },
+    /// Store the partition, as it is now or was at a time, as the first manifest of another one.
+    Branch { source: u64, branch: u64, at_unix_ms: Option<u64> },
+    /// Restore the partition, if its timeline has the epoch `from`, to a time.
+    Restore { partition: u64, at_unix_ms: u64, from: u32, lineage: u64 },
+    /// Change the log that the partition commits to.
+    SetDurability {
+        partition: u64,
+        #[serde(with = "durability_name")]
+        durability: Durability,
+    },
+    /// Report the number of clients of the partition at this node.
+    Sessions { partition: u64 },
     /// Report what became of a transaction.
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
@@ -55,6 +68,8 @@ pub(crate) struct Heartbeat {
 pub(crate) enum Answer {
     /// It was carried out.
     Done,
+    /// The number of clients.
+    Sessions { count: u64 },
     /// The transaction was committed.
     Committed,
     /// The transaction was not committed, and cannot be.
@@ -106,6 +121,10 @@ fn known_state(state: &str) -> &'static str {
     let known = [
         sqlstate::PARTITION_MOVED,
         sqlstate::FEATURE_NOT_SUPPORTED,
+        sqlstate::INVALID_PARAMETER_VALUE,
+        sqlstate::PROGRAM_LIMIT,
+        sqlstate::CONFIGURATION_LIMIT,
+        sqlstate::SERIALIZATION_FAILURE,
         sqlstate::INVALID_CATALOG_NAME,
         sqlstate::DISK_FULL,
         sqlstate::OUT_OF_MEMORY,
@@ -119,6 +138,22 @@ fn known_state(state: &str) -> &'static str {
         sqlstate::DATA_CORRUPTED,
     ];
     known.into_iter().find(|known| *known == state).unwrap_or(sqlstate::INTERNAL)
+}
+
+/// A durability by its name, for serde.
+mod durability_name {
+    use fulmar_pages::Durability;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(durability: &Durability, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(durability.name())
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Durability, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Durability::from_name(&name).ok_or_else(|| D::Error::custom("unknown durability"))
+    }
 }
 
 /// Encodes a message.

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
-use fulmar_cluster::{LogKind, NodeId, Position, metadata};
+use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_pages::PartitionId;
 use futures::stream::{self, StreamExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
-use crate::assignments::{missing, moved, protocol_error};
+use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
 use crate::logs::position;
 use crate::messages::{Answer, Request};
@@ -29,7 +29,7 @@ const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A partition that is being moved or dropped.
-struct Moving<'a> {
+pub(crate) struct Moving<'a> {
     node: &'a Node,
     partition: PartitionId,
 }
@@ -52,6 +52,21 @@ impl Node {
                 self.drop_own(PartitionId(partition)).await?;
                 Ok(Answer::Done)
             }
+            Request::Branch { source, branch, at_unix_ms } => {
+                self.branch_own(PartitionId(source), PartitionId(branch), at_unix_ms).await?;
+                Ok(Answer::Done)
+            }
+            Request::Restore { partition, at_unix_ms, from, lineage } => {
+                self.restore_own(PartitionId(partition), at_unix_ms, from, lineage).await?;
+                Ok(Answer::Done)
+            }
+            Request::SetDurability { partition, durability } => {
+                self.set_own_durability(PartitionId(partition), durability).await?;
+                Ok(Answer::Done)
+            }
+            Request::Sessions { partition } => {
+                Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
+            }
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);
                 self.own_record(partition).await?;
@@ -64,13 +79,14 @@ impl Node {
     }
 
     /// Sends a request to the owner of its partition, and repeats it while the owner changes. Fails
-    /// after [`ROUTING_TIMEOUT`].
+    /// after `patience`.
     pub(crate) async fn ask_owner(
         &self,
         partition: PartitionId,
+        patience: Duration,
         request: impl Fn() -> Request,
     ) -> Result<Answer> {
-        let deadline = Instant::now() + ROUTING_TIMEOUT;
+        let deadline = Instant::now() + patience;
         let mut last = None;
         while Instant::now() < deadline {
             let changed = self.owners().partition_changed(partition);
@@ -79,6 +95,9 @@ impl Node {
             let Some(read) = read.map_err(|error| protocol_error(&error))? else {
                 return Err(missing(partition));
             };
+            if let Some(error) = self.unavailable_owner(&read.record) {
+                return Err(error);
+            }
             let owner = read.record.owner;
             let answer = match owner == self.id() {
                 true => Ok(self.carry_out(request()).await),
@@ -88,15 +107,19 @@ impl Node {
                 },
             };
             match answer {
-                Ok(Err(error)) if error.state() == sqlstate::PARTITION_MOVED => {
-                    last = Some(error.to_string())
+                Ok(Err(error)) => {
+                    // An owner that was replaced fails in any way. Requests may be repeated.
+                    if error.state() != sqlstate::PARTITION_MOVED && self.is_owned(partition, &read).await {
+                        return Err(error);
+                    }
+                    last = Some(error.to_string());
                 }
                 Ok(answer) => return answer,
                 Err(error) => last = Some(error.to_string()),
             }
             let _ = timeout_at(Instant::now() + ROUTING_RETRY_DELAY, changed).await;
         }
-        let text = format!("the owner of partition {partition} did not answer within {ROUTING_TIMEOUT:?}");
+        let text = format!("the owner of partition {partition} did not answer within {patience:?}");
         let error =
             Error::new(sqlstate::CANNOT_CONNECT_NOW, text).hint("Check the nodes with \"fulmar node list\".");
         Err(match last {
@@ -105,12 +128,30 @@ impl Node {
         })
     }
 
-    async fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
-        // Dropping the ranges of its record takes one transaction.
-        while self.dropping_ranges.lock().contains(&partition) {
-            tokio::time::sleep(RANGES_POLL_INTERVAL).await;
+    /// Returns true if the owner of a partition is the same as in a record.
+    async fn is_owned(&self, partition: PartitionId, before: &Read<PartitionRecord>) -> bool {
+        match timeout(METADATA_TIMEOUT, metadata::partition(self.environment(), partition)).await {
+            Ok(Ok(Some(now))) => now.record.owner == before.record.owner,
+            _ => false,
         }
-        match self.moving.lock().insert(partition) {
+    }
+
+    /// As [`Node::begin_move`], but waits while the partition's record is being shortened, which
+    /// takes one transaction.
+    async fn begin_handover(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        loop {
+            match self.begin_move(partition) {
+                Err(_) if self.dropping_ranges.lock().contains(&partition) => {
+                    tokio::time::sleep(RANGES_POLL_INTERVAL).await;
+                }
+                begun => return begun,
+            }
+        }
+    }
+
+    pub(crate) fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        let dropping = self.dropping_ranges.lock();
+        match !dropping.contains(&partition) && self.moving.lock().insert(partition) {
             true => Ok(Moving { node: self, partition }),
             false => Err(Error::new(
                 sqlstate::OBJECT_IN_USE,
@@ -122,7 +163,7 @@ impl Node {
 
     /// Hands a partition of this node over to another one.
     pub(crate) async fn hand_over(&self, partition: PartitionId, to: NodeId) -> Result<()> {
-        let _moving = self.begin_move(partition).await?;
+        let _moving = self.begin_handover(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(());
@@ -170,7 +211,7 @@ impl Node {
 
     /// Drops a partition of this node and deletes its record.
     async fn drop_own(&self, partition: PartitionId) -> Result<()> {
-        let _moving = self.begin_move(partition).await?;
+        let _moving = self.begin_change(partition).await?;
         self.own_record(partition).await?;
         self.partitions()?.drop_partition(partition).await?;
         let deadline = Instant::now() + ROUTING_TIMEOUT;
@@ -186,6 +227,7 @@ impl Node {
             let delete = fulmar_meta::Transaction::new()
                 .unchanged(key.as_str(), read.revision)
                 .unchanged(node, self.begun().read.revision)
+                .delete(fulmar_cluster::quarantine::key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_cluster::incarnation::{self, Begun, Lease};
+use fulmar_cluster::quarantine::report_crash;
 use fulmar_cluster::{Incarnation, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_meta::{Catalog, MetadataStore};
@@ -28,7 +29,7 @@ use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
-use crate::{Error, rpc};
+use crate::{Error, quarantine, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,6 +101,8 @@ impl Node {
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         registration::record_term(&*metadata, term, id, begun.incarnation).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
+        report_crash(&environment, id).await?;
+        quarantine::record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
         let peering = rpc::Peering::new(identity, options.tls.clone(), owners.clone());
@@ -168,6 +171,7 @@ impl Node {
             node.fence("its log was sealed by another node");
         });
         tokio::spawn(self.clone().detect());
+        tokio::spawn(self.clone().close_quarantined());
     }
 
     /// Completes when this incarnation was fenced, with the reason. The process must start again.

@@ -3,9 +3,10 @@
 //! [`Owners`] follows the metadata store, so it may lag behind it for a moment. Routing uses it,
 //! and finds out by the answer if it was wrong. Decisions that must be right read the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fulmar_cluster::quarantine::{self, QuarantineRecord};
 use fulmar_cluster::records::{decode, node_key, partition_of_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeRecord, NodeState, PartitionRecord};
 use fulmar_meta::{Change, Entry, MetaError, Observer};
@@ -86,6 +87,8 @@ struct State {
     counts: BTreeMap<NodeId, PartitionCounts>,
     nodes: BTreeMap<NodeId, NodeRecord>,
     members: BTreeMap<NodeId, (String, MemberRecord)>,
+    /// The partitions that no node may open.
+    quarantined: BTreeSet<PartitionId>,
     /// The newest incarnation of each node that is known to have ended, and when this process
     /// learned it, by CLOCK_BOOTTIME.
     ended: BTreeMap<NodeId, (Incarnation, Duration)>,
@@ -96,6 +99,7 @@ pub struct Owners {
     state: RwLock<State>,
     partitions_changed: [Notify; WAITER_SHARDS],
     nodes_changed: Notify,
+    quarantined: Notify,
 }
 
 impl Default for Owners {
@@ -104,6 +108,7 @@ impl Default for Owners {
             state: RwLock::default(),
             partitions_changed: std::array::from_fn(|_| Notify::new()),
             nodes_changed: Notify::new(),
+            quarantined: Notify::new(),
         }
     }
 }
@@ -164,6 +169,24 @@ impl Owners {
         state.ended.get(&node).filter(|(ended, _)| *ended >= incarnation).map(|(_, at)| *at)
     }
 
+    /// Returns true if no node may open a partition.
+    pub fn is_quarantined(&self, partition: PartitionId) -> bool {
+        self.state.read().quarantined.contains(&partition)
+    }
+
+    /// The partitions of a node that no node may open.
+    pub fn quarantined_of(&self, node: NodeId) -> Vec<PartitionId> {
+        let state = self.state.read();
+        let is_own = |id: &PartitionId| state.partitions.get(id).is_some_and(|owner| owner.node == node);
+        state.quarantined.iter().copied().filter(is_own).collect()
+    }
+
+    /// Completes at the next change of the partitions that no node may open. Changes are not missed
+    /// after the call of this function.
+    pub fn quarantine_changed(&self) -> Notified<'_> {
+        self.quarantined.notified()
+    }
+
     /// Completes at the next change of the owner of this partition (or of some others). Changes are
     /// not missed after the call of this function.
     pub fn partition_changed(&self, partition: PartitionId) -> Notified<'_> {
@@ -184,6 +207,7 @@ fn shard(partition: PartitionId) -> usize {
 enum Touched {
     Partition(PartitionId),
     Nodes,
+    Quarantine,
     Nothing,
 }
 
@@ -227,6 +251,15 @@ impl State {
             self.members.insert(NodeId(member.id), (name.to_owned(), member));
             return Ok(Touched::Nodes);
         }
+        if let Some(partition) = quarantine::partition_of_key(&entry.key) {
+            let record: QuarantineRecord =
+                decode(&entry.key, &entry.value).map_err(|error| corrupt(entry, &error))?;
+            match record.is_quarantined {
+                true => self.quarantined.insert(partition),
+                false => self.quarantined.remove(&partition),
+            };
+            return Ok(Touched::Quarantine);
+        }
         Ok(Touched::Nothing)
     }
 
@@ -238,6 +271,10 @@ impl State {
         if let Some(id) = node_of_key(key) {
             self.nodes.remove(&id);
             return Touched::Nodes;
+        }
+        if let Some(partition) = quarantine::partition_of_key(key) {
+            self.quarantined.remove(&partition);
+            return Touched::Quarantine;
         }
         match key.strip_prefix(MEMBER_PREFIX) {
             Some(name) => {
@@ -282,11 +319,12 @@ impl Observer for Owners {
             waiters.notify_waiters();
         }
         self.nodes_changed.notify_waiters();
+        self.quarantined.notify_waiters();
         Ok(())
     }
 
     fn changed(&self, changes: &[Change]) {
-        let mut touched_nodes = false;
+        let (mut touched_nodes, mut touched_quarantine) = (false, false);
         let mut touched_shards = 0u64;
         let mut state = self.state.write();
         for change in changes {
@@ -304,6 +342,7 @@ impl Observer for Owners {
             match touched {
                 Touched::Partition(partition) => touched_shards |= 1 << shard(partition),
                 Touched::Nodes => touched_nodes = true,
+                Touched::Quarantine => touched_quarantine = true,
                 Touched::Nothing => {}
             }
         }
@@ -314,6 +353,9 @@ impl Observer for Owners {
         }
         if touched_nodes {
             self.nodes_changed.notify_waiters();
+        }
+        if touched_quarantine {
+            self.quarantined.notify_waiters();
         }
     }
 }
@@ -344,6 +386,24 @@ mod tests {
         let key = owner_key(PartitionId(2));
         owners.changed(&[Change { key, value: None, revision: Revision(2) }]);
         assert_eq!((owners.owner(PartitionId(2)), owners.count(NodeId(2)).shared), (None, 1));
+    }
+
+    #[test]
+    fn quarantine_follows_its_record() {
+        let owners = Owners::default();
+        let from = Position { incarnation: 1, slot: 0 };
+        let record = encode(&PartitionRecord::new(NodeId(1), LogKind::Shared, from)).unwrap();
+        put(&owners, owner_key(PartitionId(5)), record);
+        let quarantine = |is_quarantined| {
+            let record = format!(r#"{{"v":1,"deaths":[],"is_quarantined":{is_quarantined}}}"#);
+            put(&owners, quarantine::key(PartitionId(5)), record.into_bytes());
+        };
+        quarantine(true);
+        assert!(owners.is_quarantined(PartitionId(5)));
+        assert_eq!(owners.quarantined_of(NodeId(1)), [PartitionId(5)]);
+        assert_eq!(owners.quarantined_of(NodeId(2)), []);
+        quarantine(false);
+        assert!(!owners.is_quarantined(PartitionId(5)));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{CommonStore, Engine, Result};
+use fulmar_engine::{CommonStore, DecisionError, Engine, Result, Timeline};
+use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::TransactionOutcome;
 use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
+use futures::future::BoxFuture;
 
 /// The partitions of a node: its engine.
 #[async_trait]
@@ -28,6 +30,37 @@ pub trait Partitions: Send + Sync + 'static {
     /// Drops a partition.
     async fn drop_partition(&self, partition: PartitionId) -> Result<()>;
 
+    /// Like [`Partitions::release`], for a change that this node makes itself. Returns the position
+    /// of the shared log, before which everything is durable.
+    async fn release_to_change(&self, partition: PartitionId) -> Result<LogPosition>;
+
+    /// Stores a partition, as it is now or was at a time, as the first manifest of another one.
+    async fn branch(&self, source: PartitionId, branch: PartitionId, at_unix_ms: Option<u64>) -> Result<()>;
+
+    /// Restores a partition to a time. `decide` makes that take effect.
+    async fn restore<'a>(
+        &'a self,
+        partition: PartitionId,
+        at_unix_ms: u64,
+        lineage: u64,
+        decide: Decide<'a>,
+    ) -> Result<()>;
+
+    /// Returns a new lineage for [`Partitions::restore`].
+    fn new_lineage(&self) -> u64;
+
+    /// The position of the shared log, before which everything is durable.
+    fn log_position(&self) -> LogPosition;
+
+    /// The number of clients of a partition that are connected to this node.
+    fn sessions(&self, partition: PartitionId) -> u64;
+
+    /// Ends the sessions of a partition that this node runs.
+    fn end_sessions(&self, partition: PartitionId);
+
+    /// Records in the event log that a partition was quarantined.
+    fn record_quarantine(&self, partition: PartitionId);
+
     /// Reports what became of a transaction. One that was not committed cannot be any more.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
@@ -42,16 +75,20 @@ pub trait Partitions: Send + Sync + 'static {
     async fn fenced(&self);
 }
 
+/// Makes a restore to a timeline take effect.
+pub type Decide<'a> =
+    Box<dyn FnOnce(Timeline) -> BoxFuture<'a, std::result::Result<(), DecisionError>> + Send + 'a>;
+
 /// Serves a session that another node relays.
 pub type SessionHandler = Arc<dyn Fn(Stream) + Send + Sync>;
 
-/// The engine of a node.
-pub struct EnginePartitions(Arc<Engine>);
+/// The engine and the gateway of a node.
+pub struct EnginePartitions(Arc<Engine>, GatewaySessions);
 
 impl EnginePartitions {
-    /// The partitions of this engine.
-    pub fn new(engine: Arc<Engine>) -> Self {
-        EnginePartitions(engine)
+    /// The partitions of this engine, and their sessions.
+    pub fn new(engine: Arc<Engine>, sessions: GatewaySessions) -> Self {
+        EnginePartitions(engine, sessions)
     }
 }
 
@@ -75,6 +112,44 @@ impl Partitions for EnginePartitions {
 
     async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
         self.0.drop_partition(partition).await
+    }
+
+    async fn release_to_change(&self, partition: PartitionId) -> Result<LogPosition> {
+        self.0.release_to_change(partition).await
+    }
+
+    async fn branch(&self, source: PartitionId, branch: PartitionId, at_unix_ms: Option<u64>) -> Result<()> {
+        self.0.create_partition(branch, Some((source, at_unix_ms))).await
+    }
+
+    async fn restore<'a>(
+        &'a self,
+        partition: PartitionId,
+        at_unix_ms: u64,
+        lineage: u64,
+        decide: Decide<'a>,
+    ) -> Result<()> {
+        self.0.restore_assigned(partition, at_unix_ms, lineage, decide).await
+    }
+
+    fn new_lineage(&self) -> u64 {
+        self.0.new_lineage()
+    }
+
+    fn log_position(&self) -> LogPosition {
+        self.0.log_position()
+    }
+
+    fn sessions(&self, partition: PartitionId) -> u64 {
+        self.1.clients(partition) as u64
+    }
+
+    fn end_sessions(&self, partition: PartitionId) {
+        self.1.end(partition);
+    }
+
+    fn record_quarantine(&self, partition: PartitionId) {
+        self.1.record_quarantine(partition);
     }
 
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {

@@ -20,6 +20,9 @@ use crate::owners::Owners;
 
 /// How long a connection and its handshake may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one attempt to open a TCP connection may take. The kernel repeats a lost packet only
+/// after 1 s, and then after twice the time. The nodes of a cluster are close to each other.
+const TCP_CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum number of connections from other nodes. A node dials each other node once.
 const MAX_CONNECTIONS: usize = 1024;
 /// How many connections the kernel queues.
@@ -114,7 +117,7 @@ impl Dial for TcpDial {
     async fn dial(&self, node: u32, address: &str) -> Result<Connection, TransportError> {
         let Peering { identity, tls, refusals, .. } = &self.0;
         let connect = async {
-            let tcp = TcpStream::connect(address).await?;
+            let tcp = connect_tcp(address).await?;
             tcp.set_nodelay(true)?;
             let name = self.0.name(NodeId(node)).await;
             let stream = NodeStream::connect(tcp, tls.as_deref(), &name).await?;
@@ -127,6 +130,15 @@ impl Dial for TcpDial {
         let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
         tokio::spawn(driver.run());
         Ok(connection)
+    }
+}
+
+/// Opens a TCP connection, in as many attempts as necessary.
+async fn connect_tcp(address: &str) -> std::io::Result<TcpStream> {
+    loop {
+        if let Ok(connected) = timeout(TCP_CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+            return connected;
+        }
     }
 }
 

@@ -74,6 +74,7 @@ mod vfs;
 pub use cancel::{CancelFlag, CancelReason, Canceller};
 pub use connection::{BEGIN, COMMIT, Columns, Connection, Prepared, ROLLBACK, Run, Step, statement_too_long};
 pub use error::{Error, Result, UNKNOWN_PARTITION, sqlstate};
+pub use fiber::overflow::record_to as record_crashes;
 pub use fiber::stack::{DEFAULT_STACK_BYTES, FiberStack, set_stack_bytes};
 pub use fiber::{Fiber, Suspender};
 pub use heap::{Charge, Heap, HeapAccount, exhausted};

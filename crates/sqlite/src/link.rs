@@ -394,7 +394,8 @@ impl Drop for NotedText {
     }
 }
 
-/// Describes the statement of a fiber, for the report of a stack overflow at an address.
+/// Describes the statement of a fiber, for the report of a fatal signal, which a fault at `address`
+/// has raised.
 ///
 /// # Safety
 /// `environment` must be that of a fiber of this crate, or null. Called in a signal handler.
@@ -404,10 +405,11 @@ pub(crate) unsafe fn describe(environment: *const (), address: usize) -> Option<
     unsafe {
         let link = environment.cast::<Link>().as_ref()?;
         let tenant = &*link.tenant.as_ptr();
-        link.suspender.is_in_guard(address).then(|| Running {
+        Some(Running {
             tenant: (tenant.as_ptr(), tenant.len()),
             partition: link.settings.database,
             text: link.text.get(),
+            has_overflowed: link.suspender.is_in_guard(address),
         })
     }
 }

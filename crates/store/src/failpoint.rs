@@ -5,7 +5,8 @@
 //! ```
 //!
 //! This kills the process with SIGKILL (no destructor runs, nothing is flushed) the third time it
-//! reaches the first point, or the first time it reaches the second. The variable is read only by
+//! reaches the first point, or the first time it reaches the second. `statement=abort:7` instead
+//! aborts the process (SIGABRT) at a statement of partition 7. The variable is read only by
 //! [`arm_from_environment`], which a server calls when it starts. While no failpoint is armed,
 //! passing one costs a relaxed atomic load.
 //!
@@ -22,6 +23,9 @@
 //! | `branch-after-manifest` | a branch's manifest is stored, its tenant is not yet ready |
 //! | `restore-after-manifest` | a restore's manifest is stored, the catalog is not yet updated |
 //! | `restore-after-catalog` | the catalog is updated, no other component has been notified |
+//! | `durability-after-flush` | all commits are flushed, the partition's record has the old log |
+//! | `durability-after-record` | the record has the new log, the partition is not served yet |
+//! | `statement` | a statement begins to read its database |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -54,7 +58,14 @@ pub const RESTORE_AFTER_MANIFEST: &str = "restore-after-manifest";
 /// The catalog is updated after a restore, no other component has been notified.
 pub const RESTORE_AFTER_CATALOG: &str = "restore-after-catalog";
 
-const NAMES: [&str; 11] = [
+/// All commits are flushed before a change of durability, the partition's record has the old log.
+pub const DURABILITY_AFTER_FLUSH: &str = "durability-after-flush";
+/// The partition's record has the new log, the partition is not served yet.
+pub const DURABILITY_AFTER_RECORD: &str = "durability-after-record";
+/// A statement begins to read its database.
+pub const STATEMENT: &str = "statement";
+
+const NAMES: [&str; 14] = [
     LOG_MID_RECORD,
     LOG_AFTER_WRITE,
     COMMIT_AFTER_SEGMENT,
@@ -66,6 +77,9 @@ const NAMES: [&str; 11] = [
     BRANCH_AFTER_MANIFEST,
     RESTORE_AFTER_MANIFEST,
     RESTORE_AFTER_CATALOG,
+    DURABILITY_AFTER_FLUSH,
+    DURABILITY_AFTER_RECORD,
+    STATEMENT,
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);
@@ -74,15 +88,22 @@ static POINTS: Mutex<Vec<Point>> = Mutex::new(Vec::new());
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Point {
     name: &'static str,
-    /// Remaining passages until the process is killed.
-    left: u64,
+    action: Action,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Action {
+    /// The process is killed after this number of passages.
+    Exit(u64),
+    /// The process aborts when it passes with this partition.
+    Abort(u64),
 }
 
 /// An invalid failpoint specification.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "`{item}` is not a valid failpoint: {reason}; expected {VARIABLE}=NAME=exit:N[,...] with N >= \
-     1 and NAME one of {NAMES:?}"
+    "`{item}` is not a valid failpoint: {reason}; expected {VARIABLE}=NAME=exit:N[,...] or \
+     statement=abort:N with N >= 1 and NAME one of {NAMES:?}"
 )]
 pub struct FailpointError {
     item: String,
@@ -116,10 +137,12 @@ fn parse(specification: &str) -> Result<Vec<Point>, FailpointError> {
 fn parse_item(item: &str) -> Result<Point, &'static str> {
     let (name, action) = item.split_once('=').ok_or("it has no `=`")?;
     let name = *NAMES.iter().find(|known| **known == name).ok_or("unknown failpoint name")?;
-    let count = action.strip_prefix("exit:").ok_or("the action is not `exit:N`")?;
-    match count.parse() {
-        Ok(left) if left >= 1 => Ok(Point { name, left }),
-        _ => Err("N is not a positive integer"),
+    let (kind, number) = action.split_once(':').ok_or("the action is not `exit:N` or `abort:N`")?;
+    let number = number.parse().ok().filter(|number| *number >= 1).ok_or("N is not a positive integer")?;
+    match kind {
+        "exit" if name != STATEMENT => Ok(Point { name, action: Action::Exit(number) }),
+        "abort" if name == STATEMENT => Ok(Point { name, action: Action::Abort(number) }),
+        _ => Err("the failpoint does not support the action"),
     }
 }
 
@@ -135,11 +158,23 @@ pub fn hit(name: &str) {
     }
 }
 
+/// Passes a failpoint in a partition. Aborts the process if that is armed for it.
+pub fn hit_in(name: &str, partition: u64) {
+    let is_it = |point: &Point| point.name == name && point.action == Action::Abort(partition);
+    if ARMED.load(Ordering::Relaxed) && POINTS.lock().iter().any(is_it) {
+        std::process::abort();
+    }
+}
+
 fn count_down(points: &mut [Point], name: &str) -> bool {
-    points.iter_mut().filter(|point| point.name == name).fold(false, |kill, point| {
-        point.left = point.left.saturating_sub(1);
-        kill || point.left == 0
-    })
+    let mut is_due = false;
+    for point in points.iter_mut().filter(|point| point.name == name) {
+        if let Action::Exit(left) = &mut point.action {
+            *left = left.saturating_sub(1);
+            is_due |= *left == 0;
+        }
+    }
+    is_due
 }
 
 fn kill() -> ! {
@@ -156,10 +191,18 @@ mod tests {
     #[test]
     fn parses_failpoint_names_and_counts() {
         let points = parse("log-after-write=exit:3, flush-after-manifest=exit:1,").unwrap();
-        assert_eq!(points[0], Point { name: LOG_AFTER_WRITE, left: 3 });
-        assert_eq!(points[1], Point { name: FLUSH_AFTER_MANIFEST, left: 1 });
-        for bad in ["log-after-write", "nowhere=exit:1", "log-after-write=exit:0", "log-after-write=panic:1"]
-        {
+        assert_eq!(points[0], Point { name: LOG_AFTER_WRITE, action: Action::Exit(3) });
+        assert_eq!(points[1], Point { name: FLUSH_AFTER_MANIFEST, action: Action::Exit(1) });
+        let aborting = parse("statement=abort:7").unwrap();
+        assert_eq!(aborting, [Point { name: STATEMENT, action: Action::Abort(7) }]);
+        for bad in [
+            "log-after-write",
+            "nowhere=exit:1",
+            "log-after-write=exit:0",
+            "log-after-write=panic:1",
+            "log-after-write=abort:1",
+            "statement=exit:1",
+        ] {
             assert!(parse(bad).unwrap_err().to_string().contains(bad), "{bad}");
         }
     }

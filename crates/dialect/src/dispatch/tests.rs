@@ -212,6 +212,7 @@ fn parses_statements_about_databases() {
         admin("ALTER DATABASE shop RESTORE TO TIMESTAMP '2026-11-21 18:07:06'"),
         AdminStatement::RestoreDatabase { name: "shop".into(), at_unix_ms: 1_795_284_426_000 }
     );
+    assert_eq!(admin("ALTER DATABASE shop RESUME"), AdminStatement::ResumeDatabase { name: "shop".into() });
     assert_eq!(failure("CREATE DATABASE a BRANCH b"), sqlstate::SYNTAX_ERROR);
     assert_eq!(failure("ALTER DATABASE a RESTORE TO '2026-11-21'"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("ALTER DATABASE a RESTORE TO TIMESTAMP 'soon'"), sqlstate::INVALID_DATETIME);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmar_maintenance::{CommonStore, Export, Import, RestorePoint};
+use fulmar_maintenance::{CommonStore, DecisionError, Export, Import, RestorePoint};
 use fulmar_pages::{PartitionId, SegmentId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use futures::future::BoxFuture;
@@ -48,7 +48,26 @@ impl Engine {
         at_unix_ms: u64,
         decide: impl AsyncFnOnce(Timeline) -> Result<()>,
     ) -> Result<()> {
-        self.maintenance.restore_partition(id, at_unix_ms, decide).await
+        let decide = async |timeline| decide(timeline).await.map_err(DecisionError::InDoubt);
+        self.maintenance.restore_partition(id, at_unix_ms, None, decide).await
+    }
+
+    /// Like [`Engine::restore_partition`], on a member of a cluster. The new timeline has the lineage
+    /// `lineage`, by which a repeated request recognizes it.
+    pub async fn restore_assigned<'a>(
+        &self,
+        id: PartitionId,
+        at_unix_ms: u64,
+        lineage: u64,
+        decide: impl FnOnce(Timeline) -> BoxFuture<'a, std::result::Result<(), DecisionError>>,
+    ) -> Result<()> {
+        let decide = async |timeline| decide(timeline).await;
+        self.maintenance.restore_partition(id, at_unix_ms, Some(lineage), decide).await
+    }
+
+    /// Returns a lineage for [`Engine::restore_assigned`].
+    pub fn new_lineage(&self) -> u64 {
+        self.node().clock.tick()
     }
 
     /// The objects in the store, for the collector of a cluster.

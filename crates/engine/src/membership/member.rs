@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use fulmar_mvcc::with_partition_context;
 use fulmar_mvcc::{Node, Partition, Partitions, Replay, log_error, moved_error, store_error, term_of};
-use fulmar_pages::{Durability, PartitionId};
+use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, HotPagesName, LogPosition, SealedLogs, VERSION_BITS};
 use parking_lot::Mutex;
@@ -78,6 +78,11 @@ impl Member {
     fn check_not_released(&self, id: PartitionId) -> Result<()> {
         let is_refused = self.moves.lock().get(&id).is_some_and(|moving| moving.is_refused.load(Acquire));
         if is_refused { Err(moved_error()) } else { Ok(()) }
+    }
+
+    /// The current timeline of a partition that this node owns.
+    pub(crate) async fn timeline(&self, id: PartitionId) -> Result<Timeline> {
+        Ok(self.membership.assignments.assignment(id).await?.timeline)
     }
 
     /// Opens a partition that this node owns. Also returns its list of hot pages.

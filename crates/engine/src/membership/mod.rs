@@ -27,6 +27,10 @@
 //! | after the release, before its flush | the same | the range is closed only after [`Engine::release`](crate::Engine::release) has returned, which is after the flush |
 //! | after the flush, before the change of owner | a manifest with everything | records that the manifest covers are skipped by their number |
 //! | after the change of owner | the same | the closed range is empty: the new owner reads no log of the source |
+//! | in a release for a change of durability, before the record changes | a manifest with everything, and the old log | records that the manifest covers are skipped by their number |
+//! | after the record has changed | the same manifest, and the new log from a durable position | the old log is in no range, or is the local log, whose records are skipped by their number |
+//! | in a restore, before the record changes | a manifest of the next timeline | no timeline in the catalog names it |
+//! | after the record has changed | that manifest | records of the earlier timeline are skipped |
 //! | while inherited records are flushed | the records in the earlier logs | until all are flushed, the log states slot 0 of incarnation 0 as needed, so a failover keeps the whole range |
 //! | after a manifest of inherited records, before their ranges are dropped | the manifest, and the ranges | records that the manifest covers are skipped by their number |
 //! | while the process was suspended, after a failover | its late manifests, with lower numbers | such a manifest contains only versions that were durable before the seal, which the new owner has read too; its later commits find the seal |

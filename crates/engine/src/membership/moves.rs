@@ -8,6 +8,9 @@
 //!              take_back                        this node still owns it: the next access opens it
 //! ```
 //!
+//! A change of durability, and a quarantine, release a partition too, and take it back. They need no
+//! release record, because the owner stays.
+//!
 //! A released partition object is closed for good. If this node takes the partition back, it is
 //! opened from its manifest like any other. If a release fails after the close, the object and its
 //! unflushed changes stay, the partition is refused, and the background flush continues. Another
@@ -32,6 +35,15 @@ use tokio::time::timeout;
 use super::member::{Member, Move, shared_log};
 use crate::engine::Engine;
 
+/// Why a partition is released.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Another node will own it.
+    HandOver,
+    /// This node changes its record.
+    Change,
+}
+
 /// How long a release waits until its record is durable.
 const DURABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -54,6 +66,17 @@ impl Engine {
     /// served, or refused until one of the three functions succeeds. The work continues if the
     /// future is dropped.
     pub async fn release(self: &Arc<Self>, id: PartitionId) -> Result<LogPosition> {
+        self.release_for(id, Purpose::HandOver).await
+    }
+
+    /// Like [`Engine::release`], for a change that this node makes itself, of the partition's log for
+    /// example: without a release record, and also for partitions with local durability. Returns the
+    /// position of the shared log, before which everything is durable. [`Engine::take_back`] follows.
+    pub async fn release_to_change(self: &Arc<Self>, id: PartitionId) -> Result<LogPosition> {
+        self.release_for(id, Purpose::Change).await
+    }
+
+    async fn release_for(self: &Arc<Self>, id: PartitionId, purpose: Purpose) -> Result<LogPosition> {
         let member = self.require_member()?.clone();
         let moving = member.moves.lock().entry(id).or_default().clone();
         let engine = self.clone();
@@ -62,7 +85,7 @@ impl Engine {
             if let Some(position) = *released {
                 return Ok(position);
             }
-            let result = engine.release_partition(&member, &moving, id).await;
+            let result = engine.release_partition(&member, &moving, (id, purpose)).await;
             match &result {
                 Ok(position) => *released = Some(*position),
                 // The partition is still served.
@@ -80,7 +103,7 @@ impl Engine {
         &self,
         member: &Member,
         moving: &Move,
-        id: PartitionId,
+        (id, purpose): (PartitionId, Purpose),
     ) -> Result<LogPosition> {
         let partition = match self.partitions().open_one(id).filter(|open| open.has_moved()) {
             // An earlier release has failed.
@@ -92,7 +115,7 @@ impl Engine {
             }
         };
         let log = partition.log.clone();
-        if !log.is_shared() {
+        if !log.is_shared() && purpose == Purpose::HandOver {
             return Err(Error::new(
                 sqlstate::FEATURE_NOT_SUPPORTED,
                 "cannot move a database with durability = 'local' to another node",
@@ -110,6 +133,15 @@ impl Engine {
         }
         self.maintenance().forget_compaction(id);
         partition.close_idle();
+        if purpose == Purpose::Change {
+            // The flush has made every version durable and part of a manifest.
+            self.flush_moving(member, &partition).await?;
+            let position = shared_log(self.node())?.position();
+            self.partitions().forget_open(&partition);
+            // The local log need not keep its records any more.
+            self.partitions().forget_replay(id);
+            return Ok(position);
+        }
         let end = append_release(&partition).await?;
         let durable = async {
             let waited = timeout(DURABLE_TIMEOUT, log.wait_durable(end)).await;
@@ -170,6 +202,11 @@ impl Engine {
         if let Some(member) = self.member() {
             member.forget(id);
         }
+    }
+
+    /// The position of a member's shared log, before which everything is durable.
+    pub fn log_position(&self) -> LogPosition {
+        shared_log(self.node()).map(|log| log.position()).unwrap_or_default()
     }
 
     /// Completes when another node has closed this node's shared log: the incarnation has ended, and

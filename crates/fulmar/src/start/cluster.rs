@@ -132,9 +132,16 @@ pub(super) async fn start(
     }
     let role = Role::Member { node: member.clone() };
     let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
-    let parts = NodeParts { engine, catalog: catalog.clone(), event_log, role, temporary_directory, http };
+    let parts = NodeParts {
+        engine: engine.clone(),
+        catalog: catalog.clone(),
+        event_log,
+        role,
+        temporary_directory,
+        http,
+    };
     let node = Node::serve(arguments, parts, memory, tls).await?;
-    tokio::spawn(drop_abandoned(member, catalog));
+    tokio::spawn(drop_abandoned(member, engine, catalog));
     Ok(Some(node))
 }
 
@@ -151,6 +158,8 @@ async fn start_engine(
     config.max_statement_bytes = arguments.max_statement_size.0 as usize;
     config.retention = node::retention(catalog.clone());
     config.store = Some(store);
+    // Records of other partitions in the local log are of an earlier durability, and in manifests.
+    config.live = Some(member.local_partitions().await?.into_iter().collect());
     config.membership = Some(member.membership());
     config.node_id = config.membership.as_ref().map_or(0, |membership| membership.log_node);
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
@@ -232,7 +241,7 @@ async fn share_system_partition(member: &fulmar_node::Node, catalog: &Catalog) -
 
 /// Drops tenants whose creation or drop a node has left incomplete when it died. Those of the last
 /// minutes may still be in progress on another node.
-async fn drop_abandoned(member: Arc<fulmar_node::Node>, catalog: Arc<Catalog>) {
+async fn drop_abandoned(member: Arc<fulmar_node::Node>, engine: Arc<Engine>, catalog: Arc<Catalog>) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before_unix_ms = now.saturating_sub(ABANDONED_AFTER).as_millis() as u64;
     for tenant in catalog.unfinished() {
@@ -248,7 +257,12 @@ async fn drop_abandoned(member: Arc<fulmar_node::Node>, catalog: Arc<Catalog>) {
             _ => "dropping",
         };
         tracing::info!(tenant = tenant.name, state, "dropping a tenant left incomplete by a crash");
-        if let Err(error) = member.drop_partition(tenant.partition).await {
+        let dropped = async {
+            member.drop_partition(tenant.partition).await?;
+            // A branch or an import may have stored a manifest before the partition had an owner.
+            engine.undo_creation(tenant.partition).await
+        };
+        if let Err(error) = dropped.await {
             tracing::warn!(tenant = tenant.name, %error, "cannot drop an incomplete tenant");
             continue;
         }

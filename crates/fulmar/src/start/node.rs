@@ -168,7 +168,8 @@ impl Node {
                 let relays = relays.clone();
                 tokio::spawn(async move { relays.accept(stream).await });
             };
-            node.serve(Arc::new(EnginePartitions::new(engine.clone())), Arc::new(accept));
+            let partitions = EnginePartitions::new(engine.clone(), gateway.partition_sessions());
+            node.serve(Arc::new(partitions), Arc::new(accept));
         }
         http.ready(&gateway);
         let node_tls = match &role {

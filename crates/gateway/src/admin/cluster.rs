@@ -1,13 +1,13 @@
-//! Administration in a cluster: the partition of a database is created, dropped and moved through the
-//! cluster, because any node may own it.
+//! Administration in a cluster: the partition of a database is created, restored, dropped and moved
+//! through the cluster, because any node may own it.
 
 use std::sync::Arc;
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::Tenant;
-use fulmar_pages::Durability;
+use fulmar_pages::{Durability, PartitionId};
 
-use super::context::{Context, to_postgres_error};
+use super::context::{Context, in_use, to_postgres_error};
 use crate::Result;
 use crate::cluster::Cluster;
 
@@ -18,21 +18,18 @@ fn unsupported(message: &str) -> Error {
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
 }
 
-/// Checks the durability of a new database. The default is `shared`.
-pub(super) fn durability(given: Option<&str>, parsed: Durability) -> Result<Durability> {
-    match given {
-        Some(_) if parsed == Durability::Local => {
-            Err(unsupported("cannot create a database with durability = 'local' in a cluster")
-                .detail("Its commits would be lost with the disk of the node that owns it.")
-                .hint("Use durability = 'shared', the default."))
-        }
-        _ => Ok(Durability::Shared),
-    }
+/// The durability of a new database. The default is `shared`.
+pub(super) fn durability(given: Option<&str>, parsed: Durability) -> Durability {
+    if given.is_some() { parsed } else { Durability::Shared }
 }
 
-/// Creates the partition of a new database.
+/// Creates the partition of a new database, empty or as a branch of another one.
+///
+/// A branch is stored before its ownership record is created, and is invisible until the catalog's
+/// record is ready, so a failure in between leaves a creation that is undone.
 pub(super) async fn create(
     tenant: &Tenant,
+    source: Option<(PartitionId, Option<u64>)>,
     durability: Durability,
     context: &Context,
     cluster: &dyn Cluster,
@@ -41,7 +38,30 @@ pub(super) async fn create(
         let changed = context.catalog.set_durability(tenant, durability).await;
         changed.map_err(|error| to_postgres_error(&error))?;
     }
+    if let Some((source, at_unix_ms)) = source {
+        cluster.branch_partition(source, tenant.partition, at_unix_ms).await?;
+    }
     cluster.create_partition(tenant.partition, durability).await
+}
+
+/// Rolls the creation of a database's partition back.
+pub(super) async fn undo(tenant: &Tenant, context: &Context, cluster: &dyn Cluster) -> Result<()> {
+    cluster.drop_partition(tenant.partition).await?;
+    // The partition may have a manifest although it never had an owner.
+    context.engine.undo_creation(tenant.partition).await
+}
+
+/// Fails if a client of any node uses a database.
+pub(super) async fn check_unused(tenant: &Tenant, cluster: &dyn Cluster, hint: &str) -> Result<()> {
+    match cluster.sessions(tenant.partition).await? {
+        0 => Ok(()),
+        sessions => Err(in_use(tenant, sessions, hint)),
+    }
+}
+
+/// Restores a database at its owner.
+pub(super) async fn restore(tenant: &Tenant, at_unix_ms: u64, cluster: &dyn Cluster) -> Result<()> {
+    cluster.restore_partition(tenant.partition, at_unix_ms).await
 }
 
 /// Moves a database to the node with this name.
@@ -71,26 +91,15 @@ pub(super) async fn move_database(
     Ok(tenant)
 }
 
-/// Fails in a cluster.
-pub(crate) fn check_single_node(statement: &str, context: &Context) -> Result<()> {
-    match context.cluster {
-        None => Ok(()),
-        Some(_) => Err(unsupported(&format!("{statement} is not supported in a cluster"))),
+/// Ends the quarantine of a database.
+pub(super) async fn resume(name: &str, context: &Context) -> Result<Arc<Tenant>> {
+    let tenant = context.find(name)?;
+    match &context.cluster {
+        Some(cluster) => cluster.resume_partition(tenant.partition).await?,
+        None => {
+            let message = "the database is not quarantined";
+            return Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, message));
+        }
     }
-}
-
-/// Fails if another node owns a database.
-pub(super) fn check_owned_here(statement: &str, tenant: &Tenant, context: &Context) -> Result<()> {
-    let Some(cluster) = &context.cluster else { return Ok(()) };
-    let owner = cluster.owner(tenant.partition);
-    if owner.is_none_or(|owner| owner.node == cluster.this_node()) {
-        return Ok(());
-    }
-    let nodes = cluster.nodes();
-    let name = |id: u32| nodes.iter().find(|node| node.id == id).map(|node| node.name.as_str());
-    let owner = owner.and_then(|owner| name(owner.node)).unwrap_or("another node");
-    let here = name(cluster.this_node()).unwrap_or_default();
-    Err(unsupported(&format!("cannot execute {statement} for a database of another node"))
-        .detail(format!("Node \"{owner}\" owns the database. The command runs on node \"{here}\"."))
-        .hint(format!("Move the database first: ALTER DATABASE ... SET node = '{here}'.")))
+    Ok(tenant)
 }

@@ -58,17 +58,24 @@ impl Context {
         tokio::time::timeout(SESSION_END_TIMEOUT, gone).await.is_ok()
     }
 
-    /// Fails if the tenant has sessions. `hint` is the error's hint.
-    pub(super) fn check_unused(&self, tenant: &Tenant, hint: &str) -> Result<()> {
-        let sessions = self.registry.count(tenant.partition);
-        if sessions == 0 {
-            return Ok(());
+    /// Fails if the tenant has sessions, at any node of a cluster. `hint` is the error's hint.
+    pub(super) async fn check_unused(&self, tenant: &Tenant, hint: &str) -> Result<()> {
+        if let Some(cluster) = &self.cluster {
+            return super::cluster::check_unused(tenant, &**cluster, hint).await;
         }
-        let message = format!("database \"{}\" is being accessed by other users", tenant.name);
-        Err(Error::new(sqlstate::OBJECT_IN_USE, message)
-            .detail(format!("There are {sessions} other sessions using the database."))
-            .hint(hint))
+        match self.registry.count(tenant.partition) {
+            0 => Ok(()),
+            sessions => Err(in_use(tenant, sessions as u64, hint)),
+        }
     }
+}
+
+/// The error for a tenant that has sessions.
+pub(super) fn in_use(tenant: &Tenant, sessions: u64, hint: &str) -> Error {
+    let message = format!("database \"{}\" is being accessed by other users", tenant.name);
+    Error::new(sqlstate::OBJECT_IN_USE, message)
+        .detail(format!("There are {sessions} other sessions using the database."))
+        .hint(hint)
 }
 
 /// Converts a metadata error to PostgreSQL's error.

@@ -24,12 +24,22 @@ pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
     })
 }
 
-/// Changes the durability of a tenant. Fails if the tenant has sessions.
+/// Changes the durability of a tenant. On a single node it fails if the tenant has sessions; in a
+/// cluster they wait.
 pub(super) async fn alter(database: &str, durability: Durability, context: &Context) -> Result<Arc<Tenant>> {
     let hint = "The system database holds no tenant data.";
-    let tenant = context.find_ordinary(database, "always has local durability", hint)?;
+    let problem = if context.cluster.is_some() {
+        "always has shared durability"
+    } else {
+        "always has local durability"
+    };
+    let tenant = context.find_ordinary(database, problem, hint)?;
+    if let Some(cluster) = &context.cluster {
+        cluster.set_durability(tenant.partition, durability).await?;
+        return Ok(tenant);
+    }
     let hint = "End them first. Their commits wait for the log that the database would leave.";
-    context.check_unused(&tenant, hint)?;
+    context.check_unused(&tenant, hint).await?;
     set(&tenant, durability, context).await?;
     Ok(tenant)
 }

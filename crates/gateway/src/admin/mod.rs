@@ -30,7 +30,6 @@ use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant};
 use fulmar_pages::Durability;
 
-pub(crate) use cluster::check_single_node;
 pub(crate) use context::Context;
 
 use crate::Result;
@@ -72,7 +71,7 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             let given = durability.as_deref();
             let mut durability = durability::parse(given)?;
             if context.cluster.is_some() {
-                durability = cluster::durability(given, durability)?;
+                durability = cluster::durability(given, durability);
             }
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
@@ -83,11 +82,14 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::RestoreDatabase { name, at_unix_ms } => {
-            let tenant = context.find(name)?;
-            cluster::check_owned_here(admin.tag(), &tenant, context)?;
             let tenant = restore::restore(name, *at_unix_ms, context).await?;
             let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
             record(restored.detail("to_unix_ms", *at_unix_ms));
+            Ok(())
+        }
+        AdminStatement::ResumeDatabase { name } => {
+            let tenant = cluster::resume(name, context).await?;
+            record(Event::new(Kind::DatabaseResumed).database(&tenant));
             Ok(())
         }
         AdminStatement::RenameDatabase { from, to } => {
@@ -96,8 +98,11 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             Ok(())
         }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
-            check_single_node("ALTER DATABASE ... SET durability", context)?;
-            let durability = durability::parse(value.as_deref())?;
+            let parsed = durability::parse(value.as_deref())?;
+            let durability = match context.cluster {
+                Some(_) => cluster::durability(value.as_deref(), parsed),
+                None => parsed,
+            };
             let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
@@ -161,15 +166,12 @@ async fn create_database(
     context: &Context,
     identity: &Identity,
 ) -> Result<()> {
-    if source.is_some() {
-        check_single_node("CREATE DATABASE ... FROM", context)?;
-    }
     let resolve =
         |source: &Source| Result::Ok((context.find(&source.database)?.partition, source.at_unix_ms));
     let version = source.map(resolve).transpose()?;
     let tenant = begin_create(name, owner, context, identity).await?;
     let created = match &context.cluster {
-        Some(cluster) => cluster::create(&tenant, durability, context, &**cluster).await,
+        Some(cluster) => cluster::create(&tenant, version, durability, context, &**cluster).await,
         None => match context.engine.create_partition(tenant.partition, version).await {
             Ok(()) => durability::initialize(&tenant, durability, context).await,
             Err(error) => Err(error),
@@ -210,6 +212,14 @@ pub(crate) async fn begin_create(
     context.catalog.create_tenant(name, owner).await.map_err(|error| to_postgres_error(&error))
 }
 
+/// Gives the partition of a new database, which this node has stored, to this node.
+pub(crate) async fn own_created(tenant: &Tenant, context: &Context) -> Result<()> {
+    let Some(cluster) = &context.cluster else { return Ok(()) };
+    let shared = context.catalog.set_durability(tenant, Durability::Shared).await;
+    shared.map_err(|error| to_postgres_error(&error))?;
+    cluster.own_partition(tenant.partition, Durability::Shared).await
+}
+
 /// The last step of a creation: clients can connect.
 pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<()> {
     context.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| to_postgres_error(&error))
@@ -218,7 +228,7 @@ pub(crate) async fn finish_create(tenant: &Tenant, context: &Context) -> Result<
 /// Rolls a creation back. If this fails, the next start repeats it.
 pub(crate) async fn undo(tenant: &Tenant, context: &Context) {
     let undone = match &context.cluster {
-        Some(cluster) => cluster.drop_partition(tenant.partition).await,
+        Some(cluster) => cluster::undo(tenant, context, &**cluster).await,
         None => context.engine.undo_creation(tenant.partition).await,
     };
     if let Err(error) = undone {
@@ -252,7 +262,7 @@ async fn drop_database(
     context: &Context,
 ) -> Result<Option<Arc<Tenant>>> {
     if let Some(tenant) = context.catalog.tenant(name).filter(|_| !force) {
-        context.check_unused(&tenant, "Use DROP DATABASE ... WITH (FORCE) to terminate them.")?;
+        context.check_unused(&tenant, "Use DROP DATABASE ... WITH (FORCE) to terminate them.").await?;
     }
     let tenant = match context.catalog.begin_drop(name).await {
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),

@@ -4,6 +4,8 @@
 //! 2. The catalog record changes to the new lineage. This decides the restore.
 //! 3. All sessions of the database end, because the data that they have read no longer exists.
 //!
+//! In a cluster the owner does all of it, and step 2 is a step of the ownership protocol.
+//!
 //! A failure before step 2 has no effect, except on transactions that tried to commit meanwhile.
 
 use std::sync::Arc;
@@ -18,6 +20,10 @@ pub(super) async fn restore(name: &str, at_unix_ms: u64, context: &Context) -> R
     let hint = "Create a branch and query that instead.";
     let tenant = context.find_ordinary(name, "cannot be restored", hint)?;
     let partition = tenant.partition;
+    if let Some(cluster) = &context.cluster {
+        super::cluster::restore(&tenant, at_unix_ms, &**cluster).await?;
+        return Ok(tenant);
+    }
     let decide = async |era: fulmar_engine::Timeline| {
         let changed = context.catalog.begin_timeline(partition, era.lineage, era.epoch).await;
         changed.map_err(|error| to_postgres_error(&error))

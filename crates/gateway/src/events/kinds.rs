@@ -105,6 +105,10 @@ kinds! {
     DurabilityChanged Info "durability.changed" "database durability changed"
     /// By ALTER DATABASE ... SET node.
     DatabaseMoved Info "database.moved" "database moved to another node"
+    /// Two nodes have died in its statements.
+    DatabaseQuarantined Error "database.quarantined" "database quarantined: its statements have killed two nodes"
+    /// By ALTER DATABASE ... RESUME.
+    DatabaseResumed Info "database.resumed" "quarantine of the database ended"
     /// By CREATE USER.
     UserCreated Info "user.created" "user created"
     /// By DROP USER.

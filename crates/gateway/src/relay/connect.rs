@@ -151,6 +151,7 @@ pub(crate) async fn open_front(
     let deadline = Instant::now() + OWNER_TIMEOUT;
     let mut known = cluster.owner(identity.tenant.partition);
     loop {
+        cluster.check_available(identity.tenant.partition).map_err(Unavailable::Error)?;
         let owner = match known.take() {
             Some(owner) => Some(owner),
             None => find_owner(&*cluster, &identity.tenant).await,

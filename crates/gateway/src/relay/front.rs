@@ -43,6 +43,8 @@ pub(crate) struct Front {
     /// The connection to the session.
     pub(super) upstream: DuplexStream,
     pub(super) owner: Owner,
+    /// The epoch of the database's timeline when the client connected.
+    pub(super) timeline: u32,
     /// The address of the owner that the client knows.
     pub(super) reported_owner: String,
     /// The error that the next statement gets, because the transaction could not be repeated.
@@ -79,6 +81,7 @@ impl Front {
     ) -> Front {
         let (entry, identity, defaults) = parts;
         let handle = entry.handle.clone();
+        let timeline = context.catalog.partition(identity.tenant.partition).map_or(0, |record| record.epoch);
         Front {
             wire,
             journal,
@@ -89,6 +92,7 @@ impl Front {
             defaults,
             upstream,
             owner,
+            timeline,
             reported_owner,
             doomed: None,
             _entry: entry,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 
 use fulmar_engine::TransactionStatus;
-use fulmar_pgwire::protocol::MAX_MESSAGE_BYTES;
+use fulmar_pgwire::protocol::{MAX_MESSAGE_BYTES, backend};
 
 use super::control::Control;
 use super::message::{self, Values};
@@ -314,10 +314,30 @@ impl Journal {
                         unit.changes.push(change);
                     }
                 }
+                message::COMMITTED => {
+                    if let Some(unit) = self.units.front_mut().filter(|unit| !unit.is_silent) {
+                        unit.committed_answer = Some(body.to_vec());
+                    }
+                }
                 _ => {}
             }
         }
         Ok(None)
+    }
+
+    /// Answers the oldest unit, whose transaction was committed, if the lost session has sent the
+    /// answer before. Returns false if it has not.
+    pub(super) fn answer_committed(&mut self) -> Result<bool, Mismatch> {
+        if self.is_inside_answer {
+            return Ok(false);
+        }
+        let Some(unit) = self.units.front_mut().filter(|unit| unit.is_complete) else { return Ok(false) };
+        let Some(mut answer) = unit.committed_answer.take() else { return Ok(false) };
+        backend::ready(&mut answer, TransactionStatus::Idle);
+        self.from_session = Scanner::default();
+        self.captured.clear();
+        self.answer(&answer)?;
+        Ok(true)
     }
 
     /// The session ignores the Sync that the client sent before the data of a COPY. If the client
@@ -335,6 +355,9 @@ impl Journal {
         if let Some(unit) = self.units.front_mut() {
             if unit.is_silent {
                 return Ok(false);
+            }
+            if let Some(answer) = unit.committed_answer.take() {
+                unit.committed_answer = answer.strip_prefix(piece).map(<[u8]>::to_vec);
             }
             let known = unit.absorb_known(piece).ok_or(Mismatch)?;
             piece = &piece[known..];
@@ -497,7 +520,7 @@ impl Journal {
     }
 
     fn set_ready(&mut self, status: TransactionStatus) {
-        fulmar_pgwire::protocol::backend::ready(&mut self.output, status);
+        backend::ready(&mut self.output, status);
         (self.status, self.session_status) = (status, status);
         if status == TransactionStatus::Idle {
             self.transaction_ended();

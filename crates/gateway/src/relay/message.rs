@@ -25,6 +25,13 @@ pub(crate) const DEALLOCATED: u8 = 0x04;
 /// From the session: it has ended, and its last message was for the client.
 pub(crate) const END: u8 = 0x05;
 
+/// From the session: an autocommitted statement is committed, but not durable yet. The body is the
+/// rest of the answer to its unit, without ReadyForQuery. The front uses it if the session is lost
+/// and the transaction turns out to be durable.
+pub(crate) const COMMITTED: u8 = 0x06;
+
+/// Maximum size of an answer in [`COMMITTED`].
+pub(crate) const MAX_COMMITTED_BYTES: usize = 64 << 10;
 /// Maximum size of a [`Hello`].
 pub(crate) const MAX_HELLO_BYTES: usize = 2 << 20;
 

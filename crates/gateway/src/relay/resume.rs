@@ -11,12 +11,15 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::connect::{Connected, connect, owner_address};
 use super::front::{Front, Stop};
+use super::journal::Mismatch;
 use super::message::SessionHello;
-use crate::cluster::TransactionOutcome;
+use crate::cluster::{Owner, TransactionOutcome};
 use crate::settings::OWNER;
 
 /// How long to wait for an owner of the partition.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait for a node that no other one can replace: it may be restarting.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval of attempts, unless the owner changes before.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The interval after an attempt at an owner that says that it does not own the partition.
@@ -40,8 +43,14 @@ impl Front {
             Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
             _ => is_in_doubt = !self.journal.units.is_empty(),
         }
-        let deadline = Instant::now() + OWNER_TIMEOUT;
+        let begun = Instant::now();
+        let deadline = begun + OWNER_TIMEOUT;
         loop {
+            if let Err(error) = self.cluster.check_available(self.identity.tenant.partition)
+                && (error.state() != sqlstate::CANNOT_CONNECT_NOW || begun.elapsed() >= RESTART_TIMEOUT)
+            {
+                return Err(Stop::Fatal(error));
+            }
             if Instant::now() >= deadline {
                 return Err(Stop::Fatal(no_owner(&self.identity.tenant.name)));
             }
@@ -61,6 +70,10 @@ impl Front {
                     continue;
                 }
             };
+            if !self.check_timeline(owner).await? {
+                sleep(RETRY_INTERVAL).await;
+                continue;
+            }
             if is_in_doubt {
                 match self.settle().await {
                     Ok(()) => is_in_doubt = false,
@@ -90,6 +103,25 @@ impl Front {
                 Connected::Lost => self.wait_for_owner(owner.epoch).await,
             }
         }
+    }
+
+    /// Fails if the database was restored since the client connected: what it has read does not exist
+    /// any more. A restore changes the owner's record too, in one transaction, so nothing was restored
+    /// if that is the same. Returns false if the catalog cannot be read now.
+    async fn check_timeline(&self, owner: Owner) -> Result<bool, Stop> {
+        if owner.epoch == self.owner.epoch {
+            return Ok(true);
+        }
+        if self.context.catalog.catch_up().await.is_err() {
+            return Ok(false);
+        }
+        let partition = self.identity.tenant.partition;
+        let Some(record) = self.context.catalog.partition(partition) else { return Ok(true) };
+        if record.epoch == self.timeline {
+            return Ok(true);
+        }
+        let message = "terminating connection because the database was restored";
+        Err(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message).hint("Connect again.")))
     }
 
     /// Fails if the client's password was changed since it authenticated: the new session does not
@@ -175,6 +207,14 @@ impl Front {
         if answered == 1 && committed_id != 0 && is_plain_commit {
             self.journal.answer_commit();
             return Ok(());
+        }
+        if answered == 1 && committed_id != 0 {
+            match self.journal.answer_committed() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // The client has got the beginning of another answer from an earlier session.
+                Err(Mismatch) => return Err(Settle::Stop(Stop::End)),
+            }
         }
         for _ in 0..answered {
             self.answer_with(&unknown_outcome(committed_id), TransactionStatus::Idle)?;

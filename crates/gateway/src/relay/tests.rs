@@ -96,6 +96,41 @@ fn an_open_transaction_is_repeated_and_its_known_answers_are_suppressed() {
 }
 
 #[test]
+fn answer_of_a_committed_statement_is_kept_until_its_session_is_lost() {
+    let answer = [message(b'1', b""), message(b'2', b""), message(b'C', b"INSERT 0 1\0")].concat();
+    let insert = [parse("s", "INSERT"), bind("", "s"), execute()].concat();
+    let complete = [&answer[..], &ready(TransactionStatus::Idle)].concat();
+    let mut journal = journal();
+    journal.feed(&[&insert[..], &sync()].concat()).unwrap();
+    assert_eq!(journal.answer(&message(message::COMMITTED, &answer)), Ok(None));
+    assert!(journal.output.is_empty());
+    assert_eq!(journal.answer_committed(), Ok(true));
+    assert_eq!(journal.output, complete);
+    assert!(journal.is_idle());
+    sent(&mut journal);
+    journal.begin_again();
+    let prepared = [parse("s", "INSERT"), sync()].concat();
+    assert_eq!(sent(&mut journal), prepared, "the statement was prepared");
+
+    // The client has got a part of the answer from the session, or has not sent Sync.
+    let mut journal = super::tests::journal();
+    journal.feed(&[&insert[..], &sync()].concat()).unwrap();
+    journal.answer(&[&message(message::COMMITTED, &answer)[..], &answer[..3]].concat()).unwrap();
+    assert_eq!(journal.answer_committed(), Ok(false));
+    let mut journal = super::tests::journal();
+    journal.feed(&insert).unwrap();
+    journal.answer(&message(message::COMMITTED, &answer)).unwrap();
+    assert_eq!(journal.answer_committed(), Ok(false));
+
+    // Another session has not said that it has committed.
+    let mut journal = super::tests::journal();
+    journal.feed(&[&insert[..], &sync()].concat()).unwrap();
+    journal.answer(&message(message::COMMITTED, &answer)).unwrap();
+    journal.begin_again();
+    assert_eq!(journal.answer_committed(), Ok(false));
+}
+
+#[test]
 fn a_different_or_shorter_answer_is_noticed() {
     for other in [message(b'D', b"other"), message(b'D', b"row"), Vec::new()] {
         let mut journal = journal();

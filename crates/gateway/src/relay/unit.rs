@@ -55,6 +55,10 @@ pub(super) struct Unit {
     pub(super) is_held: bool,
     /// How often it was sent again because its node had failed.
     pub(super) repeats: u32,
+    /// The rest of the answer, if its transaction is committed ([`message::COMMITTED`]).
+    ///
+    /// [`message::COMMITTED`]: super::message::COMMITTED
+    pub(super) committed_answer: Option<Vec<u8>>,
     /// The changes of prepared statements that have been answered.
     pub(super) changes: Vec<Change>,
     /// The Parse and Close messages, and the number of those that have been answered.
@@ -89,6 +93,7 @@ impl Unit {
             is_discarded: false,
             failed_status: TransactionStatus::Idle,
             repeats: 0,
+            committed_answer: None,
             changes: Vec::new(),
             requests: Vec::new(),
             answered_requests: 0,
@@ -267,6 +272,7 @@ impl Unit {
             self.known = Some(self.hash.value());
         }
         self.hash = AnswerHash::default();
+        self.committed_answer = None;
         self.changes.clear();
         self.answered_requests = 0;
         self.has_parsed = false;

@@ -9,6 +9,8 @@
 //!                   --> CopyDone: manifest, quick_check --> catalog: ready
 //! ```
 //!
+//! In a cluster the partition gets this node as its owner between manifest and quick_check.
+//!
 //! Neither runs inside a transaction.
 //!
 //! - An export contains the data committed when it began, or the version that `fulmar.as_of`
@@ -65,7 +67,6 @@ impl Session {
     ) -> Result<()> {
         self.outside_transaction(TAG)?;
         admin::check_right(TAG, &self.identity)?;
-        admin::check_single_node(TAG, &self.context.administration)?;
         let tenant = admin::begin_create(name, owner, &self.context.administration, &self.identity).await?;
         let import = match self.context.engine.import(tenant.partition).await {
             Ok(import) => import,
@@ -105,6 +106,7 @@ impl Importing {
 
     async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
+        admin::own_created(&self.tenant, &session.context.administration).await?;
         let mut temporary = session.link.partition.beside(self.tenant.partition);
         std::mem::swap(&mut session.link.partition, &mut temporary);
         let checked = quick_check(session).await;

@@ -315,10 +315,14 @@ impl Session {
         }
         let autocommit = !self.link.implicit && frontend::sync_follows(next);
         let scope = if autocommit { Scope::Auto } else { Scope::Implicit };
-        let layout =
-            Layout { columns: &prepared.columns, formats: portal.formats(), describe: portal.describe };
+        let layout = Layout {
+            columns: &prepared.columns,
+            formats: portal.formats(),
+            describe: portal.describe,
+            is_whole: limit_rows == 0 || prepared.columns.is_empty(),
+        };
         let values = &portal.values[..statement_parameters(&prepared.plan).min(portal.values.len())];
-        if limit_rows == 0 || prepared.columns.is_empty() {
+        if layout.is_whole {
             let mut output = std::mem::take(&mut self.output);
             let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut output).await;
             self.output = output;

@@ -32,6 +32,7 @@ use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Interrupts;
 use fulmar_pgwire::wire::{Closed, Wire};
 use fulmar_service::{LocalPartition, PartitionService, Refusal};
+use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
 use super::rows::Collector;
@@ -41,6 +42,35 @@ use crate::{Result, fair};
 
 /// Resolves when a client that sent only part of a message must be disconnected.
 pub(crate) type Stall = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A message for the front, sent while a statement still runs.
+#[derive(Default)]
+pub(crate) struct EarlyMessage {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+/// The message that a [`RowSink`](fulmar_engine::RowSink) has written, which [`Link`] sends.
+pub(crate) type EarlyMessages = Arc<Mutex<EarlyMessage>>;
+
+impl EarlyMessage {
+    /// Sends `bytes`, unless the statement ends before.
+    pub(crate) fn put(&mut self, bytes: Vec<u8>) {
+        if self.sent == 0 {
+            self.bytes = bytes;
+        }
+    }
+
+    /// Returns what must be sent before anything else: the rest of the message, if a part of it was
+    /// sent.
+    fn take_rest(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        match std::mem::take(&mut self.sent) {
+            0 => Vec::new(),
+            sent => bytes.split_off(sent),
+        }
+    }
+}
 
 /// The client's connection and the session's partition.
 pub(crate) struct Link {
@@ -55,6 +85,8 @@ pub(crate) struct Link {
     pub(crate) implicit: bool,
     /// True if the session's activity (`pg_stat_activity`) is not shown as idle.
     pub(crate) activity_shown: bool,
+    /// The message to send while a statement runs, in the session of a front.
+    pub(crate) early: Option<EarlyMessages>,
     /// The cluster, without whose lease no answer is sent.
     cluster: Option<Arc<dyn Cluster>>,
 }
@@ -75,6 +107,7 @@ impl Link {
             idle_timeout: None,
             implicit: false,
             activity_shown: false,
+            early: None,
             cluster,
         }
     }
@@ -110,7 +143,7 @@ impl Link {
     ) -> Result<Completion> {
         self.check_client()?;
         self.implicit |= scope == Scope::Implicit;
-        let Link { partition, wire, handle, timeout, .. } = self;
+        let Link { partition, wire, handle, timeout, early, .. } = self;
         let mut noted = false;
         let outcome = {
             let mut run = pin!(partition.execute(statement, values, scope, sink));
@@ -121,7 +154,9 @@ impl Link {
                 }
                 polled
             });
-            drive(pin!(watched), wire, handle, *timeout).await
+            let mut watch = Watch::new(wire, handle, *timeout);
+            watch.early = early.as_deref();
+            watch.drive(pin!(watched)).await
         };
         self.activity_shown |= noted;
         outcome.map_err(refused)
@@ -220,8 +255,15 @@ impl Link {
         {
             cluster.wait_to_answer().await.map_err(|_| Closed::Fenced)?;
         }
+        let rest = self.early.as_ref().map(|early| early.lock().take_rest()).unwrap_or_default();
         let Link { partition, wire, handle, .. } = self;
-        wait_for_client(pin!(wire.send(bytes, handle)), partition.session_mut()).await
+        let send = async {
+            if !rest.is_empty() {
+                wire.send(&rest, handle).await?;
+            }
+            wire.send(bytes, handle).await
+        };
+        wait_for_client(pin!(send), partition.session_mut()).await
     }
 
     /// Returns true if no transaction is open and no received bytes are unprocessed.
@@ -296,21 +338,12 @@ async fn wait_for_client<F: Future>(
 /// Polls a future of the engine to completion. The caller pins it in place: the engine's futures
 /// have kilobytes of state, which passing by value would copy for every statement.
 async fn drive<F: Future>(
-    mut future: Pin<&mut F>,
+    future: Pin<&mut F>,
     wire: &mut Wire,
     handle: &Handle,
     timeout: Option<Duration>,
 ) -> F::Output {
-    let mut watch =
-        Watch { wire, handle, timeout, sleep: None, probe_timer: None, overdue: None, gone: false };
-    poll_fn(|cx| {
-        let polled = future.as_mut().poll(cx);
-        if polled.is_pending() {
-            watch.poll(cx);
-        }
-        polled
-    })
-    .await
+    Watch::new(wire, handle, timeout).drive(future).await
 }
 
 /// Watches for the events that end a statement early.
@@ -318,6 +351,8 @@ struct Watch<'a> {
     wire: &'a mut Wire,
     handle: &'a Handle,
     timeout: Option<Duration>,
+    /// The message to send when the statement has written it.
+    early: Option<&'a Mutex<EarlyMessage>>,
     /// The `statement_timeout` timer.
     sleep: Option<Pin<Box<Sleep>>>,
     /// The time of the next disconnect check while the receive buffer is full and nothing is read.
@@ -334,7 +369,42 @@ const OVERDUE_GRACE: Duration = Duration::from_secs(1);
 /// The interval of disconnect checks while the receive buffer is full.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    fn new(wire: &'a mut Wire, handle: &'a Handle, timeout: Option<Duration>) -> Watch<'a> {
+        Watch {
+            wire,
+            handle,
+            timeout,
+            early: None,
+            sleep: None,
+            probe_timer: None,
+            overdue: None,
+            gone: false,
+        }
+    }
+
+    /// Polls a future to completion, and watches while it is pending.
+    async fn drive<F: Future>(&mut self, mut future: Pin<&mut F>) -> F::Output {
+        poll_fn(|cx| {
+            let polled = future.as_mut().poll(cx);
+            if polled.is_pending() {
+                self.poll(cx);
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Sends the early message as far as possible.
+    fn poll_early(&mut self, cx: &mut Context<'_>) {
+        let Some(early) = self.early else { return };
+        let EarlyMessage { bytes, sent } = &mut *early.lock();
+        if *sent < bytes.len() {
+            // If the front is gone, the check for a disconnect detects it.
+            let _ = self.wire.poll_send(cx, bytes, sent, self.handle);
+        }
+    }
+
     fn is_disconnected(&mut self, cx: &mut Context<'_>) -> bool {
         if self.wire.watch(cx).is_ready() {
             return true;
@@ -357,6 +427,7 @@ impl Watch<'_> {
             self.gone = true;
             self.handle.canceller().cancel(CancelReason::User);
         }
+        self.poll_early(cx);
         self.poll_timeout(cx);
         self.poll_overdue(cx);
     }

@@ -6,6 +6,7 @@ use fulmar_pgwire::protocol::frontend::Frame;
 use fulmar_pgwire::wire::Interrupts;
 use fulmar_service::PartitionService;
 
+use super::link::EarlyMessages;
 use super::outcome::{End, MessageError};
 use super::rows::Output;
 use super::state::Session;
@@ -15,6 +16,7 @@ impl Session {
     /// Makes this the session of a front. If `failed`, it begins in a failed transaction.
     pub(crate) async fn begin_relayed(&mut self, failed: bool) -> Result<(), End> {
         self.relayed = true;
+        self.link.early = Some(EarlyMessages::default());
         self.settings.take_stored();
         if failed {
             let begun = self.link.run_alone("BEGIN").await;

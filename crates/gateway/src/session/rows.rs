@@ -19,13 +19,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, TemporaryCharge, TemporarySpace, ValueRef, sqlstate};
+use fulmar_engine::{
+    Completion, Error, Row, RowSink, STALE_PLAN, TemporaryCharge, TemporarySpace, ValueRef, sqlstate,
+};
 use fulmar_pgwire::protocol::{Format, Formats, backend};
 use fulmar_pgwire::types::{Column, Type, encode};
 use smallvec::SmallVec;
 
+use super::link::EarlyMessages;
 use super::memory_quota::{Quota, Reservation};
 use crate::Result;
+use crate::relay::message;
 
 /// Maximum size of a result in memory. Larger results spill.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
@@ -174,6 +178,8 @@ pub(crate) struct Layout<'a> {
     /// If true, RowDescription precedes the first row, and a column without a declared type gets
     /// the type of its first value. If false, such columns have been described as text.
     pub(crate) describe: bool,
+    /// If true, the rows are sent as they are, directly behind the output that precedes them.
+    pub(crate) is_whole: bool,
 }
 
 /// Appends a result to `bytes`, and spills it if it is large.
@@ -262,13 +268,27 @@ pub(crate) struct RowWriter<'a> {
     types: SmallVec<[Type; 16]>,
     described: bool,
     rows: u64,
+    /// Gets the answer when the statement is committed, but not durable yet.
+    early: Option<EarlyMessages>,
 }
 
 impl<'a> RowWriter<'a> {
     /// Creates a writer that spills to `spills`.
     pub(crate) fn new(output: &'a mut Output, layout: Layout<'a>, spills: Spills<'a>) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
-        RowWriter { output: Buffer::new(output, spills), layout, types, described: false, rows: 0 }
+        RowWriter {
+            output: Buffer::new(output, spills),
+            layout,
+            types,
+            described: false,
+            rows: 0,
+            early: None,
+        }
+    }
+
+    /// Lets the session's front know the answer before a committed statement is durable.
+    pub(crate) fn tell_early(&mut self, early: Option<EarlyMessages>) {
+        self.early = early.filter(|_| self.layout.is_whole);
     }
 
     /// Completes the result. Returns the number of rows, and the spilled part with its position.
@@ -331,6 +351,22 @@ impl RowSink for RowWriter<'_> {
         for (kind, column) in self.types.iter_mut().zip(self.layout.columns) {
             *kind = column.kind.unwrap_or(Type::Text);
         }
+    }
+
+    fn committed(&mut self, completion: &Completion) {
+        let Some(early) = self.early.take() else { return };
+        self.describe();
+        if self.output.spill.is_some() || self.output.bytes.len() > message::MAX_COMMITTED_BYTES {
+            return;
+        }
+        let mut answer = self.output.bytes.to_vec();
+        for (state, text) in &completion.notices {
+            backend::notice(&mut answer, state, text);
+        }
+        backend::command_complete(&mut answer, completion.tag);
+        let mut bytes = Vec::with_capacity(answer.len() + 5);
+        message::put(&mut bytes, message::COMMITTED, &answer);
+        early.lock().put(bytes);
     }
 }
 
@@ -417,7 +453,7 @@ mod tests {
     }
 
     fn layout<'a>(columns: &'a [Column], formats: &'a Formats, describe: bool) -> Layout<'a> {
-        Layout { columns, formats, describe }
+        Layout { columns, formats, describe, is_whole: true }
     }
 
     #[tokio::test]

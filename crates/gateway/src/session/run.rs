@@ -88,6 +88,9 @@ impl Session {
                 }
                 let spills = self.statements.spills(&self.context.temporary_directory, &self.temporary);
                 let mut writer = RowWriter::new(output, layout, spills);
+                if scope == Scope::Auto && viewer.is_none() {
+                    writer.tell_early(self.link.early.clone());
+                }
                 let outcome = self.link.execute(statement, values, scope, &mut writer).await;
                 match outcome {
                     Ok(completion) => {

@@ -93,7 +93,7 @@ impl Session {
             // Catalog queries need PostgreSQL's types: clients compare booleans with 't'.
             self.infer_types(statement, &mut columns).await;
         }
-        let layout = Layout { columns: &columns, formats: &ALL_TEXT, describe: true };
+        let layout = Layout { columns: &columns, formats: &ALL_TEXT, describe: true, is_whole: true };
         let mut output = std::mem::take(&mut self.output);
         let ran = self.run_plan(plan, &[], scope, layout, &mut output).await;
         self.output = output;

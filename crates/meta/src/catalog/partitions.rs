@@ -125,26 +125,21 @@ impl Catalog {
     /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and those
     /// of the store.
     pub async fn begin_timeline(&self, id: PartitionId, lineage: u64, epoch: u32) -> Result<(), MetaError> {
-        let key = Key::Partition(id).to_string();
-        self.change(|state| {
-            let missing = || MetaError::missing(ObjectKind::Tenant, &id.to_string());
-            let current = state.partitions.get(&id).ok_or_else(missing)?;
-            if current.epoch >= epoch {
-                return Err(MetaError::InUse {
-                    what: ObjectKind::Tenant,
-                    name: id.to_string(),
-                    reason: "was restored concurrently".to_owned(),
-                    remedy: "Check its contents and repeat the restore if needed.",
-                });
-            }
-            let record = PartitionRecord { id, lineage, epoch, revision: current.revision };
-            let transaction = Transaction::new()
-                .unchanged(key.as_str(), current.revision)
-                .put(key.as_str(), records::partition_value(&record));
-            Ok((transaction, ()))
-        })
-        .await?;
+        self.change(|state| Ok((timeline_change(state, Transaction::new(), id, lineage, epoch)?, ())))
+            .await?;
         Ok(())
+    }
+
+    /// Adds [`Catalog::begin_timeline`] to a transaction that also changes other records. The caller
+    /// runs it, and plans it again after a conflict. Errors: `Missing`, `InUse`.
+    pub fn plan_timeline(
+        &self,
+        transaction: Transaction,
+        id: PartitionId,
+        lineage: u64,
+        epoch: u32,
+    ) -> Result<Transaction, MetaError> {
+        timeline_change(&self.cache.state(), transaction, id, lineage, epoch)
     }
 
     /// Assigns an id that was never used before.
@@ -174,6 +169,29 @@ impl Catalog {
             .await?;
         Ok(block)
     }
+}
+
+fn timeline_change(
+    state: &State,
+    transaction: Transaction,
+    id: PartitionId,
+    lineage: u64,
+    epoch: u32,
+) -> Result<Transaction, MetaError> {
+    let missing = || MetaError::missing(ObjectKind::Tenant, &id.to_string());
+    let current = state.partitions.get(&id).ok_or_else(missing)?;
+    if current.epoch >= epoch {
+        return Err(MetaError::InUse {
+            what: ObjectKind::Tenant,
+            name: id.to_string(),
+            reason: "was restored concurrently".to_owned(),
+            remedy: "Check its contents and repeat the restore if needed.",
+        });
+    }
+    let key = Key::Partition(id).to_string();
+    let record = PartitionRecord { id, lineage, epoch, revision: current.revision };
+    let value = records::partition_value(&record);
+    Ok(transaction.unchanged(key.as_str(), current.revision).put(key, value))
 }
 
 impl State {

@@ -195,6 +195,26 @@ impl Catalog {
         .await
     }
 
+    /// Adds [`Catalog::set_durability`] of the tenant of a partition to a transaction that also
+    /// changes other records. The caller runs it, and plans it again after a conflict. Errors:
+    /// `Missing`.
+    pub fn plan_durability(
+        &self,
+        transaction: Transaction,
+        partition: PartitionId,
+        durability: Durability,
+    ) -> Result<Transaction, MetaError> {
+        let state = self.cache.state();
+        let has_partition =
+            |current: &&Arc<Tenant>| current.partition == partition && current.state != TenantState::Dropping;
+        let missing = || MetaError::missing(ObjectKind::Tenant, &partition.to_string());
+        let current = state.tenants.values().find(has_partition).ok_or_else(missing)?;
+        let (key, tenant) =
+            (Key::Tenant(&current.name).to_string(), Tenant { durability, ..Tenant::clone(current) });
+        let value = records::tenant_value(&tenant);
+        Ok(transaction.unchanged(key.as_str(), current.revision).put(key, value))
+    }
+
     /// The live limits of a tenant. They remain valid if it is renamed.
     pub fn live_limits(&self, tenant: &Tenant) -> Arc<LiveLimits> {
         let live = self.cache.state().limits.get(&tenant.partition).cloned();

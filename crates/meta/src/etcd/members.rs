@@ -8,15 +8,19 @@
 //!   a lease renewal by 300 ms.
 //! - **Changes** are sent once. Only if it is certain that a member did not carry it out (no
 //!   connection, no leader) is the next one asked. Otherwise the outcome is unknown.
+//! - **A silent connection is replaced**: later requests and the watch use a new one. After a cut,
+//!   TCP repeats lost packets only at intervals that double, so the old connection could stay
+//!   silent for as long again as the cut has lasted.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, KvClient, TlsOptions, WatchClient};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::EtcdOptions;
@@ -28,6 +32,8 @@ use crate::MetaError;
 const HEDGE_DELAY: Duration = Duration::from_millis(300);
 /// Pause between attempts after all members have failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// A connection without an answer for this time is replaced.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// etcd closes connections that are pinged more often than every 5 s.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -56,10 +62,18 @@ impl Member {
     }
 }
 
-/// A configured address. It is connected by the first request to it.
+/// A connection to a member. The first request that uses it opens it.
+#[derive(Clone, Default)]
+struct Connection {
+    /// Counts the connections to the address.
+    number: u64,
+    member: Arc<OnceCell<Member>>,
+}
+
+/// A configured address.
 struct Address {
     endpoint: String,
-    member: OnceCell<Member>,
+    connection: watch::Sender<Connection>,
 }
 
 /// All members.
@@ -100,7 +114,10 @@ impl Members {
             }
             connect = connect.with_tls(config);
         }
-        let address = |endpoint: &String| Address { endpoint: endpoint.clone(), member: OnceCell::new() };
+        let address = |endpoint: &String| Address {
+            endpoint: endpoint.clone(),
+            connection: watch::Sender::new(Connection::default()),
+        };
         Ok(Self {
             addresses: options.endpoints.iter().map(address).collect(),
             scheme: if options.tls.is_some() { "https" } else { "http" },
@@ -117,8 +134,36 @@ impl Members {
     /// The member at an index, which may exceed the number of members. Connects to it, and checks
     /// that its version is supported and that it belongs to the etcd cluster of the others.
     pub(super) async fn member(&self, index: usize, guard: &Guard) -> Result<Member, Failure> {
-        let address = &self.addresses[index % self.addresses.len()];
-        address.member.get_or_try_init(|| self.connect(&address.endpoint, guard)).await.cloned()
+        let address = self.address(index);
+        let connection = address.connection.borrow().clone();
+        connection.member.get_or_try_init(|| self.connect(&address.endpoint, guard)).await.cloned()
+    }
+
+    /// Completes when the connection to a member has been replaced.
+    pub(super) fn replaced(&self, index: usize) -> impl Future<Output = ()> + use<> {
+        let mut connection = self.address(index).connection.subscribe();
+        // The sender lives as long as the store.
+        async move { drop(connection.changed().await) }
+    }
+
+    /// Lets later requests to a member open a connection, if this one is the newest.
+    fn replace(&self, index: usize, number: u64) {
+        self.address(index).connection.send_if_modified(|connection| {
+            let is_newest = connection.number == number;
+            if is_newest {
+                *connection = Connection { number: number + 1, ..Connection::default() };
+            }
+            is_newest
+        });
+    }
+
+    /// The number of the newest connection to a member.
+    fn number(&self, index: usize) -> u64 {
+        self.address(index).connection.borrow().number
+    }
+
+    fn address(&self, index: usize) -> &Address {
+        &self.addresses[index % self.addresses.len()]
     }
 
     async fn connect(&self, endpoint: &str, guard: &Guard) -> Result<Member, Failure> {
@@ -156,6 +201,9 @@ impl Members {
         };
         let mut running = FuturesUnordered::new();
         let (mut attempts, mut next_attempt) = (0, Instant::now());
+        // The connections of the attempts that are not known to be silent.
+        let mut used = Vec::new();
+        let (mut max_running, mut silent_at) = (members, Instant::now() + SILENCE_TIMEOUT);
         let mut last = "no answer".to_owned();
         loop {
             tokio::select! {
@@ -173,7 +221,16 @@ impl Members {
                     }
                 },
                 () = sleep_until(deadline) => return Err(Failure::Rejected(self.unavailable(&last))),
-                () = sleep_until(next_attempt), if running.len() < members => {
+                () = sleep_until(silent_at) => {
+                    for (index, number) in used.drain(..) {
+                        self.replace(index, number);
+                    }
+                    max_running = running.len() + members;
+                    next_attempt = Instant::now();
+                    silent_at = next_attempt + SILENCE_TIMEOUT;
+                }
+                () = sleep_until(next_attempt), if running.len() < max_running => {
+                    used.push((first + attempts, self.number(first + attempts)));
                     running.push(attempt(attempts));
                     attempts += 1;
                     next_attempt = Instant::now() + HEDGE_DELAY;
@@ -196,9 +253,11 @@ impl Members {
         let mut number = 0;
         loop {
             let index = (first + number) % self.addresses.len();
+            let connection = self.number(index);
             let member = match timeout_at(deadline, self.member(index, guard)).await {
                 Ok(member) => member,
                 Err(_) => {
+                    self.replace(index, connection);
                     self.current.store(index + 1, Ordering::Relaxed);
                     return Err(self.unavailable("no connection"));
                 }
@@ -213,7 +272,10 @@ impl Members {
                     return Ok(answer);
                 }
                 Ok(Err(failure)) => failure,
-                Err(_) => Failure::Unknown(format!("no answer within {:?}", self.timeout)),
+                Err(_) => {
+                    self.replace(index, connection);
+                    Failure::Unknown(format!("no answer within {:?}", self.timeout))
+                }
             };
             // The next request begins with another member.
             self.current.store(index + 1, Ordering::Relaxed);

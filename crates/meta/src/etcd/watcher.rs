@@ -18,6 +18,8 @@
 //!   compaction.) Events at or below the position are repetitions and are ignored.
 //! - **Stalled watch.** If a transaction waits and the watch receives nothing for 1 s, it is opened
 //!   at the next member. The time doubles, up to 30 s, until an event arrives.
+//! - **Silent connection.** The watch is opened at the next member when a request has found the
+//!   connection silent.
 //! - **No leader.** etcd ends the watch, because it requires a leader.
 
 use std::sync::{Arc, Weak};
@@ -241,6 +243,8 @@ impl Watcher {
 
     /// Opens the watch at the current member, and passes its events to the observers until it ends.
     async fn watch(&mut self) -> Ended {
+        let replaced = self.requests.members.replaced(self.member);
+        tokio::pin!(replaced);
         let mut stream = match timeout(OPEN_TIMEOUT, self.open()).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(failure)) => return Ended::Lost(failure.cause()),
@@ -270,6 +274,7 @@ impl Watcher {
                 _ = wanted.changed() => if !was_behind {
                     last_event = Instant::now();
                 },
+                () = &mut replaced => return Ended::Lost("its connection was silent".to_owned()),
                 () = sleep_until(last_event + self.stall_timeout), if was_behind => {
                     let stalled = self.stall_timeout;
                     self.stall_timeout = (stalled * 2).min(MAX_STALL_TIMEOUT);

@@ -90,6 +90,24 @@ struct Attempts {
     unknown: BTreeSet<String>,
 }
 
+/// After a network was cut, its connections are silent for longer than the cut has lasted.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connection_is_replaced() {
+    let Faulty { proxy, store, direct, .. } = &Faulty::start().await;
+    let replica = Arc::new(Replica::default());
+    store.follow(replica.clone()).await.unwrap();
+    for round in 0..3 {
+        proxy.silence_once();
+        let revision = commit(&**direct, Transaction::new().put("k", format!("{round}"))).await;
+        assert_eq!(store.get("k").await.unwrap().unwrap().modified, revision);
+        // The watch was on the same connection.
+        eventually("the replica is exact", async || {
+            (replica.entries() == direct.scan("").await.unwrap()).then_some(())
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outcomes_and_observers_are_exact_while_connections_are_cut() {
     const TASKS: usize = 4;

@@ -35,6 +35,8 @@ struct State {
     fault: Fault,
     /// Connections with another generation are closed.
     generation: u64,
+    /// Connections with another number forward nothing, and stay open.
+    silenced: u64,
 }
 
 /// A running proxy.
@@ -48,7 +50,7 @@ impl Proxy {
     pub async fn start(target: &str) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = listener.local_addr().unwrap().to_string();
-        let state = Arc::new(watch::Sender::new(State { fault: Fault::None, generation: 0 }));
+        let state = Arc::new(watch::Sender::new(State { fault: Fault::None, generation: 0, silenced: 0 }));
         let listener = tokio::spawn(accept(listener, target.to_owned(), state.clone()));
         Proxy { endpoint, state, listener }
     }
@@ -70,6 +72,11 @@ impl Proxy {
     /// Closes all connections. New ones are accepted.
     pub fn cut_once(&self) {
         self.state.send_modify(|state| state.generation += 1);
+    }
+
+    /// All connections stay open and forward nothing any more. New ones are forwarded.
+    pub fn silence_once(&self) {
+        self.state.send_modify(|state| state.silenced += 1);
     }
 }
 
@@ -113,10 +120,12 @@ async fn forward(
     mut state: watch::Receiver<State>,
     are_requests: bool,
 ) {
+    let silenced = state.borrow().silenced;
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let Ok(bytes @ 1..) = from.read(&mut buffer).await else { return };
-        if state.wait_for(|state| state.fault != Fault::Hang).await.is_err() {
+        let forwards = |state: &State| state.fault != Fault::Hang && state.silenced == silenced;
+        if state.wait_for(forwards).await.is_err() {
             return;
         }
         let fault = state.borrow().fault;

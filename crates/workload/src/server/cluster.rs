@@ -71,6 +71,8 @@ struct ClusterNode {
     data: PathBuf,
     log: PathBuf,
     ports: [ReservedPort; 3],
+    /// Environment variables of its next start.
+    environment: Vec<(String, String)>,
     child: Option<Child>,
 }
 
@@ -100,7 +102,7 @@ impl Cluster {
     }
 
     /// Waits until the first node knows that this number of nodes is alive.
-    async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
+    pub async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut client = Client::connect(&self.target(0)).await?;
         loop {
@@ -140,7 +142,8 @@ impl Cluster {
         let ports =
             [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
         let (data, log) = (self.path(&name), self.path(&format!("{name}.log")));
-        self.nodes.push(ClusterNode { name, data, log, ports, child: None });
+        let environment = Vec::new();
+        self.nodes.push(ClusterNode { name, data, log, ports, environment, child: None });
         Ok(number)
     }
 
@@ -174,7 +177,14 @@ impl Cluster {
             }
         }
         command.args(&self.setup.arguments);
+        command.envs(node.environment.iter().map(|(name, value)| (name, value)));
         command
+    }
+
+    /// Sets the environment variables of a node's next starts, besides those of this process.
+    pub fn set_environment(&mut self, number: usize, variables: &[(&str, &str)]) {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.nodes[number].environment = variables.iter().map(own).collect();
     }
 
     /// Starts a node that does not run, and waits until it answers. Returns how long that took.

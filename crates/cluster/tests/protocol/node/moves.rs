@@ -2,7 +2,7 @@
 
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::handover::{self, Release, Transfer};
-use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, durability, metadata};
+use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, durability, restore};
 use fulmar_pages::PartitionId;
 
 use super::{Answer, Node, Report};
@@ -121,10 +121,8 @@ impl Node {
             return Answer::Elsewhere;
         };
         let begun = self.begun();
-        let restored = metadata::change_own(&self.env, partition, &read, (self.id, &begun.read), |record| {
-            record.rebased(name, kind, from)
-        });
-        match restored.await {
+        let node = (self.id, &begun.read);
+        match restore::change(&self.env, partition, &read, node, name, (kind, from), Ok).await {
             Ok(read) => {
                 let id = self.id;
                 self.simulation().note(|| format!("node {id}: has restored {partition}"));
@@ -169,7 +167,7 @@ impl Node {
             (shared.begun.clone(), from, owned.read.clone())
         };
         let node = (self.id, &begun.read);
-        let changed = durability::change(&self.env, partition, &read, node, manifest, (to, from)).await;
+        let changed = durability::change(&self.env, partition, &read, node, manifest, (to, from), Ok).await;
         let id = self.id;
         self.simulation().note(|| format!("node {id}: the log of {partition} is now {to:?}: {changed:?}"));
         match changed {

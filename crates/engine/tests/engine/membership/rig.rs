@@ -13,13 +13,16 @@ use fulmar_cluster::environment::{Environment, LogObjects, Slot, Uncertain};
 use fulmar_cluster::handover::{Outcome, Release, Transfer, hand_over};
 use fulmar_cluster::incarnation::{Begun, begin};
 use fulmar_cluster::truncation::{self, Covered};
-use fulmar_cluster::{LogId, LogKind, NodeId, PartitionRecord, Position, Rules, failover, metadata, records};
+use fulmar_cluster::{
+    LogId, LogKind, ManifestName, NodeId, PartitionRecord, Position, Rules, failover, metadata, records,
+    restore,
+};
 use fulmar_engine::*;
 use fulmar_meta::{Embedded, MetadataStore, Transaction};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{
-    Backend, Failure, FaultyStore, Limits, Listing, LogPosition, LogSlot, LogSlots, Piece, Reliable, Span,
-    Store, Upload,
+    Backend, Failure, FaultyStore, Limits, Listing, LogPosition, LogSlot, LogSlots, PageStore, Piece,
+    Reliable, Span, Store, Upload,
 };
 use tokio::time::Instant;
 
@@ -204,6 +207,23 @@ pub(super) fn moved() -> Error {
     Error::new(sqlstate::PARTITION_MOVED, "another node owns it")
 }
 
+/// The key of a partition's timeline, which stands for the catalog.
+fn timeline_key(id: PartitionId) -> String {
+    format!("test-timeline/{id}")
+}
+
+/// The timeline of a partition, and a transaction that requires that it is still the same.
+async fn timeline(env: &Env, id: PartitionId) -> (Timeline, Transaction) {
+    let key = timeline_key(id);
+    let Some(entry) = env.metadata().get(&key).await.unwrap() else {
+        return (Timeline::first(id), Transaction::new().absent(key));
+    };
+    let text = String::from_utf8(entry.value).unwrap();
+    let (lineage, epoch) = text.split_once(' ').unwrap();
+    let timeline = Timeline { lineage: lineage.parse().unwrap(), epoch: epoch.parse().unwrap() };
+    (timeline, Transaction::new().unchanged(key, entry.modified))
+}
+
 fn position(position: Position) -> LogPosition {
     LogPosition::new(position.incarnation, position.slot)
 }
@@ -223,7 +243,7 @@ impl Assignments for Owned {
         };
         Ok(Assignment {
             epoch: read.record.epoch,
-            timeline: Timeline::first(id),
+            timeline: timeline(&self.env, id).await.0,
             durability: Durability::Shared,
             ranges: read.record.ranges.iter().map(range).collect(),
         })
@@ -317,6 +337,12 @@ impl Rig {
         }
     }
 
+    /// The names of a partition's manifests.
+    pub(super) async fn manifests(&self, id: u64) -> Vec<String> {
+        let names = PageStore::open(Arc::new(self.store.clone())).list_manifests(Some(PartitionId(id))).await;
+        names.unwrap().into_iter().map(|name| format!("/{:08x}/{:016x}", name.epoch, name.number)).collect()
+    }
+
     pub(super) async fn record(&self, id: u64) -> PartitionRecord {
         metadata::partition(&self.env, PartitionId(id)).await.unwrap().unwrap().record
     }
@@ -343,6 +369,46 @@ impl Rig {
                 Ok(false)
             }
         }
+    }
+
+    /// Restores a partition at its owner to a time. `gate` completes before that takes effect.
+    pub(super) async fn restore(
+        &self,
+        owner: &Member,
+        id: u64,
+        at_unix_ms: u64,
+        gate: impl Future<Output = ()> + Send,
+    ) -> Result<()> {
+        let partition = PartitionId(id);
+        let read = metadata::partition(&self.env, partition).await.unwrap().unwrap();
+        let lineage = owner.engine.new_lineage();
+        let (env, read) = (&self.env, &read);
+        let decide = |next: Timeline| {
+            let decide = async move {
+                let (_, unchanged) = timeline(env, partition).await;
+                gate.await;
+                let at = owner.engine.log_position();
+                let start = Position { incarnation: at.incarnation(), slot: at.sequence() };
+                let draft = ManifestName {
+                    epoch: read.record.epoch + 1,
+                    incarnation: start.incarnation,
+                    covered: start.slot,
+                    node: owner.node,
+                    is_draft: true,
+                };
+                let catalog = |mut change: Transaction| {
+                    change.compares.extend(unchanged.compares.clone());
+                    Ok(change.put(timeline_key(partition), format!("{} {}", next.lineage, next.epoch)))
+                };
+                let node = (owner.node, &owner.begun.read);
+                let start = (LogKind::Shared, start);
+                let changed = restore::change(env, partition, read, node, draft, start, catalog);
+                changed.await.map(drop).map_err(|_| DecisionError::InDoubt(moved()))
+            };
+            futures::FutureExt::boxed(decide)
+        };
+        with_timeout("the restore", owner.engine.restore_assigned(partition, at_unix_ms, lineage, decide))
+            .await
     }
 
     /// Declares an incarnation dead, and assigns its partitions to a node.

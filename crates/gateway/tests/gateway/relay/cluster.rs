@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,6 +36,8 @@ pub struct Shared {
     /// Bytes of the fronts do not arrive at the sessions.
     pub stops_requests: AtomicBool,
     pub may_answer: watch::Sender<bool>,
+    /// The number of pieces of the sessions' bytes that have arrived at the fronts.
+    pub answers: AtomicU64,
 }
 
 /// The cluster, as one node sees it.
@@ -64,6 +66,7 @@ async fn copy(
         if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
             break;
         }
+        shared.answers.fetch_add(u64::from(!up), Ordering::AcqRel);
     }
 }
 
@@ -159,6 +162,40 @@ impl Cluster for Member {
         Ok(())
     }
 
+    async fn own_partition(&self, partition: PartitionId, _: Durability) -> Result<()> {
+        self.shared.set_owner(partition, self.node);
+        Ok(())
+    }
+
+    async fn branch_partition(
+        &self,
+        source: PartitionId,
+        branch: PartitionId,
+        at_unix_ms: Option<u64>,
+    ) -> Result<()> {
+        self.shared.engine.create_partition(branch, Some((source, at_unix_ms))).await
+    }
+
+    async fn restore_partition(&self, _: PartitionId, _: u64) -> Result<()> {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster restores nothing"))
+    }
+
+    async fn set_durability(&self, _: PartitionId, _: Durability) -> Result<()> {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster has one log"))
+    }
+
+    async fn sessions(&self, _: PartitionId) -> Result<u64> {
+        Ok(0)
+    }
+
+    async fn resume_partition(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_available(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
     async fn drop_partition(&self, partition: PartitionId) -> Result<()> {
         self.shared.remove_owner(partition);
         self.shared.engine.drop_partition(partition).await
@@ -227,6 +264,7 @@ impl TestCluster {
             stops_answers: AtomicBool::new(false),
             stops_requests: AtomicBool::new(false),
             may_answer: watch::Sender::new(true),
+            answers: AtomicU64::new(0),
         });
         let mut gateways = HashMap::new();
         for node in 1..=nodes {

@@ -177,6 +177,58 @@ async fn statements_in_flight_are_executed_once() {
     assert_eq!(rows().await, 2);
 }
 
+/// The session sends the answer of an autocommitted statement before the statement is durable, and
+/// before the node may answer. The connection breaks after that, or sometimes before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_committed_statement_whose_session_is_lost_is_answered() {
+    let cluster = TestCluster::start(3, 2).await;
+    let shared = cluster.shared.clone();
+    let watcher = cluster.client(2, "shop").await;
+    watcher.batch_execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v TEXT)").await.unwrap();
+    let rows = async || watcher.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0);
+    let mut expected = 0;
+    for is_simple in [true, false] {
+        wait_until("a lost answer is known", async || {
+            let client = cluster.client(1, "shop").await;
+            let statement = client.prepare("INSERT INTO t (v) VALUES ('a') RETURNING k, v").await.unwrap();
+            shared.may_answer.send_replace(false);
+            let before = shared.answers.load(Ordering::Acquire);
+            let running = tokio::spawn(async move {
+                match is_simple {
+                    true => {
+                        let sql = "INSERT INTO t (v) VALUES ('a') RETURNING k, v";
+                        let messages = client.simple_query(sql).await?;
+                        let row = messages.iter().find_map(|message| match message {
+                            SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+                            _ => None,
+                        });
+                        assert_eq!(tags(&messages), 1);
+                        Ok(row.expect("a row"))
+                    }
+                    false => client.query_one(&statement, &[]).await.map(|row| row.get::<_, i64>(0)),
+                }
+            });
+            wait_until("bytes have arrived", async || shared.answers.load(Ordering::Acquire) > before).await;
+            shared.break_connections();
+            shared.may_answer.send_replace(true);
+            let answer = with_timeout("an answer", running).await.unwrap();
+            expected += 1;
+            assert_eq!(rows().await, expected, "the statement is executed once");
+            match answer {
+                Ok(row) => {
+                    assert_eq!(row, expected, "the row that was inserted");
+                    true
+                }
+                Err(error) => {
+                    assert_eq!(error.code().expect("an error of the server").code(), "08007");
+                    false
+                }
+            }
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_in_flight_is_answered() {
     let cluster = TestCluster::start(3, 2).await;
@@ -283,8 +335,7 @@ async fn databases_are_administrated_through_the_cluster() {
     for (sql, expected) in [
         ("ALTER DATABASE shop SET node = 'node7'", "22023"),
         ("ALTER DATABASE shop SET durability = 'local'", "0A000"),
-        ("CREATE DATABASE other DURABILITY local", "0A000"),
-        ("CREATE DATABASE other FROM shop", "0A000"),
+        ("ALTER DATABASE shop RESTORE TO TIMESTAMP '2026-01-01'", "0A000"),
     ] {
         assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
     }

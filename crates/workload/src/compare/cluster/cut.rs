@@ -17,7 +17,7 @@ use super::probe::{self, Samples};
 use super::{Bench, CUTOFF, HEAL, NODES, case};
 use crate::client::{Client, Error};
 use crate::compare::result::CaseResult;
-use crate::server::Cluster;
+use crate::server::{Cluster, ClusterSetup, ClusterStore};
 use crate::{Target, tenants};
 
 /// Tenants under load.
@@ -30,7 +30,9 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(200);
 const HEAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>> {
-    let cluster = bench.start(true).await?;
+    let cluster = bench
+        .start(ClusterSetup { store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() })
+        .await?;
     let active = tenants::names("active_", ACTIVE);
     bench.create(&cluster, &active).await?;
     let tasks = LocalSet::new();
@@ -67,7 +69,7 @@ async fn cut_nodes(
         answer_through(&cluster.target(node).with_database(&active[0])).await?;
         heals.push(healed.elapsed().as_secs_f64() * 1000.0);
         clients.shutdown().await;
-        tokio::time::sleep(QUIET).await;
+        cluster.wait_until_alive(NODES).await?;
     }
     let note = format!("{ACTIVE} active tenants");
     Ok(vec![CaseResult::value(case(CUTOFF)?, cutoffs).with_note(note), CaseResult::value(case(HEAL)?, heals)])

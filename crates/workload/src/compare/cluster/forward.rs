@@ -1,4 +1,5 @@
-//! `forward-ratio`: the cost of a node between the client and the owner.
+//! `forward-ratio`: the cost of a node between the client and the owner. The store is a directory:
+//! the latency of an S3 server would hide the cost.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::client::Client;
 use crate::compare::result::CaseResult;
 use crate::measure::Spread;
 use crate::run::{RunOptions, run};
-use crate::server::Cluster;
+use crate::server::{Cluster, ClusterSetup, ClusterStore};
 use crate::tenants;
 use crate::ycsb::Ycsb;
 
@@ -23,7 +24,8 @@ const OWNER: usize = 1;
 const OTHER: usize = 2;
 
 pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<CaseResult> {
-    let cluster = bench.cluster().await?;
+    let cluster =
+        bench.start(ClusterSetup { store: ClusterStore::Directory, ..ClusterSetup::default() }).await?;
     tenants::create(&cluster.target(0), &[DATABASE.to_owned()], |_| ()).await?;
     let mut admin = Client::connect(&cluster.target(0)).await?;
     for (database, node) in [(DATABASE, OWNER), ("fulmar", 0)] {

@@ -102,21 +102,15 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Starts a cluster.
+    /// Starts a cluster with an S3 server.
     async fn cluster(&self) -> anyhow::Result<Cluster> {
-        self.start(false).await
+        self.start(ClusterSetup { store: ClusterStore::S3, ..ClusterSetup::default() }).await
     }
 
-    /// Starts a cluster, with or without a network whose links can be cut.
-    async fn start(&self, isolated: bool) -> anyhow::Result<Cluster> {
-        self.progress.step("starting etcd, the S3 server and three nodes");
-        let setup = ClusterSetup {
-            nodes: NODES,
-            store: ClusterStore::S3,
-            memory_bytes: self.arguments.memory_mib << 20,
-            isolated,
-            ..ClusterSetup::default()
-        };
+    /// Starts a cluster. The number of nodes and their memory are set here.
+    async fn start(&self, setup: ClusterSetup) -> anyhow::Result<Cluster> {
+        self.progress.step("starting etcd, the store and three nodes");
+        let setup = ClusterSetup { nodes: NODES, memory_bytes: self.arguments.memory_mib << 20, ..setup };
         Cluster::start(self.binary, setup).await
     }
 
