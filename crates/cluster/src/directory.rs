@@ -77,12 +77,13 @@ impl Mismatch {
         match self {
             Mismatch::Empty => {
                 "Start the node with its own data directory, or give the new node another name. If the \
-                 directory is lost, run \"fulmar node forget\"."
+                 directory is lost, run \"fulmar node forget\", then start the node again."
             }
             Mismatch::Outdated => "Start the node with the directory that it used last, not with a copy.",
             Mismatch::Unknown => {
-                "Check that --meta names the metadata store of this cluster, and that it was not restored \
-                 from an old backup."
+                "If the node was removed by \"fulmar node forget\", start it with an empty data directory. \
+                 Otherwise check that --meta names the metadata store of this cluster, and that it was not \
+                 restored from an old backup."
             }
         }
     }

@@ -226,6 +226,13 @@ impl PartitionRecord {
         }
     }
 
+    /// The record of a partition that existed before the cluster. Its manifest has all commits, with
+    /// version numbers below those of `epoch`.
+    pub fn converted(owner: NodeId, epoch: u32, from: Position) -> PartitionRecord {
+        let ranges = vec![Range { epoch, node: owner, log: LogKind::Shared, from, to: None }];
+        PartitionRecord { epoch, ranges, ..PartitionRecord::new(owner, LogKind::Shared, from) }
+    }
+
     /// The log that the owner writes: the partition's durability.
     pub fn log(&self) -> LogKind {
         self.ranges.last().map_or(LogKind::Shared, |range| range.log)

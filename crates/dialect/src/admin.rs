@@ -126,6 +126,11 @@ pub enum AdminStatement {
         /// Whether a missing object is ignored.
         if_exists: bool,
     },
+    /// `DROP NODE`: removes a node from the cluster.
+    DropNode {
+        /// The name of the node.
+        name: String,
+    },
 }
 
 /// The database to copy or branch, and the time to branch it at, in milliseconds since 1970.
@@ -156,6 +161,7 @@ impl AdminStatement {
             AdminStatement::Revoke { .. } => "REVOKE",
             AdminStatement::CreateToken { .. } => "CREATE TOKEN",
             AdminStatement::DropToken { .. } => "DROP TOKEN",
+            AdminStatement::DropNode { .. } => "DROP NODE",
         }
     }
 }
@@ -182,6 +188,8 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement
     } else if cursor.words(&["drop", "token"]) {
         let if_exists = cursor.words(&["if", "exists"]);
         AdminStatement::DropToken { name: name(cursor)?, if_exists }
+    } else if cursor.words(&["drop", "node"]) {
+        AdminStatement::DropNode { name: name(cursor)? }
     } else if cursor.word("grant") {
         let (access, databases, users) = privileges(cursor, "to")?;
         AdminStatement::Grant { access, databases, users }

@@ -26,7 +26,7 @@ use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
-pub use cluster::{ClusterArgs, MetaUrl};
+pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
 pub use events::EventsArgs;
 pub use node::{NodeAction, NodeArgs};
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
@@ -61,8 +61,10 @@ pub enum Command {
     Start(Box<StartArgs>),
     /// Create, drop, list and restore tenants; load, export and import data; run scripts
     Tenant(TenantArgs),
-    /// List and drain the nodes of a cluster
+    /// List, drain and remove the nodes of a cluster
     Node(NodeArgs),
+    /// Move the metadata of a cluster
+    Cluster(ClusterCommandArgs),
     /// Create, drop and list tokens for HTTP access
     Token(TokenArgs),
     /// Create certificates for TLS between the nodes of a cluster

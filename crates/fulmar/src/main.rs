@@ -4,6 +4,7 @@
 //!   main ─ cli (subcommands, flags and help texts)
 //!     ├── start    runs a node in the foreground: lock, engine, catalog, gateway, signals
 //!     ├── tenant   administration, data loads and schema migrations over the PostgreSQL protocol
+//!     ├── cluster  moves a cluster's metadata from the first node to etcd
 //!     ├── token    tokens for HTTP, over the PostgreSQL protocol
 //!     ├── cert     certificates for TLS between nodes
 //!     ├── events   the event log of a node
@@ -80,6 +81,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Start(arguments) => start::run(*arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
             Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
+            Command::Cluster(arguments) => interrupt::or_interrupted(start::convert_cluster(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Cert(arguments) => cert::run(arguments),
             Command::Events(arguments) => events::run(arguments).await,

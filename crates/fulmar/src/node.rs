@@ -1,4 +1,4 @@
-//! `fulmar node`: lists and drains the nodes of a cluster with SQL statements.
+//! `fulmar node`: lists, drains and removes the nodes of a cluster with SQL statements.
 
 use std::collections::BTreeMap;
 
@@ -44,6 +44,18 @@ pub async fn run(arguments: NodeArgs) -> anyhow::Result<()> {
     match &arguments.action {
         NodeAction::List => list(&nodes, arguments.json),
         NodeAction::Drain { name } => drain(&client, name, &nodes, &arguments).await,
+        NodeAction::Forget { name } => forget(&client, name, arguments.json).await,
+    }
+}
+
+async fn forget(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
+    let dropped = client.batch_execute(&format!("DROP NODE {}", quoted(name))).await;
+    dropped
+        .map_err(|error| server_error(&error))
+        .with_context(|| format!("node \"{name}\" was not removed"))?;
+    match json {
+        true => output::json(&serde_json::json!({ "node": name })),
+        false => output::line(&format!("removed node {name}")),
     }
 }
 

@@ -139,6 +139,10 @@ pub trait Cluster: Send + Sync + 'static {
     /// Moves a partition to the node with this name, and returns when that node owns it.
     async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()>;
 
+    /// Removes a node that has ended, owns no partition and whose logs are not needed. Another node
+    /// can then have its name.
+    async fn forget_node(&self, node: &str) -> Result<()>;
+
     /// All nodes, by id.
     fn nodes(&self) -> Vec<NodeInfo>;
 

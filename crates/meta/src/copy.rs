@@ -11,6 +11,9 @@
 //! differ. The last step deletes the key, after all entries of the destination have been read back
 //! and compared with those of the source.
 //!
+//! [`reserve`] puts the key before the source is prepared for the copy. It replaces the key of an
+//! interrupted run, so a late transaction of that run, its last one included, is not applied any more.
+//!
 //! The source must not change in the meantime, so no node may use it. A change is detected: the
 //! source is read again at the end.
 
@@ -86,8 +89,34 @@ pub async fn copy(
     Ok(Copied { entries: source.len(), changed: done.changed })
 }
 
+/// Reserves the destination for a copy of the source with this id, and invalidates all requests of
+/// earlier runs that have not been applied yet: they compare the previous reservation.
+///
+/// The destination must be empty or reserved for the same source. After an error the call can be
+/// repeated.
+pub async fn reserve(to: &dyn MetadataStore, source: u128) -> Result<(), MetaError> {
+    let value = format!(r#"{{"v":1,"source":"{source:032x}"}}"#);
+    let reserved = match to.get(UNFINISHED).await? {
+        Some(marker) if marker.value != value.as_bytes() => {
+            return Err(MetaError::Unavailable {
+                cause: "is reserved for a copy of another metadata store".to_owned(),
+                remedy: "Complete that copy first, or choose another cluster name.",
+            });
+        }
+        Some(marker) => Transaction::new().unchanged(UNFINISHED, marker.modified),
+        None => {
+            let found = to.scan("").await?;
+            if !found.is_empty() {
+                return Err(not_empty(found.len()));
+            }
+            Transaction::new().absent(UNFINISHED)
+        }
+    };
+    committed(to.transact(reserved.put(UNFINISHED, value)).await?).map(drop)
+}
+
 /// Rejects a store that is the destination of an unfinished copy.
-pub(crate) async fn reject_unfinished(store: &dyn MetadataStore) -> Result<(), MetaError> {
+pub async fn reject_unfinished(store: &dyn MetadataStore) -> Result<(), MetaError> {
     match store.get(UNFINISHED).await? {
         None => Ok(()),
         Some(_) => Err(MetaError::Unavailable {

@@ -87,8 +87,9 @@ mod units;
 
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
 pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+pub use catalog::{partition_of_key, value_in_cluster};
 pub use catalog_replication::{CatalogReplica, Publisher};
-pub use copy::{Copied, CopyProgress, copy};
+pub use copy::{Copied, CopyProgress, copy, reject_unfinished, reserve};
 pub use embedded::Embedded;
 pub use error::{MetaError, ObjectKind};
 pub use etcd::{EtcdOptions, EtcdStore, EtcdTls};

@@ -109,6 +109,8 @@ pub trait Observer: Send + Sync {
     /// later snapshot leaves the observer outdated: transactions fail with
     /// [`MetaError::CacheStale`] until it has accepted a snapshot.
     fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError>;
+    /// The revision of the snapshot that was accepted before. Called by the embedded store only.
+    fn positioned(&self, _revision: Revision) {}
     /// The changes of one transaction.
     fn changed(&self, changes: &[Change]);
 }

@@ -163,8 +163,9 @@ pub(crate) fn missing(partition: PartitionId) -> Error {
 }
 
 pub(crate) fn metadata_unavailable() -> Error {
-    Error::new(sqlstate::CANNOT_CONNECT_NOW, "the metadata store does not answer")
-        .hint("Check that a majority of etcd's members is running, and retry.")
+    Error::new(sqlstate::CANNOT_CONNECT_NOW, "the metadata store does not answer").hint(
+        "Check that etcd has a majority, or that the node with the embedded metadata store runs, and retry.",
+    )
 }
 
 pub(crate) fn protocol_error(error: &fulmar_cluster::Error) -> Error {

@@ -1,6 +1,7 @@
 //! The files with which a data directory identifies its node: `cluster.json` and `stamp.json`.
 //!
 //! `cluster.json` names the cluster and the node that the directory belongs to. It is written once.
+//! `conversion.json` exists while a single node becomes the first node of a cluster.
 //! `stamp.json` is the [`Stamp`] of the ownership protocol. Files are replaced atomically, and are
 //! durable when a change returns.
 
@@ -16,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 /// The file that binds a data directory to a node of a cluster.
 pub const CLUSTER_FILE: &str = "cluster.json";
+/// The file that marks the data directory of a single node that becomes a node of a cluster.
+pub const CONVERSION_FILE: &str = "conversion.json";
 const STAMP_FILE: &str = "stamp.json";
 /// The file with a [`CrashReport`], which the handler of a fatal signal writes.
 pub const CRASH_FILE: &str = "crash.json";
@@ -44,6 +47,46 @@ impl DirectoryOwner {
     /// Binds a data directory to its owner.
     pub fn write(&self, data: &Path) -> Result<(), Error> {
         write(&data.join(CLUSTER_FILE), self)
+    }
+}
+
+/// The conversion of a single node to the first node of a cluster, from the time when it cannot run
+/// as a single node any more until it has joined the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conversion {
+    v: u32,
+    /// The cluster, 32 hexadecimal digits: the id of the node's store.
+    pub cluster: String,
+    /// The node's name.
+    pub name: String,
+    /// The cluster's metadata store.
+    pub meta: String,
+    /// The number of the process in the node's first record ([`Stamp`]).
+    pub run: u64,
+}
+
+impl Conversion {
+    /// A conversion that begins.
+    pub fn new(cluster: u128, name: &str, meta: String, run: u64) -> Self {
+        Conversion { v: 1, cluster: format!("{cluster:032x}"), name: name.to_owned(), meta, run }
+    }
+
+    /// The conversion that was begun in a data directory.
+    pub fn read(data: &Path) -> Result<Option<Self>, Error> {
+        read(&data.join(CONVERSION_FILE))
+    }
+
+    /// Marks a data directory, and gives it the stamp of the node's first record.
+    pub fn write(&self, data: &Path) -> Result<(), Error> {
+        write(&data.join(STAMP_FILE), &Stamp { begun: Some(self.run), attempts: Vec::new() })?;
+        write(&data.join(CONVERSION_FILE), self)
+    }
+
+    /// Removes the mark: the node has joined the cluster.
+    pub fn remove(data: &Path) -> Result<(), Error> {
+        let file = data.join(CONVERSION_FILE);
+        // Most starts have nothing to remove, and need not sync.
+        if file.exists() { remove(&file) } else { Ok(()) }
     }
 }
 
@@ -84,14 +127,14 @@ impl DataDirectory for StampFiles {
     }
 
     async fn clear_crash_report(&self) -> Result<(), Error> {
-        self.run(|data| {
-            let path = data.join(CRASH_FILE);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", &path, error)),
-                _ => sync_directory(&data),
-            }
-        })
-        .await
+        self.run(|data| remove(&data.join(CRASH_FILE))).await
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path, error)),
+        _ => path.parent().map_or(Ok(()), sync_directory),
     }
 }
 

@@ -30,6 +30,17 @@ pub enum Error {
          this cluster, and that it was not restored from an old backup"
     )]
     MissingRecord(&'static str),
+    /// The metadata store was restored from an old backup.
+    #[error(
+        "the metadata store is older than the store: it knows incarnation {known} of node {node} as the newest, \
+         but a later one has written a log; restore a newer backup of the metadata store"
+    )]
+    Restored {
+        /// The node.
+        node: fulmar_cluster::NodeId,
+        /// Its newest incarnation in the metadata store.
+        known: u64,
+    },
     /// All terms are used.
     #[error("the cluster has used all of its 8388607 terms; create a new cluster and import the databases")]
     OutOfTerms,

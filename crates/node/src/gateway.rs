@@ -206,6 +206,10 @@ impl Cluster for Node {
         Ok(())
     }
 
+    async fn forget_node(&self, node: &str) -> Result<()> {
+        self.forget(node).await
+    }
+
     fn nodes(&self) -> Vec<NodeInfo> {
         let nodes = self.owners().nodes().into_iter();
         nodes

@@ -11,12 +11,15 @@
 //! ```
 //!
 //! - [`registration`]: the records of the cluster and its members.
+//! - [`conversion`]: the records of a cluster that a single node founds with its data.
 //! - [`environment`], [`logs`], [`directory`]: what the protocols run on.
 //! - [`owners`]: a copy of the ownership records, for routing.
 //! - [`rpc`]: the listener and the connections to other nodes.
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
+//! - `forget`: removes a node that does not come back.
+//! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
@@ -35,13 +38,16 @@
 mod administration;
 mod assignments;
 mod collector;
+pub mod conversion;
 mod detector;
 pub mod directory;
 pub mod environment;
 mod error;
+mod forget;
 mod gateway;
 pub mod logs;
 mod messages;
+pub mod metadata;
 mod moves;
 mod node;
 mod objects;

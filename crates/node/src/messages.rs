@@ -5,6 +5,7 @@
 //! - `session`: everything after it is the gateway's.
 //! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
 //! - `control`: one [`Request`] and its [`Answer`].
+//! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
 use bytes::Bytes;
 use fulmar_engine::{Error, Result, sqlstate};
@@ -20,6 +21,8 @@ pub(crate) enum Opening {
     Session,
     /// Heartbeats.
     Heartbeat,
+    /// A request to the metadata store.
+    Metadata,
     /// A request.
     Control {
         /// The request.

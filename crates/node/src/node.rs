@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
-use fulmar_cluster::{Incarnation, NodeId, failover};
+use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
-use fulmar_transport::hello::VERSIONS;
+use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
 use fulmar_transport::tls::NodeTls;
 use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
 use hashbrown::HashSet;
@@ -29,12 +30,14 @@ use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
-use crate::{Error, quarantine, rpc};
+use crate::{Error, metadata, quarantine, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node that waits for its lease checks it.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Delay after a failed request to the store, during the start.
+const STORE_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long ending the own incarnation may take at a planned stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -51,6 +54,8 @@ pub struct NodeOptions {
     pub data: PathBuf,
     /// TLS for connections between nodes. All nodes of a cluster use it, or none.
     pub tls: Option<Arc<NodeTls>>,
+    /// Whether other nodes use the metadata store of this node.
+    pub serves_metadata: bool,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -62,6 +67,8 @@ pub struct Node {
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
     metadata: Arc<dyn MetadataStore>,
+    /// The metadata store, if other nodes use it.
+    served_metadata: Option<Arc<dyn MetadataStore>>,
     catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
@@ -95,6 +102,7 @@ impl Node {
         let logs = Arc::new(StoreLogs::new(store, cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
@@ -113,6 +121,7 @@ impl Node {
             rpc,
             tls: options.tls,
             environment,
+            served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
             begun,
@@ -129,8 +138,8 @@ impl Node {
         });
         tokio::spawn(node.clone().keep_lease());
         let serving = node.clone();
-        let serve = Arc::new(move |stream| {
-            tokio::spawn(serving.clone().serve_stream(stream));
+        let serve = Arc::new(move |peer, stream| {
+            tokio::spawn(serving.clone().serve_stream(peer, stream));
         });
         tokio::spawn(rpc::accept(listener, peering, serve));
         registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
@@ -320,9 +329,14 @@ impl Node {
     }
 
     /// Serves a stream of another node.
-    async fn serve_stream(self: Arc<Self>, mut stream: Stream) {
+    async fn serve_stream(self: Arc<Self>, peer: u32, mut stream: Stream) {
         let Ok(Ok(Some(opening))) = timeout(OPENING_TIMEOUT, stream.receive()).await else { return };
         match messages::decode::<Opening>(&opening) {
+            Ok(Opening::Metadata) => match &self.served_metadata {
+                Some(store) => metadata::server::serve(store.clone(), stream).await,
+                None => metadata::server::refuse(&self.name, stream).await,
+            },
+            Ok(_) if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
             Ok(Opening::Session) => match self.sessions.get() {
                 Some(serve) => serve(stream),
                 None => stream.reset("the node is starting"),
@@ -347,6 +361,21 @@ impl Node {
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// Refuses a metadata store that does not know the node's newest incarnation, because it was restored
+/// from an old backup. A log of a later incarnation than the node's record names shows that: the record
+/// is written first.
+async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result<(), Error> {
+    let read = fulmar_cluster::metadata::node(environment, id).await?;
+    let known = read.map_or(0, |read| read.record.incarnation);
+    loop {
+        match environment.logs().list(LogId::shared(id, known + 1)).await {
+            Ok(slots) if slots.is_empty() => return Ok(()),
+            Ok(_) => return Err(Error::Restored { node: id, known }),
+            Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }
     }
 }

@@ -32,13 +32,13 @@ use fulmar_engine::CommonStore;
 use fulmar_meta::MetadataStore;
 use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::VERSION_BITS;
-use hashbrown::HashMap;
 use parking_lot::RwLock;
 use tokio::time::timeout;
 
+use crate::Node;
 use crate::environment::NodeEnvironment;
 use crate::messages::{Answer, Request};
-use crate::{Node, registration};
+use crate::registration::{self, Terms};
 
 /// How long a node may take to answer which segments it disowns.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,14 +47,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Maximum number of segments in one question.
 const MAX_ASKED: usize = 10_000;
 const NUMBER_MASK: u64 = (1 << VERSION_BITS) - 1;
-const RANDOM_MASK: u128 = u128::MAX >> 32;
 
 /// The objects of a cluster.
 pub(crate) struct Objects {
     node: Arc<Node>,
     store: CommonStore,
     /// The incarnation of each term.
-    terms: RwLock<HashMap<u32, (NodeId, Incarnation)>>,
+    terms: RwLock<Terms>,
     /// The time by which ages are measured, in milliseconds since 1970.
     now_ms: AtomicU64,
 }
@@ -114,15 +113,14 @@ impl ObjectEnvironment for CollectorEnvironment {
     }
 }
 
-fn segment_id(terms: &HashMap<u32, (NodeId, Incarnation)>, name: SegmentName) -> Option<SegmentId> {
-    let maker = (name.node, name.incarnation);
-    let (term, _) = terms.iter().find(|(_, of)| **of == maker)?;
-    Some(SegmentId::with_term(*term, name.number))
+fn segment_id(name: SegmentName) -> SegmentId {
+    SegmentId(name.number)
 }
 
-fn segment_name(terms: &HashMap<u32, (NodeId, Incarnation)>, id: SegmentId) -> Option<SegmentName> {
-    let (node, incarnation) = *terms.get(&id.term())?;
-    Some(SegmentName { node, incarnation, number: id.0 & RANDOM_MASK })
+/// `None` if the maker is not known.
+fn segment_name(terms: &Terms, id: SegmentId) -> Option<SegmentName> {
+    let (node, incarnation) = terms.get(id.term())?;
+    Some(SegmentName { node, incarnation, number: id.0 })
 }
 
 fn stored_name(partition: PartitionId, name: ManifestName) -> fulmar_store::ManifestName {
@@ -192,8 +190,7 @@ impl PartitionObjects for Objects {
     }
 
     async fn contents(&self, segment: SegmentName) -> Result<Vec<PartitionId>, Uncertain> {
-        let Some(id) = segment_id(&self.terms.read(), segment) else { return Err(Uncertain) };
-        answer(self.store.contents(id).await).await
+        answer(self.store.contents(segment_id(segment)).await).await
     }
 
     async fn manifests_after(
@@ -227,8 +224,7 @@ impl PartitionObjects for Objects {
     }
 
     async fn has_segment(&self, segment: SegmentName) -> Result<bool, Uncertain> {
-        let Some(id) = segment_id(&self.terms.read(), segment) else { return Err(Uncertain) };
-        answer(self.store.has_segment(id).await).await
+        answer(self.store.has_segment(segment_id(segment)).await).await
     }
 
     async fn has_manifest(&self, partition: PartitionId, manifest: ManifestName) -> Result<bool, Uncertain> {
@@ -236,17 +232,7 @@ impl PartitionObjects for Objects {
     }
 
     async fn delete_segment(&self, segment: SegmentName) -> Result<(), Uncertain> {
-        let id = segment_id(&self.terms.read(), segment);
-        let id = match id {
-            Some(id) => id,
-            None => {
-                // A batch of an earlier collector.
-                let terms = registration::terms(self.node.environment().metadata()).await;
-                *self.terms.write() = terms.map_err(|_| Uncertain)?;
-                segment_id(&self.terms.read(), segment).ok_or(Uncertain)?
-            }
-        };
-        answer(self.store.delete_segment(id).await).await
+        answer(self.store.delete_segment(segment_id(segment)).await).await
     }
 
     async fn delete_manifest(&self, partition: PartitionId, manifest: ManifestName) -> Result<(), Uncertain> {
@@ -262,7 +248,7 @@ impl Makers for Objects {
         segments: Vec<SegmentName>,
     ) -> Option<Vec<SegmentName>> {
         let terms = self.terms.read().clone();
-        let ids: Vec<SegmentId> = segments.iter().filter_map(|name| segment_id(&terms, *name)).collect();
+        let ids: Vec<SegmentId> = segments.iter().map(|name| segment_id(*name)).collect();
         let mut disowned = Vec::new();
         for asked in ids.chunks(MAX_ASKED) {
             let (segments, _) = self.ask(node, incarnation, asked.to_vec()).await?;
@@ -276,14 +262,21 @@ impl Makers for Objects {
 mod tests {
     use super::*;
 
-    #[test]
-    fn names_of_the_protocol_are_those_of_the_store() {
-        let terms = HashMap::from([(7, (NodeId(2), 3)), (8, (NodeId(1), 9))]);
+    #[tokio::test]
+    async fn names_of_the_protocol_are_those_of_the_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let metadata = fulmar_meta::Embedded::open(&directory.path().join("meta.db")).unwrap();
+        let (key, converted) = registration::converted_terms(NodeId(2), 1, 4);
+        metadata.transact(fulmar_meta::Transaction::new().put(key, converted)).await.unwrap();
+        registration::record_term(&metadata, 7, NodeId(2), 3).await.unwrap();
+        let terms = registration::terms(&metadata).await.unwrap();
         let id = SegmentId::with_term(7, u128::MAX);
         let name = segment_name(&terms, id).unwrap();
         assert_eq!((name.node, name.incarnation), (NodeId(2), 3));
-        assert_eq!(segment_id(&terms, name), Some(id));
-        assert_eq!(segment_name(&terms, SegmentId::with_term(9, 1)), None, "the maker is not known");
+        assert_eq!(segment_id(name), id);
+        let maker = |term| segment_name(&terms, SegmentId::with_term(term, 1)).map(|name| name.incarnation);
+        assert_eq!((maker(1), maker(4)), (Some(1), Some(1)), "terms of the single node");
+        assert_eq!((maker(6), maker(8)), (None, None), "their makers are not known");
         let manifest =
             ManifestName { epoch: 5, incarnation: 2, covered: 77, node: NodeId(1), is_draft: false };
         let stored = stored_name(PartitionId(4), manifest);

@@ -4,18 +4,17 @@
 //! | --- | --- |
 //! | `cluster` | [`ClusterRecord`]: the cluster's id, and the next ids of nodes and terms |
 //! | `member/NAME` | [`MemberRecord`]: the id of the node NAME and its addresses |
-//! | `term/TERM` | [`TermRecord`]: the incarnation that uses the term |
+//! | `term/TERM` | [`TermRecord`]: the incarnation that uses the term, or some until it |
 //!
 //! The first node that finds no `cluster` creates it. A name belongs to one node for ever: another
 //! process with the same name is the same node, and is refused if its data directory is another one
 //! ([`fulmar_cluster::directory`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fulmar_cluster::{Incarnation, NodeId};
 use fulmar_meta::{Entry, MetaError, MetadataStore, Outcome, Transaction};
-use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -72,6 +71,21 @@ pub struct TermRecord {
     pub node: u32,
     /// Its incarnation.
     pub incarnation: Incarnation,
+    /// The first of several terms, up to that of the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<u32>,
+}
+
+/// The incarnations of all terms.
+#[derive(Clone, Debug, Default)]
+pub struct Terms(BTreeMap<u32, TermRecord>);
+
+impl Terms {
+    /// The incarnation of a term, if it is known.
+    pub fn get(&self, term: u32) -> Option<(NodeId, Incarnation)> {
+        let (last, record) = self.0.range(term..).next()?;
+        (record.since.unwrap_or(*last) <= term).then_some((NodeId(record.node), record.incarnation))
+    }
 }
 
 impl MemberRecord {
@@ -158,6 +172,13 @@ pub async fn register(
     Err(Error::Contended)
 }
 
+/// The records of a new cluster with one member: `cluster` and that of the member.
+pub(crate) fn founding_records(cluster: &str, node: NodeId, first_term: u32) -> (Vec<u8>, Vec<u8>) {
+    let founded =
+        ClusterRecord { v: VERSION, id: cluster.to_owned(), next_node: node.0 + 1, next_term: first_term };
+    (encode(&founded), encode(&new_member(node)))
+}
+
 /// A member that has not started yet.
 fn new_member(node: NodeId) -> MemberRecord {
     MemberRecord { v: VERSION, id: node.0, rpc: String::new(), sql: String::new() }
@@ -190,7 +211,7 @@ pub async fn record_term(
     node: NodeId,
     incarnation: Incarnation,
 ) -> Result<(), Error> {
-    let record = TermRecord { v: VERSION, node: node.0, incarnation };
+    let record = TermRecord { v: VERSION, node: node.0, incarnation, since: None };
     for _ in 0..MAX_ATTEMPTS {
         if changed(metadata, Transaction::new().put(term_key(term), encode(&record))).await? {
             return Ok(());
@@ -203,15 +224,21 @@ fn term_key(term: u32) -> String {
     format!("{TERM_PREFIX}{term:08x}")
 }
 
-/// The incarnation of each term.
-pub async fn terms(metadata: &dyn MetadataStore) -> Result<HashMap<u32, (NodeId, Incarnation)>, Error> {
-    let mut terms = HashMap::new();
+/// The record of the terms that a single node has used before it became a cluster: key and value.
+pub(crate) fn converted_terms(node: NodeId, incarnation: Incarnation, last: u32) -> (String, Vec<u8>) {
+    let record = TermRecord { v: VERSION, node: node.0, incarnation, since: Some(0) };
+    (term_key(last), encode(&record))
+}
+
+/// The incarnations of all terms.
+pub async fn terms(metadata: &dyn MetadataStore) -> Result<Terms, Error> {
+    let mut terms = BTreeMap::new();
     for entry in metadata.scan(TERM_PREFIX).await? {
-        let record: TermRecord = decode(&entry)?;
         let term = entry.key.strip_prefix(TERM_PREFIX).and_then(|term| u32::from_str_radix(term, 16).ok());
-        terms.extend(term.map(|term| (term, (NodeId(record.node), record.incarnation))));
+        let record = decode(&entry)?;
+        terms.extend(term.map(|term| (term, record)));
     }
-    Ok(terms)
+    Ok(Terms(terms))
 }
 
 /// Publishes the addresses of a node.

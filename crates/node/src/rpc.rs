@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::NodeId;
+use fulmar_transport::hello::METADATA_CLIENT;
 use fulmar_transport::tls::{NodeStream, NodeTls};
 use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identity, Incoming, Stream};
 use parking_lot::Mutex;
@@ -79,7 +80,8 @@ impl Peering {
         let peer = stream.peer();
         let (reader, writer) = tokio::io::split(stream);
         let (incoming, driver) = fulmar_transport::accept(reader, writer, &self.identity).await?;
-        if self.tls.is_some() {
+        // Any node of the authority may use the metadata store: it may not be a member yet.
+        if self.tls.is_some() && incoming.peer().node != METADATA_CLIENT {
             peer.check_name(&self.name(NodeId(incoming.peer().node)).await)?;
         }
         Ok((incoming, driver))
@@ -142,11 +144,12 @@ async fn connect_tcp(address: &str) -> std::io::Result<TcpStream> {
     }
 }
 
-/// Accepts connections and passes their streams to `serve`, until the listener is dropped.
+/// Accepts connections and passes their streams to `serve`, with the node that opened them, until the
+/// listener is dropped.
 pub(crate) async fn accept(
     listener: TcpListener,
     peering: Peering,
-    serve: Arc<dyn Fn(Stream) + Send + Sync>,
+    serve: Arc<dyn Fn(u32, Stream) + Send + Sync>,
 ) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -168,9 +171,10 @@ pub(crate) async fn accept(
                 Ok(Err(error)) => return peering.refusals.record(DIALING_NODE, &error),
                 Err(_) => return tracing::debug!("a connection from another node did not introduce itself"),
             };
+            let peer = incoming.peer().node;
             let accept = async {
                 while let Some(stream) = incoming.accept().await {
-                    serve(stream);
+                    serve(peer, stream);
                 }
             };
             tokio::join!(driver.run(), accept);
@@ -219,7 +223,7 @@ mod tests {
     fn listen(peering: Peering) -> String {
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let serve = |mut stream: Stream| {
+        let serve = |_, mut stream: Stream| {
             tokio::spawn(async move {
                 stream.receive().await.unwrap();
                 stream.send(b"yes").await.unwrap();

@@ -26,6 +26,10 @@
 //! | `durability-after-flush` | all commits are flushed, the partition's record has the old log |
 //! | `durability-after-record` | the record has the new log, the partition is not served yet |
 //! | `statement` | a statement begins to read its database |
+//! | `convert-after-flush` | a single node that becomes a cluster's is flushed and its term ended |
+//! | `convert-after-mark` | its data directory and store are marked, nothing is copied |
+//! | `convert-mid-copy` | a batch of its catalog is copied to the cluster's metadata store |
+//! | `convert-after-copy` | the cluster exists, its first node has not joined it |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -65,7 +69,16 @@ pub const DURABILITY_AFTER_RECORD: &str = "durability-after-record";
 /// A statement begins to read its database.
 pub const STATEMENT: &str = "statement";
 
-const NAMES: [&str; 14] = [
+/// A single node that becomes a node of a cluster is flushed, and has ended its term.
+pub const CONVERT_AFTER_FLUSH: &str = "convert-after-flush";
+/// Its data directory and store are marked, nothing is copied.
+pub const CONVERT_AFTER_MARK: &str = "convert-after-mark";
+/// A batch of its catalog is copied to the metadata store of the cluster.
+pub const CONVERT_MID_COPY: &str = "convert-mid-copy";
+/// The cluster exists, its first node has not joined it.
+pub const CONVERT_AFTER_COPY: &str = "convert-after-copy";
+
+const NAMES: [&str; 18] = [
     LOG_MID_RECORD,
     LOG_AFTER_WRITE,
     COMMIT_AFTER_SEGMENT,
@@ -80,6 +93,10 @@ const NAMES: [&str; 14] = [
     DURABILITY_AFTER_FLUSH,
     DURABILITY_AFTER_RECORD,
     STATEMENT,
+    CONVERT_AFTER_FLUSH,
+    CONVERT_AFTER_MARK,
+    CONVERT_MID_COPY,
+    CONVERT_AFTER_COPY,
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);

@@ -25,6 +25,9 @@ use crate::{Error, MAX_OUTPUT_BYTES, MAX_STREAMS, MAX_UNACCEPTED_STREAMS};
 /// Capacity of a read, and of an output buffer that is kept.
 const BUFFER_BYTES: usize = 64 << 10;
 
+/// Marks the number of a stream that the peer does not know yet.
+const UNSENT: u64 = 1 << 63;
+
 /// First bytes of a TLS connection in the direction to the server: a handshake record.
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 /// First bytes of a TLS server's answer to bytes that are not TLS: an alert record.
@@ -52,8 +55,11 @@ struct Output {
 #[derive(Debug, Default)]
 struct Streams {
     open: HashMap<u64, Arc<StreamState>>,
-    /// Number of the newest stream.
+    /// Number of the newest stream that the peer knows.
     newest: u64,
+    /// Number of streams that were opened on this side. Until its first frame, a stream is registered
+    /// under [`UNSENT`] and such a number.
+    opened: u64,
     ended: Option<Error>,
 }
 
@@ -81,6 +87,20 @@ impl Shared {
         if was_empty {
             self.has_output.notify_one();
         }
+    }
+
+    /// Appends the first frame of a stream. Returns the number of the stream. Numbers are assigned in
+    /// the order of the output: the peer refuses a number below one that it knows.
+    pub(crate) fn write_first(&self, unsent: u64, is_last: bool, payload: &[u8]) -> Result<u64, Error> {
+        let mut streams = self.streams.lock();
+        let Some(state) = streams.open.remove(&unsent) else {
+            return Err(streams.ended.clone().unwrap_or(Error::Closed));
+        };
+        streams.newest += 1;
+        let id = streams.newest;
+        streams.open.insert(id, state);
+        self.write(Kind::Open, is_last, id, payload);
+        Ok(id)
     }
 
     /// Waits until the output buffer has space.
@@ -145,8 +165,8 @@ impl Connection {
         if streams.open.len() >= MAX_STREAMS {
             return Err(Error::TooManyStreams);
         }
-        streams.newest += 1;
-        let (id, state) = (streams.newest, Arc::new(StreamState::new()));
+        streams.opened += 1;
+        let (id, state) = (UNSENT | streams.opened, Arc::new(StreamState::new()));
         streams.open.insert(id, state.clone());
         drop(streams);
         Ok(Stream::new(self.shared.clone(), id, state, false))

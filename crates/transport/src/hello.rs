@@ -35,6 +35,10 @@ const PAYLOAD_BYTES: usize = 44;
 /// The protocol versions that this build speaks.
 pub const VERSIONS: RangeInclusive<u16> = 1..=1;
 
+/// Stands for a node that only uses the metadata store of the accepting node. It may not have an id
+/// yet, and not know its cluster, which is 0 then.
+pub const METADATA_CLIENT: u32 = u32::MAX;
+
 /// What a node states about itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
@@ -81,7 +85,8 @@ pub(crate) fn decode(mut payload: &[u8]) -> Result<(Identity, Option<u32>), Erro
 
 /// Checks a peer. Returns the protocol version to use, or the reason for which it is refused.
 pub(crate) fn check(own: &Identity, peer: &Identity, peer_expects: Option<u32>) -> Result<u16, String> {
-    if peer.cluster != own.cluster {
+    let joins = |one: &Identity| one.node == METADATA_CLIENT && one.cluster == 0;
+    if peer.cluster != own.cluster && !joins(own) && !joins(peer) {
         return Err(format!(
             "node {} belongs to cluster {:032x}, node {} to cluster {:032x}; check the addresses of \
              the nodes, or start the node with the metadata store of its own cluster",
@@ -148,5 +153,10 @@ mod tests {
         assert!(check(&own, &node(2, 6, 1..=1), None).unwrap_err().contains("cluster"));
         assert!(check(&own, &node(2, 5, 1..=1), Some(3)).unwrap_err().contains("not to node 3"));
         assert_eq!(check(&own, &node(2, 5, 1..=1), None), Ok(1));
+        // A node that joins a cluster does not know it yet. Later it expects the same one.
+        let joins = |cluster| node(METADATA_CLIENT, cluster, 1..=1);
+        assert_eq!((check(&own, &joins(0), None), check(&joins(0), &own, None)), (Ok(1), Ok(1)));
+        assert!(check(&joins(6), &own, None).unwrap_err().contains("cluster"));
+        assert!(check(&own, &node(2, 0, 1..=1), None).unwrap_err().contains("cluster"));
     }
 }

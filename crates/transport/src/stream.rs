@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
@@ -125,7 +125,8 @@ pub struct Receiver {
 #[derive(Debug)]
 struct StreamEnd {
     connection: Arc<Shared>,
-    id: u64,
+    /// Assigned by the first frame.
+    id: AtomicU64,
     state: Arc<StreamState>,
     /// Whether the peer knows the stream.
     is_open: AtomicBool,
@@ -136,7 +137,7 @@ impl Stream {
     pub(crate) fn new(connection: Arc<Shared>, id: u64, state: Arc<StreamState>, is_open: bool) -> Self {
         let shared = Arc::new(StreamEnd {
             connection,
-            id,
+            id: AtomicU64::new(id),
             state,
             is_open: AtomicBool::new(is_open),
             has_finished: AtomicBool::new(false),
@@ -200,9 +201,14 @@ impl Sender {
             let sent_bytes = rest.len().min(window_bytes - HEADER_BYTES).min(MAX_PAYLOAD_BYTES);
             let (chunk, after) = rest.split_at(sent_bytes);
             rest = after;
-            let kind = if end.is_open.swap(true, Ordering::AcqRel) { Kind::Data } else { Kind::Open };
             end.state.inner.lock().send_window_bytes -= frame_bytes(chunk.len());
-            end.connection.write(kind, rest.is_empty(), end.id, chunk);
+            if end.is_open.load(Ordering::Acquire) {
+                end.connection.write(Kind::Data, rest.is_empty(), end.id(), chunk);
+            } else {
+                let id = end.connection.write_first(end.id(), rest.is_empty(), chunk)?;
+                end.id.store(id, Ordering::Release);
+                end.is_open.store(true, Ordering::Release);
+            }
             if rest.is_empty() {
                 self.is_torn = false;
                 return Ok(());
@@ -217,7 +223,7 @@ impl Sender {
             && !self.is_torn
             && !end.has_finished.swap(true, Ordering::AcqRel)
         {
-            end.connection.write(Kind::Finish, false, end.id, &[]);
+            end.connection.write(Kind::Finish, false, end.id(), &[]);
         }
     }
 
@@ -254,6 +260,10 @@ impl Receiver {
 }
 
 impl StreamEnd {
+    fn id(&self) -> u64 {
+        self.id.load(Ordering::Acquire)
+    }
+
     /// Waits until a frame with at least one byte can be sent. Returns the window.
     async fn window(&self) -> Result<usize, Error> {
         poll_fn(|context| {
@@ -304,7 +314,7 @@ impl StreamEnd {
         if inner.unreported_bytes >= WINDOW_BYTES / 4 && !inner.peer_has_finished {
             let read_bytes = std::mem::take(&mut inner.unreported_bytes);
             drop(inner);
-            self.connection.write(Kind::Window, false, self.id, &read_bytes.to_le_bytes());
+            self.connection.write(Kind::Window, false, self.id(), &read_bytes.to_le_bytes());
         }
         Poll::Ready(Ok(Some((payload, is_last))))
     }
@@ -320,7 +330,7 @@ impl StreamEnd {
             while !reason.is_char_boundary(length) {
                 length -= 1;
             }
-            self.connection.write(Kind::Reset, false, self.id, &reason.as_bytes()[..length]);
+            self.connection.write(Kind::Reset, false, self.id(), &reason.as_bytes()[..length]);
         }
     }
 }
@@ -331,7 +341,7 @@ const MAX_REASON_BYTES: usize = 1000;
 impl Drop for StreamEnd {
     fn drop(&mut self) {
         self.abandon("the caller no longer waits");
-        self.connection.forget(self.id);
+        self.connection.forget(self.id());
     }
 }
 

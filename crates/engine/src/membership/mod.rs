@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
+//! | [`conversion`] | preparing a single node's partitions for a cluster |
 //! | [`inherited`] | covering the records of earlier incarnations and owners by manifests |
 //!
 //! # Version numbers
@@ -39,6 +40,7 @@
 //! Records of its earlier stay may then be in the range of the new epoch, because a range begins at
 //! slot 0 of the owner's incarnation. They are covered by the manifest of the release.
 
+mod conversion;
 mod inherited;
 mod member;
 mod moves;

@@ -9,6 +9,7 @@ Examples:
   fulmar node list --server postgres://fulmar@127.0.0.1:5433
   fulmar node drain n2                 before maintenance; stopping the node does the same
   fulmar tenant move shop --to n2
+  fulmar node forget n3                a node that does not come back
 
 In SQL, in the database `fulmar`:
   SELECT * FROM fulmar.nodes;
@@ -37,6 +38,11 @@ pub enum NodeAction {
     List,
     /// Move all databases of a node to the other nodes, while they are in use
     Drain {
+        /// Name of the node
+        name: String,
+    },
+    /// Remove a node that does not come back. Its name can be used again, with an empty data directory
+    Forget {
         /// Name of the node
         name: String,
     },

@@ -21,21 +21,29 @@ use anyhow::{Context, anyhow, ensure};
 use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
-use fulmar_meta::{Catalog, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
-use fulmar_node::directory::DirectoryOwner;
+use fulmar_meta::reject_unfinished;
+use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
+use fulmar_node::directory::{Conversion, DirectoryOwner};
+use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Registration};
 use fulmar_node::{NodeOptions, rpc};
 use fulmar_pages::Durability;
 use fulmar_store::{Limits, Reliable, Store, StoreUrl};
 
+use fulmar_transport::tls::NodeTls;
+
 use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
-use super::node::{self, EVENTS_DIRECTORY, METADATA_FILE, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
+use super::node::{self, EVENTS_DIRECTORY, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
-use super::{disk_cache, security, store, superuser};
-use crate::cli::{MetaUrl, StartArgs};
+use super::{conversion, disk_cache, metadata_move, security, store, superuser};
+use crate::cli::{Join, MetaUrl, StartArgs};
 use crate::size::Bytes;
 
+/// The embedded metadata store of a cluster, in the data directory.
+pub(super) const CLUSTER_METADATA_FILE: &str = "cluster.db";
+/// Deadline of a request to the node with the embedded metadata store.
+const REMOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time from the start of a process to its replacement.
 const MIN_RUN_TIME: Duration = Duration::from_secs(1);
 /// How long a node waits for the founder of the cluster to mark the store.
@@ -44,11 +52,19 @@ const FOUNDING_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// A tenant that has been in creation for this long was left by a node that died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
+/// Where the metadata store of the cluster is.
+enum Metadata<'a> {
+    /// `--meta`.
+    Url(&'a MetaUrl),
+    /// `--join`: embedded in another node.
+    Joined(&'a Join),
+}
+
 /// The flags of a node of a cluster.
 struct Flags<'a> {
     name: &'a str,
     rpc: SocketAddr,
-    meta: &'a MetaUrl,
+    metadata: Metadata<'a>,
     store: &'a StoreUrl,
 }
 
@@ -58,7 +74,10 @@ fn flags(arguments: &StartArgs) -> Option<Flags<'_>> {
     Some(Flags {
         name: cluster.node.as_deref()?,
         rpc: cluster.rpc?,
-        meta: cluster.meta.as_ref()?,
+        metadata: match (&cluster.meta, &cluster.join) {
+            (Some(url), _) => Metadata::Url(url),
+            (None, join) => Metadata::Joined(join.as_ref()?),
+        },
         store: arguments.store.as_ref()?,
     })
 }
@@ -74,16 +93,8 @@ pub(super) fn check_directory(arguments: &StartArgs, data: &Path) -> anyhow::Res
             owner.name,
             owner.name
         )),
-        (Some(_), None) => {
-            ensure!(
-                !data.join(METADATA_FILE).exists(),
-                "{} is the data directory of a single node; use another --data for a node of a cluster, and \
-                 copy the data with COPY",
-                data.display()
-            );
-            Ok(())
-        }
-        _ => Ok(()),
+        (None, None) => conversion::check_not_begun(data),
+        (Some(_), _) => Ok(()),
     }
 }
 
@@ -102,16 +113,20 @@ pub(super) async fn start(
     );
     registration::check_name(flags.name)?;
     let node_tls = security::node_tls(&arguments.cluster.rpc_tls, flags.name, flags.rpc)?;
-    let mut etcd = EtcdOptions::new(flags.meta.endpoints.clone(), &flags.meta.cluster);
-    security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
     let http = node::listen(arguments, Arc::new(|| "joining the cluster".to_owned())).await?;
     let listener = rpc::bind(flags.rpc)?;
     let events = data.path().join(EVENTS_DIRECTORY);
     let event_log = tokio::task::spawn_blocking(move || {
         EventLog::open(&events).with_context(|| format!("cannot open the event log in {}", events.display()))
     });
-    let metadata = EtcdStore::open(etcd).await.map_err(with_remedy)?;
-    let metadata: Arc<dyn MetadataStore> = Arc::new(metadata);
+    let metadata = open_metadata(&flags.metadata, arguments, data.path(), node_tls.clone()).await?;
+    match flags.metadata {
+        Metadata::Url(url) => {
+            let target = (flags.name, url.to_string());
+            conversion::convert(arguments, data, memory, target, &*metadata).await?;
+        }
+        Metadata::Joined(_) => conversion::check_joinable(data.path())?,
+    }
     let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
     let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
@@ -121,10 +136,12 @@ pub(super) async fn start(
         sql: arguments.sql,
         data: data.path().to_owned(),
         tls: node_tls,
+        serves_metadata: matches!(flags.metadata, Metadata::Url(MetaUrl::Embedded)),
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
     let member =
         fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
+    Conversion::remove(data.path())?;
     share_system_partition(&member, &catalog).await?;
     let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
     if !arguments.insecure {
@@ -143,6 +160,55 @@ pub(super) async fn start(
     let node = Node::serve(arguments, parts, memory, tls).await?;
     tokio::spawn(drop_abandoned(member, engine, catalog));
     Ok(Some(node))
+}
+
+/// Opens the metadata store of the cluster.
+async fn open_metadata(
+    metadata: &Metadata<'_>,
+    arguments: &StartArgs,
+    data: &Path,
+    tls: Option<Arc<NodeTls>>,
+) -> anyhow::Result<Arc<dyn MetadataStore>> {
+    let embedded = data.join(CLUSTER_METADATA_FILE);
+    let is_embedded = matches!(metadata, Metadata::Url(MetaUrl::Embedded));
+    let moved = metadata_move::check(data, is_embedded)?;
+    if !is_embedded && !moved && embedded.exists() {
+        // A start with --meta embedded that was refused leaves one without a cluster.
+        let store = Embedded::open(&embedded).map_err(with_remedy)?;
+        ensure!(
+            registration::find_cluster(&store).await?.is_none(),
+            "{} is the metadata store of the cluster; start this node with --meta embedded",
+            embedded.display()
+        );
+    }
+    Ok(match metadata {
+        Metadata::Url(MetaUrl::Etcd { endpoints, cluster }) => {
+            let mut etcd = EtcdOptions::new(endpoints.clone(), cluster);
+            security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
+            Arc::new(EtcdStore::open(etcd).await.map_err(with_remedy)?)
+        }
+        Metadata::Url(MetaUrl::Embedded) => {
+            let is_member = DirectoryOwner::read(data)?.is_some();
+            ensure!(
+                !is_member || embedded.exists(),
+                "{} has no metadata store: start the node with the --join or --meta that it had",
+                data.display()
+            );
+            tracing::info!(
+                "the metadata store is embedded in this node: the cluster stops when the node stops"
+            );
+            Arc::new(Embedded::open(&embedded).map_err(with_remedy)?)
+        }
+        Metadata::Joined(Join { name, address }) => {
+            ensure!(
+                name.is_some() || tls.is_none(),
+                "--join {address}: with TLS between nodes, use --join NAME@{address}"
+            );
+            let name = name.clone().unwrap_or_default();
+            let options = RemoteOptions { address: *address, name, tls, timeout: REMOTE_TIMEOUT };
+            Arc::new(RemoteStore::open(options).await.map_err(with_remedy)?)
+        }
+    })
 }
 
 async fn start_engine(
@@ -181,6 +247,8 @@ async fn open_store(
         *url != StoreUrl::Memory,
         "--store memory: cannot be shared by nodes; use file:///directory or s3://bucket/prefix"
     );
+    // The contents of an unfinished copy are those of no cluster yet.
+    reject_unfinished(metadata).await.map_err(with_remedy)?;
     let backend: Arc<dyn Store> =
         Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
     let store = Reliable::new(backend.clone(), Limits::default());

@@ -27,11 +27,13 @@
 
 mod catalog_check;
 mod cluster;
+mod conversion;
 mod data;
 mod disk_cache;
 mod limits;
 mod logs;
 mod memory;
+mod metadata_move;
 mod node;
 mod ready;
 mod replica;
@@ -51,6 +53,7 @@ use crate::interrupt::EndSignals;
 use crate::output;
 pub use data::DataDirectory;
 pub use limits::raise_open_files;
+pub use metadata_move::convert_cluster;
 pub use node::METADATA_FILE;
 use node::Node;
 pub use replica::open_read_only as open_store_read_only;

@@ -89,7 +89,7 @@ impl Node {
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
-        let mut config = Config::new(data.path(), memory.0);
+        let config = Config::new(data.path(), memory.0);
         let http = listen(arguments, progress(&config)).await?;
         // Read the event log while the catalog is opened.
         let events = data.path().join(EVENTS_DIRECTORY);
@@ -97,40 +97,9 @@ impl Node {
             EventLog::open(&events)
                 .with_context(|| format!("cannot open the event log in {}", events.display()))
         });
-        let metadata_path = data.path().join(METADATA_FILE);
-        let accepted = arguments.accept_catalog.map(Revision);
-        let embedded = Embedded::open_accepting(&metadata_path, accepted).map_err(with_remedy)?;
-        let census_accepts = accepted == Some(embedded.revision());
-        let embedded = Arc::new(embedded);
-        let metadata: Arc<dyn MetadataStore> = embedded.clone();
-        let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
-        let census = CatalogCheck::new(catalog.clone(), census_accepts);
+        let recovering = recover(arguments, config, data, store::open(data.path(), arguments.store.as_ref()));
+        let Recovered { engine, catalog, metadata, store } = recovering.await?;
         let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
-        let store = store::open(data.path(), arguments.store.as_ref()).await?;
-        config.whole_process = true;
-        config.max_statement_bytes = arguments.max_statement_size.0 as usize;
-        config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
-        config.known = Some(census.partition_callbacks());
-        config.timelines = catalog
-            .partitions()
-            .iter()
-            .map(|partition| (partition.id, Timeline { lineage: partition.lineage, epoch: partition.epoch }))
-            .collect();
-        config.retention = retention(catalog.clone());
-        config.store = Some(store.store());
-        config.is_exclusive = store.is_default();
-        config.node_id = store.id();
-        let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
-        config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
-        config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
-        config.statement_stack_bytes = arguments.statement_stack.0 as usize;
-        config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
-        let engine = Engine::start(config).await.map_err(|error| {
-            let refusal = census.refusal(&error, &metadata_path, embedded.revision());
-            refusal.unwrap_or_else(|| anyhow::Error::new(error).context("cannot start the engine"))
-        })?;
-        census.settle().await.map_err(with_remedy)?;
-        drop_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
@@ -267,6 +236,58 @@ impl Node {
              be moved",
         )
     }
+}
+
+/// A single node that has recovered.
+pub(super) struct Recovered {
+    pub engine: Arc<Engine>,
+    pub catalog: Arc<Catalog>,
+    pub metadata: Arc<dyn MetadataStore>,
+    pub store: NodeStore,
+}
+
+/// Opens the catalog and the store of a single node, recovers its engine from the log, and drops
+/// tenants that a crash left incomplete.
+pub(super) async fn recover(
+    arguments: &StartArgs,
+    mut config: Config,
+    data: &DataDirectory,
+    store: impl Future<Output = anyhow::Result<NodeStore>>,
+) -> anyhow::Result<Recovered> {
+    let metadata_path = data.path().join(METADATA_FILE);
+    let accepted = arguments.accept_catalog.map(Revision);
+    let embedded = Embedded::open_accepting(&metadata_path, accepted).map_err(with_remedy)?;
+    let census_accepts = accepted == Some(embedded.revision());
+    let embedded = Arc::new(embedded);
+    let metadata: Arc<dyn MetadataStore> = embedded.clone();
+    let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
+    let census = CatalogCheck::new(catalog.clone(), census_accepts);
+    let store = store.await?;
+    config.whole_process = true;
+    config.max_statement_bytes = arguments.max_statement_size.0 as usize;
+    config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+    config.known = Some(census.partition_callbacks());
+    config.timelines = catalog
+        .partitions()
+        .iter()
+        .map(|partition| (partition.id, Timeline { lineage: partition.lineage, epoch: partition.epoch }))
+        .collect();
+    config.retention = retention(catalog.clone());
+    config.store = Some(store.store());
+    config.is_exclusive = store.is_default();
+    config.node_id = store.id();
+    let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
+    config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
+    config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
+    config.statement_stack_bytes = arguments.statement_stack.0 as usize;
+    config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
+    let engine = Engine::start(config).await.map_err(|error| {
+        let refusal = census.refusal(&error, &metadata_path, embedded.revision());
+        refusal.unwrap_or_else(|| anyhow::Error::new(error).context("cannot start the engine"))
+    })?;
+    census.settle().await.map_err(with_remedy)?;
+    drop_unfinished(&engine, &catalog).await?;
+    Ok(Recovered { engine, catalog, metadata, store })
 }
 
 /// Listens on `--http` before the node is ready.

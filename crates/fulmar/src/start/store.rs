@@ -31,6 +31,8 @@ use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl
 
 /// The object in the store with the id.
 const OWNER_OBJECT: &str = "owner";
+/// The object that marks the store of a single node that became a cluster's.
+const CLUSTER_OBJECT: &str = "cluster";
 /// The object in the store with the number of the last clean shutdown.
 const STOPPED_OBJECT: &str = "stopped";
 
@@ -76,6 +78,24 @@ impl NodeStore {
 /// have locked. Fails if the store belongs to another data directory, or the data directory to
 /// another store.
 pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<NodeStore> {
+    if let Some(url) = requested {
+        let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
+        let store = Reliable::new(Arc::new(backend), Limits::default());
+        // A copy of the data directory from before the conversion matches the id.
+        ensure!(
+            read(&store, CLUSTER_OBJECT).await?.is_none(),
+            "the store {url} belongs to a cluster now; start the node with --node, --rpc and --meta, and with \
+             the data directory that was converted"
+        );
+    }
+    open_for_conversion(data, requested).await
+}
+
+/// Like [`open`], but also opens a store that is marked as a cluster's.
+pub(super) async fn open_for_conversion(
+    data: &Path,
+    requested: Option<&StoreUrl>,
+) -> anyhow::Result<NodeStore> {
     let began = SystemTime::now();
     let place = requested.map_or(StoreLocation::Default, |url| StoreLocation::Url(url.clone()));
     let url = place.url(data);
@@ -126,6 +146,11 @@ pub async fn open(data: &Path, requested: Option<&StoreUrl>) -> anyhow::Result<N
     store.delete(STOPPED_OBJECT).await.map_err(|failure| cannot_use(&store, failure))?;
     sweep(backend.clone(), began);
     Ok(NodeStore { backend, data: data.to_owned(), binding })
+}
+
+/// The id of the store that a data directory is bound to, if it is.
+pub(super) fn bound_id(data: &Path) -> anyhow::Result<Option<u128>> {
+    Ok(Binding::read(data)?.map(|binding| binding.id))
 }
 
 /// The store of a data directory, opened for reading.
@@ -236,9 +261,12 @@ pub(super) async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
     // Read first: a store without conditional puts would overwrite the id of its owner.
     match read(store, OWNER_OBJECT).await? {
         Some(owner) => ensure!(owner == encode(id), belongs_to_another()),
-        None => put_if_absent(store, encode(id)).await?.then_some(()).ok_or_else(belongs_to_another)?,
+        None => put_if_absent(store, OWNER_OBJECT, encode(id))
+            .await?
+            .then_some(())
+            .ok_or_else(belongs_to_another)?,
     }
-    if put_if_absent(store, Bytes::from_static(b"nobody\n")).await? {
+    if put_if_absent(store, OWNER_OBJECT, Bytes::from_static(b"nobody\n")).await? {
         store.delete(OWNER_OBJECT).await.map_err(|failure| cannot_use(store, failure))?;
         bail!(
             "cannot use the store {store}: it overwrites existing objects and does not support \
@@ -248,9 +276,15 @@ pub(super) async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the object `owner`. Returns false if it exists.
-async fn put_if_absent(store: &Reliable, owner: Bytes) -> anyhow::Result<bool> {
-    match store.put(OWNER_OBJECT, owner).await {
+/// Marks the store of a single node as a cluster's: copies of the data directory cannot be started
+/// as single nodes any more.
+pub(super) async fn mark_as_clusters(store: &Reliable, id: u128) -> anyhow::Result<()> {
+    put_if_absent(store, CLUSTER_OBJECT, encode(id)).await.map(drop)
+}
+
+/// Creates an object. Returns false if it exists.
+async fn put_if_absent(store: &Reliable, object: &str, contents: Bytes) -> anyhow::Result<bool> {
+    match store.put(object, contents).await {
         Ok(()) => Ok(true),
         Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
         Err(failure) => Err(cannot_use(store, failure)),

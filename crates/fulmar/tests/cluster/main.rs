@@ -183,6 +183,8 @@ async fn suspended_node_is_fenced_and_rejoins() {
     execute(&cluster, 0, "shop", "INSERT INTO t VALUES (2)").await;
     cluster.signal(2, Signal::CONT).unwrap();
     wait_until_alive(&cluster, 0, 2, before + 1).await;
+    // It answers heartbeats before it accepts clients.
+    wait_until("n3 accepts clients", async || try_connect(&cluster.url(2, "shop")).await.is_ok()).await;
     assert_eq!(values(&cluster, 2, "shop").await, [1, 2]);
     assert_ne!(owner(&cluster, 2, "shop").await, 2);
 }

@@ -71,7 +71,7 @@ async fn wrong_directories_and_stores_are_refused_with_a_remedy() {
 
     // Invalid flags.
     for (flag, value, part) in [
-        ("--meta", "embedded", "run a single node"),
+        ("--meta", "embedded", "--meta contains no cluster"),
         ("--rpc", "0.0.0.0:7000", "not an address that other nodes can reach"),
         ("--node", "N 1", "invalid node name"),
         ("--store", "memory:", "cannot be shared"),

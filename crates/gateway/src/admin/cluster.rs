@@ -64,16 +64,25 @@ pub(super) async fn restore(tenant: &Tenant, at_unix_ms: u64, cluster: &dyn Clus
     cluster.restore_partition(tenant.partition, at_unix_ms).await
 }
 
+fn require_cluster(context: &Context) -> Result<&Arc<dyn Cluster>> {
+    context.cluster.as_ref().ok_or_else(|| {
+        unsupported("this node does not belong to a cluster")
+            .hint("Start nodes with --node, --rpc and --meta to form a cluster.")
+    })
+}
+
+/// Removes a node that has ended from the cluster.
+pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
+    require_cluster(context)?.forget_node(name).await
+}
+
 /// Moves a database to the node with this name.
 pub(super) async fn move_database(
     database: &str,
     node: Option<&str>,
     context: &Context,
 ) -> Result<Arc<Tenant>> {
-    let Some(cluster) = &context.cluster else {
-        return Err(unsupported("this node does not belong to a cluster")
-            .hint("Start nodes with --node, --rpc and --meta to form a cluster."));
-    };
+    let cluster = require_cluster(context)?;
     let tenant = context.find(database)?;
     let nodes = cluster.nodes();
     let names = || nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -58,6 +58,7 @@ pub(crate) async fn run(
         AdminStatement::Grant { .. } | AdminStatement::Revoke { .. } => {
             users::rights(admin, context, identity).await.map(|()| None)
         }
+        AdminStatement::DropNode { name } => cluster::forget_node(name, context).await.map(|()| None),
         _ => databases(admin, context, identity).await.map(|()| None),
     }
 }

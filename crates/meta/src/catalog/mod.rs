@@ -22,9 +22,9 @@ mod users;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fulmar_pages::PartitionId;
+use fulmar_pages::{Durability, PartitionId};
 
-use crate::{Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
+use crate::{Entry, Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
 use cache::{Cache, State};
 use partitions::IdBlock;
 use records::Key;
@@ -98,7 +98,7 @@ impl Catalog {
                 created_unix_ms,
                 state: TenantState::Ready,
                 limits: Limits::default(),
-                durability: fulmar_pages::Durability::default(),
+                durability: Durability::default(),
                 revision: Revision(0),
             };
             let user = User {
@@ -157,6 +157,26 @@ impl Catalog {
             cause: format!("rejected a change {MAX_ATTEMPTS} times because of concurrent changes"),
             remedy: "Retry the change.",
         })
+    }
+}
+
+/// The partition of a key `partition/ID`. `None` for other keys.
+pub fn partition_of_key(key: &str) -> Result<Option<PartitionId>, MetaError> {
+    Ok(match Key::parse(key)? {
+        Some(Key::Partition(id)) => Some(id),
+        _ => None,
+    })
+}
+
+/// The value that an entry of a single node's catalog has in the catalog of a cluster, where every
+/// tenant is `shared`.
+pub fn value_in_cluster(entry: &Entry) -> Result<Vec<u8>, MetaError> {
+    match Key::parse(&entry.key)? {
+        Some(Key::Tenant(name)) => {
+            let tenant = records::tenant(name, entry)?;
+            Ok(records::tenant_value(&Tenant { durability: Durability::Shared, ..tenant }))
+        }
+        _ => Ok(entry.value.clone()),
     }
 }
 

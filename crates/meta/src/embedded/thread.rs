@@ -28,7 +28,8 @@ enum Done {
     Get(Option<Entry>, Answer<Option<Entry>>),
     Scan(Vec<Entry>, Answer<Vec<Entry>>),
     Transact(Outcome, Vec<Operation>, Answer<Outcome>),
-    Follow(Arc<dyn Observer>, Vec<Entry>, Answer<()>),
+    /// The snapshot, and its revision: that of the preceding requests of the batch.
+    Follow(Arc<dyn Observer>, Vec<Entry>, Revision, Answer<()>),
 }
 
 pub(super) struct Worker {
@@ -142,9 +143,10 @@ impl Worker {
                 }
                 let _ = answer.send(Ok(outcome));
             }
-            Done::Follow(observer, entries, answer) => {
+            Done::Follow(observer, entries, revision, answer) => {
                 let accepted = observer.snapshot(entries);
                 if accepted.is_ok() {
+                    observer.positioned(revision);
                     self.observers.push(Arc::downgrade(&observer));
                 }
                 let _ = answer.send(accepted);
@@ -191,7 +193,7 @@ impl Request {
                 Err(error) => Err((error, Request::Transact { transaction, answer })),
             },
             Request::Follow { observer, answer } => match file.all() {
-                Ok(entries) => Ok(Done::Follow(observer, entries, answer)),
+                Ok(entries) => Ok(Done::Follow(observer, entries, file.revision(), answer)),
                 Err(error) => Err((error, Request::Follow { observer, answer })),
             },
         }
@@ -215,7 +217,7 @@ impl Done {
             Done::Get(_, answer) => drop(answer.send(Err(error))),
             Done::Scan(_, answer) => drop(answer.send(Err(error))),
             Done::Transact(_, _, answer) => drop(answer.send(Err(error))),
-            Done::Follow(_, _, answer) => drop(answer.send(Err(error))),
+            Done::Follow(_, _, _, answer) => drop(answer.send(Err(error))),
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct ClusterSetup {
     pub nodes: usize,
     /// The number of members of etcd.
     pub etcd_members: usize,
+    /// Embeds the metadata store in the first node. etcd runs, but is not used.
+    pub embedded_metadata: bool,
     /// The store.
     pub store: ClusterStore,
     /// Memory for the pages of each node.
@@ -57,6 +59,7 @@ impl Default for ClusterSetup {
         ClusterSetup {
             nodes: 3,
             etcd_members: 1,
+            embedded_metadata: false,
             store: ClusterStore::default(),
             memory_bytes: 64 << 20,
             isolated: false,
@@ -165,7 +168,11 @@ impl Cluster {
         if self.network.is_none() {
             command.arg("--insecure");
         }
-        command.arg("--meta").arg(format!("etcd://{}", self.etcd.endpoints().join(",")));
+        match (self.setup.embedded_metadata, number) {
+            (false, _) => command.arg("--meta").arg(format!("etcd://{}", self.etcd.endpoints().join(","))),
+            (true, 0) => command.args(["--meta", "embedded"]),
+            (true, _) => command.arg("--join").arg(format!("{}:{}", self.host(0), self.rpc_port(0))),
+        };
         command.arg("--memory").arg(self.setup.memory_bytes.to_string());
         match &self.s3 {
             Some(s3) => {
@@ -261,6 +268,11 @@ impl Cluster {
         let child = node.child.as_ref().with_context(|| format!("{} is not running", node.name))?;
         kill_process(Pid::from_child(child), signal)?;
         Ok(())
+    }
+
+    /// Uses etcd from now on, after the metadata was moved to it.
+    pub fn use_etcd(&mut self) {
+        self.setup.embedded_metadata = false;
     }
 
     /// The number of nodes, running or not.

@@ -201,6 +201,10 @@ impl Cluster for Member {
         self.shared.engine.drop_partition(partition).await
     }
 
+    async fn forget_node(&self, _node: &str) -> Result<()> {
+        unimplemented!()
+    }
+
     async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
         let node = node.strip_prefix("node").and_then(|number| number.parse().ok());
         let node = node.ok_or_else(|| Error::new(sqlstate::INVALID_PARAMETER_VALUE, "no such node"))?;
