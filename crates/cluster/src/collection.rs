@@ -15,32 +15,46 @@
 //! if it may not be used at all, and it is older than the retention. The base of the partition's
 //! record is kept, as is a draft that may still become the base.
 //!
-//! A **segment**, if no manifest that is kept names it, and none will. The owner of a partition
-//! derives its manifests from its newest one, and from segments that it wrote itself (a segment
-//! that it has dropped never returns to its list). So a manifest can name a segment that no stored
-//! manifest names only if the segment's maker stores that manifest. It will not if
+//! A **segment**, if no manifest names it, and none will. The owner of a partition derives its
+//! manifests from its newest one, and from segments that it wrote itself (a segment that it has
+//! dropped never returns to its list). So a manifest can name a segment that no stored manifest
+//! names only if the segment's maker stores that manifest. It will not if
 //! - the maker's incarnation lives and *disowns* the segment: it promises never to name it, and no
 //!   manifest that names it is on its way; or
-//! - the maker's incarnation has ended, and no range of the partition needs its log. Any manifest
-//!   of that incarnation that arrives now is older than the newest one.
+//! - the maker's incarnation has ended, and no range of a partition with pages in the segment needs
+//!   its log. Any manifest of that incarnation that arrives now is older than the newest one
+//!   ([`crate::truncation`]).
+//!
+//! Every living incarnation is asked, because others than the maker may be reading the segment.
 //!
 //! # Order
-//! List the segments; read the partition's and the nodes' records; ask for the promises; list the
-//! manifests; read the holds; choose; register; delete. A promise concerns the future, the list the
-//! past, so the list comes after the promises. A manifest in the list whose epoch is above the
-//! record's was written by a later owner, or the metadata store was restored from an old backup:
-//! the record is read again, and if it still is older, nothing is deleted
-//! ([`Error::RecordTooOld`]).
+//! A collection passes over all partitions by id. It lists the segments, then the manifests of each
+//! partition, whose garbage it deletes. If segments are left that no manifest names, it reads the
+//! records of their partitions, asks for the promises, lists the manifests again, reads the holds,
+//! and deletes the segments that are still unnamed. Records and promises concern the future, the
+//! list the past, so the list comes last (`promise_first`): an owner that drops a range has stored
+//! a manifest before, which may name the segment. A listing takes long, but misses no
+//! segment: references are copied from a manifest only to a later one, of the same partition or one
+//! with a greater id, while the earlier one exists.
+//!
+//! The record of a partition is read after its manifests were listed. If a manifest's epoch is
+//! above the record's, the metadata store was restored from an old backup, and nothing more is
+//! deleted ([`Error::RecordTooOld`]).
+//!
+//! # Crash points
+//! A batch that was registered is completed by the next collection, of any node: its objects stay
+//! garbage. Before that nothing is deleted. Manifests are deleted before segments that only they
+//! name: these are found by the next collection.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use fulmar_meta::{Revision, Transaction};
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
 use crate::election::Term;
-use crate::environment::{ObjectEnvironment, StoredManifest};
+use crate::environment::{ObjectEnvironment, StoredManifests};
 use crate::hold::{HOLDS_KEY, HoldRecord};
 use crate::metadata::{self, Change};
 use crate::records::{VERSION, encode, partition_number, records};
@@ -78,8 +92,8 @@ records!(CollectionRecord);
 
 /// The makers of segments.
 pub trait Makers: Send + Sync {
-    /// Asks a living incarnation which of these segments, which it wrote, it disowns. `None`: no
-    /// answer.
+    /// Asks a living incarnation which of these segments it disowns: it does not read them, and
+    /// those that it wrote will not be named by its manifests. `None`: no answer.
     fn disowned(
         &self,
         node: NodeId,
@@ -88,12 +102,12 @@ pub trait Makers: Send + Sync {
     ) -> impl Future<Output = Option<Vec<SegmentName>>> + Send;
 }
 
-/// How a collection of one partition ended.
+/// How a collection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// This number of objects was deleted.
     Collected(usize),
-    /// The partition was changing; nothing was deleted.
+    /// Something was changing; some objects may have been deleted.
     Skipped,
     /// Another node is the collector.
     Deposed,
@@ -103,76 +117,117 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Collector {
     term: Term,
-    retention: Duration,
     /// The batch of this revision of the record has been deleted.
     deleted: Option<Revision>,
 }
 
-/// What was observed of a partition, in the order of the fields.
-struct Observed {
-    segments: Vec<SegmentName>,
-    record: PartitionRecord,
-    nodes: BTreeMap<NodeId, NodeRecord>,
-    disowned: BTreeSet<SegmentName>,
-    manifests: Vec<StoredManifest>,
-    held: BTreeSet<ObjectName>,
+/// Returns from the function if a batch was not deleted.
+macro_rules! proceed {
+    ($outcome:expr) => {
+        match $outcome {
+            Outcome::Collected(count) => count,
+            stopped => return Ok(stopped),
+        }
+    };
 }
 
 impl Collector {
-    /// A collector that has just been elected. Manifests younger than `retention` are kept.
-    pub fn new(term: Term, retention: Duration) -> Collector {
-        Collector { term, retention, deleted: None }
+    /// A collector that has just been elected.
+    pub fn new(term: Term) -> Collector {
+        Collector { term, deleted: None }
     }
 
-    /// Deletes the garbage of one partition.
+    /// Deletes the garbage of all partitions.
     pub async fn collect<E: ObjectEnvironment>(
         &mut self,
         env: &E,
         makers: &impl Makers,
-        partition: PartitionId,
     ) -> Result<Outcome, Error> {
-        let previous = self.finish(env).await?;
-        let segments = until_answered(env, || env.objects().segments(partition)).await;
-        let Some(read) = metadata::partition(env, partition).await? else { return Ok(Outcome::Skipped) };
-        let nodes = nodes(env).await?;
-        let (disowned, manifests) = if env.rules().promise_first {
-            let disowned = promises(env, makers, &nodes, &segments).await;
-            (disowned, until_answered(env, || env.objects().manifests(partition)).await)
+        self.finish(env).await?;
+        let mut unnamed: BTreeSet<SegmentName> =
+            until_answered(env, || env.objects().segments()).await.into_iter().collect();
+        let (mut count, mut after) = (0, None);
+        loop {
+            let listed = until_answered(env, || env.objects().manifests_after(after)).await;
+            let Some((last, _)) = listed.last() else { break };
+            after = Some(*last);
+            let mut batch = Vec::new();
+            for (partition, stored) in &listed {
+                batch.extend(self.garbage_manifests(env, *partition, stored).await?);
+                remove_named(&mut unnamed, stored);
+            }
+            count += proceed!(self.delete_all(env, batch).await?);
+        }
+        if unnamed.is_empty() {
+            return Ok(Outcome::Collected(count));
+        }
+        let nodes = metadata::nodes(env).await?;
+        let mut candidates = without_needed(env, &nodes, unnamed).await?;
+        if env.rules().promise_first {
+            candidates = promises(env, makers, &nodes, candidates).await;
+            name_again(env, &mut candidates).await;
         } else {
-            let manifests = until_answered(env, || env.objects().manifests(partition)).await;
-            (promises(env, makers, &nodes, &segments).await, manifests)
+            name_again(env, &mut candidates).await;
+            candidates = promises(env, makers, &nodes, candidates).await;
+        }
+        let batch = candidates.into_iter().map(ObjectName::Segment).collect();
+        count += proceed!(self.delete_all(env, batch).await?);
+        Ok(Outcome::Collected(count))
+    }
+
+    /// The manifests of a partition that nothing needs.
+    async fn garbage_manifests<E: ObjectEnvironment>(
+        &self,
+        env: &E,
+        partition: PartitionId,
+        stored: &StoredManifests,
+    ) -> Result<Vec<ObjectName>, Error> {
+        if !stored.manifests.iter().any(|(_, is_old)| *is_old) {
+            return Ok(Vec::new());
+        }
+        let Some(Read { record, .. }) = metadata::partition(env, partition).await? else {
+            return Ok(Vec::new());
         };
-        let stored = manifests.iter().filter(|manifest| !manifest.name.is_draft);
-        let stored = stored.map(|manifest| manifest.name.epoch).max().unwrap_or(0);
-        if stored > read.record.epoch && env.rules().refuse_newer_epochs {
-            let now = metadata::partition(env, partition).await?.map_or(0, |now| now.record.epoch);
-            if stored > now {
-                return Err(Error::RecordTooOld { partition, stored, recorded: now });
-            }
-            return Ok(Outcome::Skipped);
+        let written = stored.manifests.iter().map(|(name, _)| name).filter(|name| !name.is_draft);
+        let newest = written.map(|name| name.epoch).max().unwrap_or(0);
+        if newest > record.epoch && env.rules().refuse_newer_epochs {
+            return Err(Error::RecordTooOld { partition, stored: newest, recorded: record.epoch });
         }
-        let holds_before = metadata_revision(env, HOLDS_KEY).await;
-        let held = holds(env, &nodes).await?;
-        let observed = Observed { segments, record: read.record, nodes, disowned, manifests, held };
-        let mut batch = garbage(env.rules(), partition, &observed, self.retention);
-        batch.truncate(MAX_BATCH_OBJECTS);
-        if batch.is_empty() {
-            return Ok(Outcome::Collected(0));
-        }
-        let record = CollectionRecord { v: VERSION, term: self.term.number(), batch };
-        match self.register(env, previous.as_ref(), holds_before, &record).await? {
-            Change::Applied => {
-                self.finish(env).await?;
-                Ok(Outcome::Collected(record.batch.len()))
+        let garbage = garbage(env.rules(), &record, &stored.manifests).into_iter();
+        Ok(garbage.map(|name| ObjectName::Manifest(partition, name)).collect())
+    }
+
+    /// Registers and deletes objects that are not held, in batches.
+    async fn delete_all<E: ObjectEnvironment>(
+        &mut self,
+        env: &E,
+        garbage: Vec<ObjectName>,
+    ) -> Result<Outcome, Error> {
+        let mut count = 0;
+        for batch in garbage.chunks(MAX_BATCH_OBJECTS) {
+            let previous = self.finish(env).await?;
+            let holds_before = metadata_revision(env, HOLDS_KEY).await;
+            let held = holds(env).await?;
+            let batch: Vec<_> = batch.iter().filter(|object| !held.contains(object)).copied().collect();
+            if batch.is_empty() {
+                continue;
             }
-            // If it was applied, the next collection deletes the batch.
-            Change::Unknown => Ok(Outcome::Skipped),
-            Change::Conflict => {
-                let now = metadata::read::<E, CollectionRecord>(env, COLLECTION_KEY).await?;
-                let is_deposed = now.is_some_and(|now| now.record.term > self.term.number());
-                Ok(if is_deposed { Outcome::Deposed } else { Outcome::Skipped })
+            let record = CollectionRecord { v: VERSION, term: self.term.number(), batch };
+            match self.register(env, previous.as_ref(), holds_before, &record).await? {
+                Change::Applied => {
+                    self.finish(env).await?;
+                    count += record.batch.len();
+                }
+                // If it was applied, the next collection deletes the batch.
+                Change::Unknown => return Ok(Outcome::Skipped),
+                Change::Conflict => {
+                    let now = metadata::read::<E, CollectionRecord>(env, COLLECTION_KEY).await?;
+                    let is_deposed = now.is_some_and(|now| now.record.term > self.term.number());
+                    return Ok(if is_deposed { Outcome::Deposed } else { Outcome::Skipped });
+                }
             }
         }
+        Ok(Outcome::Collected(count))
     }
 
     /// Deletes the registered batch, which an earlier collector may have left behind.
@@ -245,90 +300,109 @@ async fn metadata_revision<E: ObjectEnvironment>(env: &E, key: &str) -> Option<R
     until_answered(env, || env.metadata().get(key)).await.map(|entry| entry.modified)
 }
 
-async fn nodes<E: ObjectEnvironment>(env: &E) -> Result<BTreeMap<NodeId, NodeRecord>, Error> {
-    let records = metadata::scan::<E, NodeRecord>(env, "node/").await?.into_iter();
-    let node = |key: &str| u32::from_str_radix(key.strip_prefix("node/")?, 16).ok().map(NodeId);
-    Ok(records.filter_map(|(key, read)| Some((node(&key)?, read.record))).collect())
-}
-
 /// The objects that living incarnations hold.
-async fn holds<E: ObjectEnvironment>(
-    env: &E,
-    nodes: &BTreeMap<NodeId, NodeRecord>,
-) -> Result<BTreeSet<ObjectName>, Error> {
-    let records = metadata::scan::<E, HoldRecord>(env, "hold/").await?.into_iter();
-    let counting = records.filter(|(_, hold)| hold.record.counts(nodes.get(&hold.record.node)));
+async fn holds<E: ObjectEnvironment>(env: &E) -> Result<BTreeSet<ObjectName>, Error> {
+    let records = metadata::scan::<E, HoldRecord>(env, "hold/").await?;
+    if records.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    // After the holds: a holder that has ended by then has ended.
+    let nodes = metadata::nodes(env).await?;
+    let counting = records.into_iter().filter(|(_, hold)| hold.record.counts(nodes.get(&hold.record.node)));
     Ok(counting.flat_map(|(_, hold)| hold.record.objects).collect())
 }
 
-/// The segments that their living makers disown.
+/// The segments that all living incarnations disown. A node that does not answer disowns none.
 async fn promises<E: ObjectEnvironment>(
     env: &E,
     makers: &impl Makers,
     nodes: &BTreeMap<NodeId, NodeRecord>,
-    segments: &[SegmentName],
+    mut segments: BTreeSet<SegmentName>,
 ) -> BTreeSet<SegmentName> {
-    let mut by_maker: BTreeMap<(NodeId, Incarnation), Vec<SegmentName>> = BTreeMap::new();
-    for segment in segments.iter().filter(|segment| lives(nodes, segment.node, segment.incarnation)) {
-        by_maker.entry((segment.node, segment.incarnation)).or_default().push(*segment);
+    if !env.rules().disown {
+        return segments;
     }
-    let mut disowned = BTreeSet::new();
-    for ((node, incarnation), segments) in by_maker {
-        if env.rules().disown {
-            disowned.extend(makers.disowned(node, incarnation, segments).await.into_iter().flatten());
-        } else {
-            disowned.extend(segments);
+    for (node, record) in nodes.iter().filter(|(_, record)| record.state == NodeState::Alive) {
+        if segments.is_empty() {
+            break;
+        }
+        let asked = segments.iter().copied().collect();
+        let disowned = makers.disowned(*node, record.incarnation, asked).await.unwrap_or_default();
+        let disowned: BTreeSet<SegmentName> = disowned.into_iter().collect();
+        segments.retain(|segment| disowned.contains(segment));
+    }
+    segments
+}
+
+/// Removes the segments that manifests name.
+async fn name_again<E: ObjectEnvironment>(env: &E, segments: &mut BTreeSet<SegmentName>) {
+    let mut after = None;
+    while !segments.is_empty() {
+        let listed = until_answered(env, || env.objects().manifests_after(after)).await;
+        let Some((last, _)) = listed.last() else { return };
+        after = Some(*last);
+        for (_, stored) in &listed {
+            remove_named(segments, stored);
         }
     }
-    disowned
 }
 
-fn lives(nodes: &BTreeMap<NodeId, NodeRecord>, node: NodeId, incarnation: Incarnation) -> bool {
-    let record = nodes.get(&node);
-    record.is_some_and(|record| record.incarnation == incarnation && record.state == NodeState::Alive)
+/// Removes the segments that these manifests name, or may name.
+fn remove_named(segments: &mut BTreeSet<SegmentName>, stored: &StoredManifests) {
+    if stored.is_incomplete {
+        segments.clear();
+    }
+    for segment in &stored.segments {
+        segments.remove(segment);
+    }
 }
 
-/// The objects of a partition that nothing needs.
-fn garbage(
-    rules: &Rules,
-    partition: PartitionId,
-    observed: &Observed,
-    retention: Duration,
-) -> Vec<ObjectName> {
-    let Observed { segments, record, nodes, disowned, manifests, held } = observed;
-    let named =
-        manifests.iter().map(|manifest| manifest.name).filter(|name| recovery::is_named(record, *name));
-    let newest = named.max();
-    let is_garbage = |manifest: &&StoredManifest| {
-        let name = manifest.name;
-        let is_superseded = match newest {
-            Some(newest) if recovery::is_named(record, name) => name < newest,
-            // A draft of a later epoch may become the base. Other manifests of later epochs were
-            // stored by later owners.
-            _ => name.epoch <= record.epoch || (!name.is_draft && !rules.refuse_newer_epochs),
+/// The segments without those that a manifest of an ended incarnation may still name, and those of
+/// unknown makers.
+async fn without_needed<E: ObjectEnvironment>(
+    env: &E,
+    nodes: &BTreeMap<NodeId, NodeRecord>,
+    segments: BTreeSet<SegmentName>,
+) -> Result<BTreeSet<SegmentName>, Error> {
+    let mut records: BTreeMap<PartitionId, Option<PartitionRecord>> = BTreeMap::new();
+    let mut rest = BTreeSet::new();
+    'segments: for segment in segments {
+        let SegmentName { node, incarnation, .. } = segment;
+        let Some(maker) = nodes.get(&node).filter(|maker| incarnation <= maker.incarnation) else {
+            continue;
         };
-        let is_held = held.contains(&ObjectName::Manifest(partition, name));
-        newest.is_some()
-            && is_superseded
-            && record.base != Some(name)
-            && manifest.age >= retention
-            && !is_held
+        let lives = maker.incarnation == incarnation && maker.state == NodeState::Alive;
+        if !lives && env.rules().ended_makers {
+            for partition in until_answered(env, || env.objects().contents(segment)).await {
+                if let Entry::Vacant(unread) = records.entry(partition) {
+                    let read = metadata::partition(env, partition).await?;
+                    unread.insert(read.map(|read| read.record));
+                }
+                let mut ranges =
+                    records.get(&partition).into_iter().flatten().flat_map(|record| &record.ranges);
+                if ranges.any(|range| range.needs(node, incarnation)) {
+                    continue 'segments;
+                }
+            }
+        }
+        rest.insert(segment);
+    }
+    Ok(rest)
+}
+
+/// The manifests of a partition that nothing needs. Each comes with whether it is older than the
+/// retention.
+fn garbage(rules: &Rules, record: &PartitionRecord, manifests: &[(ManifestName, bool)]) -> Vec<ManifestName> {
+    let named = manifests.iter().map(|(name, _)| *name).filter(|name| recovery::is_named(record, *name));
+    let Some(newest) = named.max() else { return Vec::new() };
+    let is_superseded = |name: ManifestName| match recovery::is_named(record, name) {
+        true => name < newest,
+        // A draft of a later epoch may become the base. Other manifests of later epochs were stored
+        // by later owners.
+        false => name.epoch <= record.epoch || (!name.is_draft && !rules.refuse_newer_epochs),
     };
-    let (deleted, kept): (Vec<_>, Vec<_>) = manifests.iter().partition(is_garbage);
-    let named: BTreeSet<_> = kept.iter().flat_map(|manifest| &manifest.segments).collect();
-    let is_garbage = |segment: &&SegmentName| {
-        let SegmentName { node, incarnation, .. } = **segment;
-        let is_needed_by_range = record.ranges.iter().any(|range| range.needs(node, incarnation));
-        let never_named = if lives(nodes, node, incarnation) {
-            disowned.contains(segment)
-        } else {
-            let has_ended = nodes.get(&node).is_some_and(|record| incarnation <= record.incarnation);
-            has_ended && (!is_needed_by_range || !rules.ended_makers)
-        };
-        never_named && !named.contains(segment) && !held.contains(&ObjectName::Segment(**segment))
-    };
-    let manifests = deleted.into_iter().map(|manifest| ObjectName::Manifest(partition, manifest.name));
-    manifests.chain(segments.iter().filter(is_garbage).map(|segment| ObjectName::Segment(*segment))).collect()
+    let old = manifests.iter().filter(|(_, is_old)| *is_old).map(|(name, _)| *name);
+    old.filter(|name| is_superseded(*name) && record.base != Some(*name)).collect()
 }
 
 #[cfg(test)]
@@ -336,89 +410,57 @@ mod tests {
     use super::*;
     use crate::{LogKind, Position};
 
-    const P: PartitionId = PartitionId(1);
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn segment(incarnation: Incarnation, number: u64) -> SegmentName {
-        SegmentName { partition: P, node: NodeId(1), incarnation, number }
+    fn manifest(epoch: u32, incarnation: Incarnation, covered: u64) -> ManifestName {
+        ManifestName { epoch, incarnation, covered, node: NodeId(1), is_draft: false }
     }
 
-    fn manifest(
-        epoch: u32,
-        incarnation: Incarnation,
-        covered: u64,
-        segments: &[SegmentName],
-    ) -> StoredManifest {
-        let name = ManifestName { epoch, incarnation, covered, node: NodeId(1), is_draft: false };
-        StoredManifest { name, segments: segments.to_vec(), age: HOUR * 2 }
+    /// Node 1, incarnation 2 owns the partition in epoch 1.
+    fn record() -> PartitionRecord {
+        PartitionRecord::new(NodeId(1), LogKind::Shared, NEW)
     }
 
-    /// Node 1, incarnation 2 owns the partition in epoch 1. Its first incarnation's log is needed
-    /// from `from` on.
-    fn observed(from: Position, segments: &[SegmentName], manifests: Vec<StoredManifest>) -> Observed {
-        Observed {
-            segments: segments.to_vec(),
-            record: PartitionRecord::new(NodeId(1), LogKind::Shared, from),
-            nodes: [(NodeId(1), NodeRecord::new(2, NodeState::Alive, 0))].into(),
-            disowned: BTreeSet::new(),
-            manifests,
-            held: BTreeSet::new(),
-        }
+    fn chosen(record: &PartitionRecord, manifests: &[(ManifestName, bool)]) -> Vec<ManifestName> {
+        garbage(&Rules::ALL, record, manifests)
     }
 
-    fn chosen(observed: &Observed) -> Vec<ObjectName> {
-        garbage(&Rules::ALL, P, observed, HOUR)
-    }
-
-    const OLD: Position = Position { incarnation: 1, slot: 0 };
     const NEW: Position = Position { incarnation: 2, slot: 5 };
 
     #[test]
-    fn superseded_manifest_is_kept_for_the_retention_and_while_it_is_held_or_the_base() {
-        let (old, new) = (manifest(1, 1, 3, &[]), manifest(1, 2, 5, &[]));
-        let mut observed = observed(NEW, &[], vec![old.clone(), new]);
-        let old = ObjectName::Manifest(P, old.name);
-        assert_eq!(chosen(&observed), [old]);
-        observed.held.insert(old);
-        assert_eq!(chosen(&observed), [], "held");
-        observed.held.clear();
-        observed.manifests[0].age = HOUR / 2;
-        assert_eq!(chosen(&observed), [], "younger than the retention");
-        observed.manifests[0].age = HOUR;
-        observed.record.base = Some(observed.manifests[0].name);
-        assert_eq!(chosen(&observed), [], "the base");
+    fn superseded_manifest_is_kept_for_the_retention_and_if_it_is_the_base() {
+        let (old, new) = (manifest(1, 1, 3), manifest(1, 2, 5));
+        let mut record = record();
+        assert_eq!(chosen(&record, &[(old, true), (new, true)]), [old]);
+        assert_eq!(chosen(&record, &[(old, false), (new, false)]), [], "younger than the retention");
+        record.base = Some(old);
+        assert_eq!(chosen(&record, &[(old, true), (new, true)]), [], "the base");
     }
 
     #[test]
     fn draft_is_kept_until_it_cannot_become_the_base() {
-        let mut draft = manifest(2, 2, 5, &[]);
-        draft.name.is_draft = true;
-        let mut observed = observed(NEW, &[], vec![manifest(1, 2, 4, &[]), draft.clone()]);
-        assert_eq!(chosen(&observed), [], "a restore is in progress");
-        observed.record = observed.record.rebased(draft.name, LogKind::Shared, NEW);
-        observed.record.base = None;
-        observed.manifests.push(manifest(2, 2, 6, &[]));
-        let superseded = ObjectName::Manifest(P, draft.name);
-        assert!(chosen(&observed).contains(&superseded), "the restore was overtaken");
+        let draft = ManifestName { is_draft: true, ..manifest(2, 2, 5) };
+        let mut record = record();
+        let current = manifest(1, 2, 4);
+        assert_eq!(chosen(&record, &[(current, true), (draft, true)]), [], "a restore is in progress");
+        record = record.rebased(draft, LogKind::Shared, NEW);
+        record.base = None;
+        let manifests = [(current, true), (draft, true), (manifest(2, 2, 6), true)];
+        assert!(chosen(&record, &manifests).contains(&draft), "the restore was overtaken");
     }
 
     #[test]
     fn nothing_is_garbage_before_the_first_manifest() {
-        let observed = observed(NEW, &[segment(1, 1)], vec![]);
-        assert_eq!(chosen(&observed), [ObjectName::Segment(segment(1, 1))], "its log is not needed");
-        let observed = self::observed(OLD, &[segment(1, 1)], vec![manifest(7, 1, 1, &[])]);
-        assert_eq!(chosen(&observed), [], "no manifest may be used yet");
+        assert_eq!(chosen(&record(), &[(manifest(7, 1, 1), true)]), [], "no manifest may be used yet");
     }
 
     #[test]
-    fn unnamed_segment_waits_for_its_maker() {
-        let segments = [segment(1, 1), segment(2, 1), segment(2, 2), segment(3, 1)];
-        let mut observed = observed(OLD, &segments, vec![manifest(1, 2, 5, &[segment(2, 2)])]);
-        assert_eq!(chosen(&observed), [], "the first incarnation's log is needed, the second lives");
-        observed.disowned.extend([segment(2, 1), segment(2, 2)]);
-        assert_eq!(chosen(&observed), [ObjectName::Segment(segment(2, 1))], "one is named");
-        observed.record.ranges[0].from = NEW;
-        let garbage = [segment(1, 1), segment(2, 1)].map(ObjectName::Segment);
-        assert_eq!(chosen(&observed), garbage, "the maker of another one is not known");
+    fn covered_record_has_one_range() {
+        let (dead, here) = (Position { incarnation: 1, slot: 9 }, Position { incarnation: 4, slot: 0 });
+        let moved = record().moved(NEW, dead, NodeId(2), here, true);
+        assert_eq!((moved.ranges.len(), moved.is_covered(4)), (2, false));
+        let restarted = Position { incarnation: 5, slot: 0 };
+        let covered = moved.covered(None, restarted);
+        assert_eq!((covered.ranges.len(), covered.ranges[0].from), (1, restarted));
+        assert!(covered.is_covered(5) && !covered.is_covered(6));
+        assert_eq!(covered.covered(None, here), covered, "a range never grows");
     }
 }

@@ -41,27 +41,51 @@ pub trait LogObjects: Send + Sync {
 
     /// The slots that exist, ascending.
     async fn list(&self, log: LogId) -> Result<Vec<u64>, Uncertain>;
+
+    /// Creates a seal which states that no slot of the log is needed. Returns false if the slot
+    /// exists already.
+    async fn create_end_mark(&self, log: LogId, slot: u64) -> Result<bool, Uncertain>;
+
+    /// Deletes a slot, if it exists.
+    async fn delete(&self, log: LogId, slot: u64) -> Result<(), Uncertain>;
 }
 
-/// A manifest in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredManifest {
-    /// Its name.
-    pub name: ManifestName,
-    /// The segments that it names.
+/// The manifests of one partition in the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredManifests {
+    /// Their names, and whether each is older than the retention: by the store's clock, it was
+    /// superseded before the retention period began.
+    pub manifests: Vec<(ManifestName, bool)>,
+    /// The segments that any of them names.
     pub segments: Vec<SegmentName>,
-    /// How long it has been stored, by the store's clock.
-    pub age: Duration,
+    /// A manifest of this listing could not be read: it may name other segments.
+    pub is_incomplete: bool,
 }
 
 /// The segments and manifests of partitions.
+///
+/// Partitions are listed in the order of their ids. A manifest that is derived from one of another
+/// partition (a branch) belongs to a partition with a greater id, and exists while the other one
+/// does: a listing contains one of them.
 #[async_trait]
 pub trait PartitionObjects: Send + Sync {
-    /// The partition's segments.
-    async fn segments(&self, partition: PartitionId) -> Result<Vec<SegmentName>, Uncertain>;
+    /// All segments.
+    async fn segments(&self) -> Result<Vec<SegmentName>, Uncertain>;
 
-    /// The partition's manifests.
-    async fn manifests(&self, partition: PartitionId) -> Result<Vec<StoredManifest>, Uncertain>;
+    /// The partitions whose pages a segment contains.
+    async fn contents(&self, segment: SegmentName) -> Result<Vec<PartitionId>, Uncertain>;
+
+    /// The manifests of the next few partitions with ids above `after`, by id; none at the end.
+    async fn manifests_after(
+        &self,
+        after: Option<PartitionId>,
+    ) -> Result<Vec<(PartitionId, StoredManifests)>, Uncertain>;
+
+    /// Returns true if the segment exists.
+    async fn has_segment(&self, segment: SegmentName) -> Result<bool, Uncertain>;
+
+    /// Returns true if the manifest exists.
+    async fn has_manifest(&self, partition: PartitionId, manifest: ManifestName) -> Result<bool, Uncertain>;
 
     /// Deletes a segment, if it exists.
     async fn delete_segment(&self, segment: SegmentName) -> Result<(), Uncertain>;

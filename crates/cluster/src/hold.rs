@@ -12,7 +12,6 @@
 //! not deleted while the hold stands. A hold counts as long as its holder's incarnation lives.
 
 use fulmar_meta::Revision;
-use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
 use crate::collection::{COLLECTION_KEY, CollectionRecord, ObjectName};
@@ -56,13 +55,12 @@ pub struct Hold {
     revision: Revision,
 }
 
-/// Holds objects of a partition. `number` must be new in this incarnation. Returns `None` if an
+/// Holds objects. `number` must be new in this incarnation. Returns `None` if an
 /// object has been deleted or will be.
 pub async fn hold<E: ObjectEnvironment>(
     env: &E,
     (node, node_read): (NodeId, &Read<NodeRecord>),
     number: u64,
-    partition: PartitionId,
     objects: &[ObjectName],
 ) -> Result<Option<Hold>, Error> {
     let incarnation = node_read.record.incarnation;
@@ -89,7 +87,7 @@ pub async fn hold<E: ObjectEnvironment>(
             }
         }
     };
-    if exist(env, partition, objects).await {
+    if exist(env, objects).await {
         return Ok(Some(hold));
     }
     release(env, hold).await;
@@ -103,16 +101,19 @@ pub async fn release<E: ObjectEnvironment>(env: &E, hold: Hold) {
 }
 
 /// Returns true if all objects exist.
-async fn exist<E: ObjectEnvironment>(env: &E, partition: PartitionId, objects: &[ObjectName]) -> bool {
-    loop {
-        let listed =
-            futures::future::try_join(env.objects().segments(partition), env.objects().manifests(partition));
-        if let Ok((segments, manifests)) = listed.await {
-            return objects.iter().all(|object| match object {
-                ObjectName::Segment(name) => segments.contains(name),
-                ObjectName::Manifest(_, name) => manifests.iter().any(|manifest| manifest.name == *name),
-            });
+async fn exist<E: ObjectEnvironment>(env: &E, objects: &[ObjectName]) -> bool {
+    for object in objects {
+        loop {
+            let exists = match *object {
+                ObjectName::Segment(segment) => env.objects().has_segment(segment).await,
+                ObjectName::Manifest(partition, name) => env.objects().has_manifest(partition, name).await,
+            };
+            match exists {
+                Ok(true) => break,
+                Ok(false) => return false,
+                Err(_) => retry::pause(env).await,
+            }
         }
-        retry::pause(env).await;
     }
+    true
 }

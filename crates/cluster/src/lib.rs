@@ -5,8 +5,8 @@
 //! changes owners: a node starts ([`incarnation`]) with its data directory ([`directory`]), is
 //! declared dead and replaced ([`failover`]), hands a partition over ([`handover`], [`migration`]),
 //! is restored to an earlier version ([`restore`]), changes its durability ([`durability`]), and reads
-//! the commits of earlier owners ([`recovery`]).
-//! One elected node ([`election`]) deletes what no manifest needs ([`collection`], [`hold`]). A
+//! the commits of earlier owners ([`recovery`]). One elected node ([`election`]) deletes what no
+//! manifest needs ([`collection`], [`hold`]), and logs that no partition needs ([`truncation`]). A
 //! partition whose statements kill nodes is quarantined ([`quarantine`]).
 //!
 //! # How it is built
@@ -56,6 +56,7 @@ pub mod restore;
 mod retry;
 mod rules;
 pub mod seal;
+pub mod truncation;
 
 pub use error::Error;
 pub use records::{

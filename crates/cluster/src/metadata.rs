@@ -1,5 +1,7 @@
 //! Typed reads and compare-and-set of the ownership records.
 
+use std::collections::BTreeMap;
+
 use fulmar_meta::{Outcome, Transaction};
 use fulmar_pages::PartitionId;
 
@@ -64,6 +66,13 @@ pub async fn scan<E: Environment, T: Record>(env: &E, prefix: &str) -> Result<Ve
 pub async fn partitions<E: Environment>(env: &E) -> Result<Vec<(PartitionId, Read<PartitionRecord>)>, Error> {
     let records = scan(env, "owner/").await?.into_iter();
     Ok(records.filter_map(|(key, read)| Some((partition_of_key(&key)?, read))).collect())
+}
+
+/// The records of all nodes. Repeats the request until the store answers.
+pub async fn nodes<E: Environment>(env: &E) -> Result<BTreeMap<NodeId, NodeRecord>, Error> {
+    let records = scan::<E, NodeRecord>(env, "node/").await?.into_iter();
+    let node = |key: &str| u32::from_str_radix(key.strip_prefix("node/")?, 16).ok().map(NodeId);
+    Ok(records.filter_map(|(key, read)| Some((node(&key)?, read.record))).collect())
 }
 
 /// A transaction that replaces a key's record if it is still the one that was read (`None`:

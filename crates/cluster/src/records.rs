@@ -137,20 +137,22 @@ impl Range {
         let is_before_end = self.to.is_none_or(|to| incarnation <= to.incarnation);
         self.node == node && self.from.incarnation <= incarnation && is_before_end
     }
+
+    /// Returns true if the range contains no position.
+    pub fn is_empty(&self) -> bool {
+        self.to.is_some_and(|to| to <= self.from)
+    }
 }
 
-/// Names a segment. Never reused.
+/// Names a segment, which may contain pages of several partitions. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SegmentName {
-    /// The partition.
-    #[serde(with = "partition_number")]
-    pub partition: PartitionId,
     /// The node that wrote it: its maker.
     pub node: NodeId,
     /// The incarnation that wrote it.
     pub incarnation: Incarnation,
     /// Distinguishes the segments of an incarnation.
-    pub number: u64,
+    pub number: u128,
 }
 
 /// Names a manifest of a partition. The greatest name is the newest manifest. A draft is the start
@@ -248,7 +250,12 @@ impl PartitionRecord {
     ) -> PartitionRecord {
         let mut next = self.clone();
         if let Some(open) = next.ranges.last_mut() {
-            open.from = open.from.max(kept_from).min(to);
+            // At a failover a range of earlier incarnations stays, although their records are in
+            // manifests: they may still store a manifest, and the collector must keep its
+            // segments. At a handover the owner has stored a newer manifest.
+            if !by_failover || open.from.incarnation == kept_from.incarnation {
+                open.from = open.from.max(kept_from).min(to);
+            }
             open.to = Some(to);
         }
         next.epoch += 1;
@@ -280,6 +287,23 @@ impl PartitionRecord {
     /// The record after its owner has stored all pages as the manifest `base`. The epoch continues.
     pub fn pulled(&self, base: ManifestName) -> PartitionRecord {
         PartitionRecord { base: Some(base), page_server: None, ..self.clone() }
+    }
+
+    /// The record after the owner has stored a manifest in this epoch that covers every record
+    /// before `from`: earlier ranges are dropped. `base` is that manifest, if records name
+    /// manifests.
+    pub fn covered(&self, base: Option<ManifestName>, from: Position) -> PartitionRecord {
+        let mut next = PartitionRecord { base, ..self.clone() };
+        next.ranges.drain(..next.ranges.len().saturating_sub(1));
+        if let Some(open) = next.ranges.last_mut() {
+            open.from = open.from.max(from);
+        }
+        next
+    }
+
+    /// Returns true if the only range is the owner's, and begins in this incarnation or later.
+    pub fn is_covered(&self, incarnation: Incarnation) -> bool {
+        matches!(&self.ranges[..], [open] if open.from.incarnation >= incarnation)
     }
 
     /// An epoch that needs no records of earlier ones.

@@ -69,8 +69,8 @@ pub use engine::{
     PartitionStatistics,
 };
 pub use fulmar_maintenance::{
-    Damage, DecisionError, Export, Import, KnownPartitions, RestorePoint, RetentionSource, Verified,
-    verify_directory, verify_store,
+    CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
+    RetentionSource, Verified, verify_directory, verify_store,
 };
 pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
 pub use fulmar_pages::Timeline;

@@ -29,7 +29,8 @@
 //! meanwhile, so all manifests are listed again.
 //!
 //! # Other processes
-//! Only the owner of the store collects. After listing objects and finding the segments that only
+//! In a cluster the elected collector collects ([`crate::common_store`]), and this module does
+//! nothing. Otherwise only the owner of the store collects. After listing objects and finding the segments that only
 //! logs reference, it checks that it still owns the store, so it knew every reference to the listed
 //! objects. What it then deletes stays garbage, however long the deletion takes and even after a
 //! takeover, since a later process can reference a segment only by copying from a manifest that
@@ -308,7 +309,7 @@ impl Maintenance {
     }
 
     /// Segments that are being read in this process, or that only log records reference.
-    fn segments_in_use(&self) -> HashSet<SegmentId> {
+    pub(crate) fn segments_in_use(&self) -> HashSet<SegmentId> {
         // The order matters: a partition that is being opened is not yet in the second set, or
         // still in the first.
         let mut segments: HashSet<SegmentId> = self.partitions.unopened_segments().into_iter().collect();
@@ -362,14 +363,14 @@ fn epoch_in(timelines: &HashMap<PartitionId, Timeline>, id: PartitionId) -> u32 
 }
 
 /// A manifest's holds in a listing.
-fn holds_of(listed: &PartitionObjects, manifest: ManifestName) -> &[HoldName] {
+pub(crate) fn holds_of(listed: &PartitionObjects, manifest: ManifestName) -> &[HoldName] {
     let begin = listed.holds.partition_point(|hold| hold.manifest < manifest);
     let count = listed.holds[begin..].iter().take_while(|hold| hold.manifest == manifest).count();
     &listed.holds[begin..begin + count]
 }
 
 /// Turns damage into a warning: the affected manifest is kept, and the collection continues.
-fn warn_if_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
+pub(crate) fn warn_if_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
     match result {
         Err(error @ (StoreError::Damaged { .. } | StoreError::WrongIdentity { .. })) => {
             let partition = error.partition().map(tracing::field::display);

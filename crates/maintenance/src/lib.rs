@@ -25,6 +25,7 @@
 //! | [`flush`], [`flusher`] | writes changes to the store, truncates the logs |
 //! | [`compact`], [`throttle`], [`scheduler`] | merges segments within a budget of bytes and CPU time |
 //! | [`collect`], [`segment_refs`], [`schedule`] | garbage collection |
+//! | [`common_store`] | the same for the collector of a cluster |
 //! | [`restore_points`], [`lookup`], [`pins`] | restore points, and their protection |
 //! | [`branch`], [`time_travel`] | branches, restores, historical versions |
 //! | [`export`], [`import`], [`verify`] | whole databases |
@@ -43,6 +44,7 @@
 mod background;
 mod branch;
 mod collect;
+mod common_store;
 mod compact;
 mod export;
 mod flush;
@@ -65,6 +67,7 @@ mod verify;
 
 pub use background::Background;
 pub use branch::DecisionError;
+pub use common_store::{CommonStore, PartitionManifests};
 pub use export::Export;
 pub use hot::HotLists;
 pub use import::Import;

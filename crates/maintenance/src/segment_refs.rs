@@ -126,6 +126,14 @@ impl ReachabilityIndex {
         Ok(unlearned)
     }
 
+    /// The number of these manifests that are in the index.
+    pub(crate) fn count(&self, names: &[ManifestName]) -> usize {
+        let is_known = |name: &&ManifestName| {
+            self.partitions.get(&name.partition).is_some_and(|index| index.when(**name).is_some())
+        };
+        names.iter().filter(is_known).count()
+    }
+
     /// Removes the partitions of these manifests if the index is too large.
     pub(crate) fn evict_if_full(&mut self, names: &[ManifestName]) {
         if self.partitions.values().map(PartitionIndex::bytes).sum::<usize>() > self.max_bytes {

@@ -75,6 +75,15 @@ impl Maintenance {
         flush::flush(self, partitions).await
     }
 
+    /// Flushes partitions, and stores a manifest of each whose newest one has a number below the
+    /// given one, even if nothing has changed. Returns the first error of any partition.
+    pub async fn store_manifests(&self, partitions: Vec<(Arc<fulmar_mvcc::Partition>, u64)>) -> Result<()> {
+        let _one = self.flusher.lock_flushes().await;
+        let all = partitions.iter().map(|(partition, _)| partition.clone()).collect();
+        let flushed = flush::flush_settled(self, all).await;
+        flushed.and(flush::write_missing_manifests(self, partitions).await)
+    }
+
     /// Flushes partitions that move to another node. Each that is flushed then has its newest
     /// manifest in the store, and no other follows. The others stay as they are.
     pub async fn flush_to_move(&self, partitions: &[Arc<fulmar_mvcc::Partition>]) -> Result<()> {

@@ -127,6 +127,10 @@ impl Node {
             return Ok(());
         }
         let partitions = self.partitions()?.clone();
+        if !read.record.is_covered(self.incarnation()) {
+            // The new record drops earlier ranges.
+            partitions.cover(partition).await?;
+        }
         let released = match partitions.release_to_change(partition).await {
             Ok(released) => position(released),
             Err(error) => {

@@ -10,9 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::incarnation::lease_wait;
+use fulmar_cluster::truncation::{self, Covered};
 use fulmar_cluster::{LogKind, PartitionRecord, Position, metadata};
 use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, Timeline, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
+use fulmar_store::LogPosition;
 use tokio::time::timeout;
 
 use crate::Node;
@@ -48,6 +50,64 @@ impl Assignments for Node {
         });
         let ranges = ranges.filter(|range| range.from < range.to).collect();
         Ok(Assignment { epoch: record.epoch, timeline: self.timeline(partition).await?, durability, ranges })
+    }
+
+    async fn inherited_from(&self) -> Result<Option<LogPosition>> {
+        let read = timeout(METADATA_TIMEOUT, metadata::partitions(self.environment())).await;
+        let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
+        let own = read.iter().filter(|(_, read)| read.record.owner == self.id());
+        let open = own.filter_map(|(_, read)| read.record.ranges.last());
+        let shared = open.filter(|range| range.log == LogKind::Shared);
+        Ok(shared.map(|range| range.from).min().map(log_position))
+    }
+
+    async fn uncovered(&self) -> Vec<PartitionId> {
+        let mut uncovered = self.owners().uncovered(self.id(), self.incarnation());
+        uncovered.retain(|id| !self.moving.lock().contains(id));
+        uncovered
+    }
+
+    async fn drop_ranges(&self, covered: Vec<(PartitionId, u32)>) -> Result<()> {
+        let dropping = DroppingRanges::begin(self, covered.iter().map(|(id, _)| *id));
+        let from = Position { incarnation: self.incarnation(), slot: 0 };
+        let of = |(partition, epoch)| Covered { partition, epoch, base: None, from };
+        let covered = covered.into_iter().filter(|(id, _)| dropping.partitions.contains(id)).map(of);
+        let covered: Vec<Covered> = covered.collect();
+        let node = (self.id(), &self.begun().read);
+        let dropped = truncation::drop_ranges(self.environment(), node, &covered);
+        let dropped = timeout(METADATA_TIMEOUT, dropped).await.map_err(|_| metadata_unavailable())?;
+        let dropped = dropped.map_err(|error| protocol_error(&error))?;
+        tracing::debug!(
+            databases = dropped.len(),
+            "dropped the log ranges of earlier owners and incarnations"
+        );
+        Ok(())
+    }
+}
+
+/// Partitions whose ranges are being dropped. Moves wait for them: a handover compares the record.
+struct DroppingRanges<'a> {
+    node: &'a Node,
+    partitions: Vec<PartitionId>,
+}
+
+impl<'a> DroppingRanges<'a> {
+    /// Begins with those of these partitions that are not being moved.
+    fn begin(node: &'a Node, partitions: impl Iterator<Item = PartitionId>) -> Self {
+        let mut dropping = node.dropping_ranges.lock();
+        let moving = node.moving.lock();
+        let partitions: Vec<_> = partitions.filter(|id| !moving.contains(id)).collect();
+        dropping.extend(partitions.iter().copied());
+        DroppingRanges { node, partitions }
+    }
+}
+
+impl Drop for DroppingRanges<'_> {
+    fn drop(&mut self) {
+        let mut dropping = self.node.dropping_ranges.lock();
+        for id in &self.partitions {
+            dropping.remove(id);
+        }
     }
 }
 

@@ -7,6 +7,9 @@
 //! the beginning of its log, and wrote nothing. The node then begins incarnation 2 like after any
 //! crash, or another node fails it over if it does not. Both start from the manifests.
 //!
+//! The segments of the single node count as those of incarnation 1, so they are kept until every
+//! partition has a manifest of the cluster.
+//!
 //! Epochs and terms begin above the term in which the single node was flushed, the greatest in the
 //! store: version numbers and names of segments of the cluster are above all earlier ones.
 
@@ -21,7 +24,7 @@ use fulmar_meta::{
 };
 
 use crate::directory::Conversion;
-use crate::registration::{CLUSTER_KEY, founding_records, member_key};
+use crate::registration::{CLUSTER_KEY, converted_terms, founding_records, member_key};
 
 /// The id of the first node of a cluster that began as a single node.
 const FIRST_NODE: NodeId = NodeId(2);
@@ -49,7 +52,12 @@ impl ConvertedStore {
         let Conversion { cluster, name, run, .. } = &self.conversion;
         let node = encode(&NodeRecord::new(1, NodeState::Ended, *run))?;
         let (cluster, member) = founding_records(cluster, FIRST_NODE, self.last_term + 1);
-        Ok(vec![(CLUSTER_KEY.to_owned(), cluster), (member_key(name), member), (node_key(FIRST_NODE), node)])
+        Ok(vec![
+            (CLUSTER_KEY.to_owned(), cluster),
+            (member_key(name), member),
+            (node_key(FIRST_NODE), node),
+            converted_terms(FIRST_NODE, 1, self.last_term),
+        ])
     }
 }
 

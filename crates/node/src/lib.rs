@@ -17,6 +17,7 @@
 //! - [`rpc`]: the listener and the connections to other nodes.
 //! - `assignments`: the answer to the engine's question for what it owns.
 //! - `detector`: detects dead nodes and fails them over.
+//! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `forget`: removes a node that does not come back.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
@@ -36,6 +37,7 @@
 
 mod administration;
 mod assignments;
+mod collector;
 pub mod conversion;
 mod detector;
 pub mod directory;
@@ -48,6 +50,7 @@ mod messages;
 pub mod metadata;
 mod moves;
 mod node;
+mod objects;
 pub mod owners;
 mod partitions;
 mod quarantine;

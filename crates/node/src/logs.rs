@@ -56,6 +56,16 @@ impl LogObjects for StoreLogs {
         let (node, incarnation) = self.name(log)?;
         self.slots.list(node, incarnation).await.map_err(uncertain)
     }
+
+    async fn create_end_mark(&self, log: LogId, slot: u64) -> Result<bool, Uncertain> {
+        let (node, incarnation) = self.name(log)?;
+        self.slots.create_end_mark(node, incarnation, slot).await.map_err(uncertain)
+    }
+
+    async fn delete(&self, log: LogId, slot: u64) -> Result<(), Uncertain> {
+        let (node, incarnation) = self.name(log)?;
+        self.slots.delete(node, incarnation, slot).await.map_err(uncertain)
+    }
 }
 
 fn uncertain(error: fulmar_store::LogError) -> Uncertain {

@@ -52,6 +52,8 @@ pub(crate) enum Request {
     Sessions { partition: u64 },
     /// Report what became of a transaction.
     Outcome { partition: u64, transaction: u64 },
+    /// Report which of these segments this incarnation does not need, and its time.
+    Disown { incarnation: u64, segments: Vec<String> },
 }
 
 /// The answer to a heartbeat.
@@ -77,6 +79,8 @@ pub(crate) enum Answer {
     Aborted,
     /// The outcome is not known any more.
     Forgotten,
+    /// The segments that the incarnation does not need, and its time in milliseconds since 1970.
+    Disowned { segments: Vec<String>, unix_ms: u64 },
     /// It failed.
     Error { state: String, message: String, detail: Option<String>, hint: Option<String> },
 }

@@ -23,6 +23,8 @@ const CONCURRENT_MOVES: usize = 16;
 const PROGRESS_STEP: usize = 100;
 /// How long a request is repeated while the owner of its partition changes.
 pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a move checks whether its partition's record is being changed.
+const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Pause before a request is sent again, if no change of the owner is noticed.
 const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -72,6 +74,7 @@ impl Node {
                 self.wait_for_lease().await?;
                 Ok(Answer::outcome(outcome))
             }
+            Request::Disown { incarnation, segments } => self.disown(incarnation, &segments).await,
         }
     }
 
@@ -133,8 +136,22 @@ impl Node {
         }
     }
 
+    /// As [`Node::begin_move`], but waits while the partition's record is being shortened, which
+    /// takes one transaction.
+    async fn begin_handover(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        loop {
+            match self.begin_move(partition) {
+                Err(_) if self.dropping_ranges.lock().contains(&partition) => {
+                    tokio::time::sleep(RANGES_POLL_INTERVAL).await;
+                }
+                begun => return begun,
+            }
+        }
+    }
+
     pub(crate) fn begin_move(&self, partition: PartitionId) -> Result<Moving<'_>> {
-        match self.moving.lock().insert(partition) {
+        let dropping = self.dropping_ranges.lock();
+        match !dropping.contains(&partition) && self.moving.lock().insert(partition) {
             true => Ok(Moving { node: self, partition }),
             false => Err(Error::new(
                 sqlstate::OBJECT_IN_USE,
@@ -146,7 +163,7 @@ impl Node {
 
     /// Hands a partition of this node over to another one.
     pub(crate) async fn hand_over(&self, partition: PartitionId, to: NodeId) -> Result<()> {
-        let _moving = self.begin_move(partition)?;
+        let _moving = self.begin_handover(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(());
@@ -160,6 +177,9 @@ impl Node {
             return Err(not_alive(to));
         }
         let partitions = self.partitions()?.clone();
+        if !read.record.is_covered(self.incarnation()) {
+            partitions.cover(partition).await?;
+        }
         let end = match partitions.release(partition).await {
             Ok(end) => position(end),
             Err(error) => {
@@ -169,8 +189,8 @@ impl Node {
             }
         };
         // Everything up to the release is in a manifest: earlier ranges are not needed any more.
-        let open = read.record.ranges.len().saturating_sub(1);
-        read.record.ranges.drain(..open);
+        let start = Position { incarnation: self.incarnation(), slot: 0 };
+        read.record = read.record.covered(read.record.base, start);
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer: Transfer::Store };
         match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {

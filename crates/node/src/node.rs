@@ -78,6 +78,8 @@ pub struct Node {
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
+    /// Partitions whose records are being shortened.
+    pub(crate) dropping_ranges: Mutex<HashSet<PartitionId>>,
     partitions: OnceLock<Arc<dyn Partitions>>,
     sessions: OnceLock<SessionHandler>,
     /// Why the incarnation was fenced.
@@ -105,6 +107,7 @@ impl Node {
         metadata.follow(owners.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
+        registration::record_term(&*metadata, term, id, begun.incarnation).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         report_crash(&environment, id).await?;
         quarantine::record_deaths(&options.data, begun.incarnation);
@@ -128,6 +131,7 @@ impl Node {
             peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
             moving: Mutex::default(),
+            dropping_ranges: Mutex::default(),
             partitions: OnceLock::new(),
             sessions: OnceLock::new(),
             fenced: watch::Sender::new(None),
@@ -170,6 +174,7 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
+        tokio::spawn(self.clone().collect_garbage(partitions.common_store()));
         tokio::spawn(async move {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");

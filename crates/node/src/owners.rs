@@ -31,6 +31,9 @@ pub struct Ownership {
     pub epoch: u32,
     /// The log that it commits to.
     pub log: LogKind,
+    /// The record names no range of earlier incarnations than this one; 0 if it names ranges of
+    /// earlier owners.
+    pub covered_since: Incarnation,
 }
 
 /// A node, as far as its records are known.
@@ -132,6 +135,13 @@ impl Owners {
         owned
     }
 
+    /// The partitions of a node whose records name ranges before this incarnation.
+    pub fn uncovered(&self, node: NodeId, incarnation: Incarnation) -> Vec<PartitionId> {
+        let state = self.state.read();
+        let is_uncovered = |owner: &Ownership| owner.node == node && owner.covered_since < incarnation;
+        state.partitions.iter().filter(|(_, owner)| is_uncovered(owner)).map(|(id, _)| *id).collect()
+    }
+
     /// How many partitions a node owns.
     pub fn count(&self, node: NodeId) -> PartitionCounts {
         self.state.read().counts.get(&node).copied().unwrap_or_default()
@@ -212,7 +222,12 @@ impl State {
         if let Some(partition) = partition_of_key(&entry.key) {
             let record: PartitionRecord =
                 decode(&entry.key, &entry.value).map_err(|error| corrupt(entry, &error))?;
-            let owner = Ownership { node: record.owner, epoch: record.epoch, log: record.log() };
+            let covered_since = match &record.ranges[..] {
+                [open] => open.from.incarnation,
+                _ => 0,
+            };
+            let log = record.log();
+            let owner = Ownership { node: record.owner, epoch: record.epoch, log, covered_since };
             self.remove(partition);
             *self.counts.entry(owner.node).or_default().of(owner.log) += 1;
             self.partitions.insert(partition, owner);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{DecisionError, Engine, Result, Timeline};
+use fulmar_engine::{CommonStore, DecisionError, Engine, Result, Timeline};
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::TransactionOutcome;
-use fulmar_pages::PartitionId;
+use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
@@ -17,6 +17,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// Opens and flushes a partition, refuses new statements and commits, and writes a durable
     /// `release` record. Returns the position after it.
     async fn release(&self, partition: PartitionId) -> Result<LogPosition>;
+
+    /// Stores a manifest of a partition in this incarnation, unless it has no contents.
+    async fn cover(&self, partition: PartitionId) -> Result<()>;
 
     /// Accepts statements for a released partition again.
     async fn take_back(&self, partition: PartitionId) -> Result<()>;
@@ -61,6 +64,13 @@ pub trait Partitions: Send + Sync + 'static {
     /// Reports what became of a transaction. One that was not committed cannot be any more.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
+    /// Returns those of these segments that this node does not need, and promises not to name them
+    /// in a manifest.
+    async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId>;
+
+    /// The objects in the common store.
+    fn common_store(&self) -> CommonStore;
+
     /// Completes when the shared log was sealed by another process.
     async fn fenced(&self);
 }
@@ -86,6 +96,10 @@ impl EnginePartitions {
 impl Partitions for EnginePartitions {
     async fn release(&self, partition: PartitionId) -> Result<LogPosition> {
         self.0.release(partition).await
+    }
+
+    async fn cover(&self, partition: PartitionId) -> Result<()> {
+        self.0.cover(partition).await
     }
 
     async fn take_back(&self, partition: PartitionId) -> Result<()> {
@@ -147,6 +161,14 @@ impl Partitions for EnginePartitions {
                 TransactionOutcome::Forgotten
             }
         })
+    }
+
+    async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId> {
+        self.0.disowned(segments).await
+    }
+
+    fn common_store(&self) -> CommonStore {
+        self.0.common_store()
     }
 
     async fn fenced(&self) {

@@ -4,15 +4,16 @@
 //! | --- | --- |
 //! | `cluster` | [`ClusterRecord`]: the cluster's id, and the next ids of nodes and terms |
 //! | `member/NAME` | [`MemberRecord`]: the id of the node NAME and its addresses |
+//! | `term/TERM` | [`TermRecord`]: the incarnation that uses the term, or some until it |
 //!
 //! The first node that finds no `cluster` creates it. A name belongs to one node for ever: another
 //! process with the same name is the same node, and is refused if its data directory is another one
 //! ([`fulmar_cluster::directory`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use fulmar_cluster::NodeId;
+use fulmar_cluster::{Incarnation, NodeId};
 use fulmar_meta::{Entry, MetaError, MetadataStore, Outcome, Transaction};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,8 @@ use crate::error::Error;
 pub const CLUSTER_KEY: &str = "cluster";
 /// The prefix of members' keys.
 pub const MEMBER_PREFIX: &str = "member/";
+/// The prefix of terms' keys.
+const TERM_PREFIX: &str = "term/";
 /// The first term. Terms are part of the names of segments; a single node counts from 1 as well.
 const FIRST_TERM: u32 = 1;
 /// Terms are smaller than this.
@@ -58,6 +61,31 @@ pub struct MemberRecord {
     pub rpc: String,
     /// Where it listens for clients.
     pub sql: String,
+}
+
+/// The user of a term. The record exists before any object with the term in its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TermRecord {
+    v: u32,
+    /// The node's id.
+    pub node: u32,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+    /// The first of several terms, up to that of the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<u32>,
+}
+
+/// The incarnations of all terms.
+#[derive(Clone, Debug, Default)]
+pub struct Terms(BTreeMap<u32, TermRecord>);
+
+impl Terms {
+    /// The incarnation of a term, if it is known.
+    pub fn get(&self, term: u32) -> Option<(NodeId, Incarnation)> {
+        let (last, record) = self.0.range(term..).next()?;
+        (record.since.unwrap_or(*last) <= term).then_some((NodeId(record.node), record.incarnation))
+    }
 }
 
 impl MemberRecord {
@@ -174,6 +202,43 @@ pub async fn next_term(metadata: &dyn MetadataStore) -> Result<u32, Error> {
         tokio::time::sleep(RETRY_DELAY).await;
     }
     Err(Error::Contended)
+}
+
+/// Records the incarnation that uses a term.
+pub async fn record_term(
+    metadata: &dyn MetadataStore,
+    term: u32,
+    node: NodeId,
+    incarnation: Incarnation,
+) -> Result<(), Error> {
+    let record = TermRecord { v: VERSION, node: node.0, incarnation, since: None };
+    for _ in 0..MAX_ATTEMPTS {
+        if changed(metadata, Transaction::new().put(term_key(term), encode(&record))).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::Contended)
+}
+
+fn term_key(term: u32) -> String {
+    format!("{TERM_PREFIX}{term:08x}")
+}
+
+/// The record of the terms that a single node has used before it became a cluster: key and value.
+pub(crate) fn converted_terms(node: NodeId, incarnation: Incarnation, last: u32) -> (String, Vec<u8>) {
+    let record = TermRecord { v: VERSION, node: node.0, incarnation, since: Some(0) };
+    (term_key(last), encode(&record))
+}
+
+/// The incarnations of all terms.
+pub async fn terms(metadata: &dyn MetadataStore) -> Result<Terms, Error> {
+    let mut terms = BTreeMap::new();
+    for entry in metadata.scan(TERM_PREFIX).await? {
+        let term = entry.key.strip_prefix(TERM_PREFIX).and_then(|term| u32::from_str_radix(term, 16).ok());
+        let record = decode(&entry)?;
+        terms.extend(term.map(|term| (term, record)));
+    }
+    Ok(Terms(terms))
 }
 
 /// Publishes the addresses of a node.

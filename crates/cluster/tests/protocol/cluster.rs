@@ -136,6 +136,7 @@ impl Cluster {
             Report::Migrated => totals.migrations += 1,
             Report::ChangedLog => totals.durability_changes += 1,
             Report::Collected(deleted) => totals.collected += deleted,
+            Report::Truncated(deleted) => totals.truncated += deleted,
             Report::Exported => totals.exports += 1,
         }
         drop(totals);

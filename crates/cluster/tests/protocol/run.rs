@@ -114,6 +114,7 @@ pub struct Totals {
     pub migrations: usize,
     pub durability_changes: usize,
     pub collected: usize,
+    pub truncated: usize,
     pub exports: usize,
     pub killed: usize,
     pub quarantines: usize,
@@ -130,6 +131,7 @@ impl Totals {
         self.migrations += other.migrations;
         self.durability_changes += other.durability_changes;
         self.collected += other.collected;
+        self.truncated += other.truncated;
         self.exports += other.exports;
         self.killed += other.killed;
         self.quarantines += other.quarantines;
@@ -147,6 +149,7 @@ impl Totals {
             (self.migrations, "migrations"),
             (self.durability_changes, "changes of durability"),
             (self.collected, "collected objects"),
+            (self.truncated, "deleted objects of ended logs"),
             (self.exports, "exports"),
             (self.killed, "killed nodes"),
             (self.quarantines, "quarantines"),

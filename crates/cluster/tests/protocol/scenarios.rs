@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fulmar_cluster::collection::{Collector, Makers, Outcome};
-use fulmar_cluster::environment::{Environment, LogObjects, PartitionObjects, Slot};
+use fulmar_cluster::environment::{Environment, LogObjects, Slot};
 use fulmar_cluster::incarnation::{self, Lease, lease_wait};
 use fulmar_cluster::records::{encode, node_key, owner_key};
 use fulmar_cluster::seal::seal;
@@ -101,7 +101,7 @@ fn collect_after_restore(rules: Rules) -> (Result<Outcome, Error>, Vec<ManifestN
         env.sleep(RETENTION).await;
         let node_read = metadata::node(&env, NodeId(1)).await.unwrap().unwrap();
         let term = election::campaign(&env, "collector", (NodeId(1), &node_read)).await.unwrap().unwrap();
-        let outcome = Collector::new(term, RETENTION).collect(&env, &Unreachable, PARTITION).await;
+        let outcome = Collector::new(term).collect(&env, &Unreachable).await;
         let left = env.manifests(PARTITION).await.unwrap();
         *ended.lock() = Some((outcome, left.into_iter().map(|manifest| manifest.name).collect()));
     });

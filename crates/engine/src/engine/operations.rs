@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fulmar_maintenance::{DecisionError, Export, Import, RestorePoint};
-use fulmar_pages::{PartitionId, Timeline};
+use fulmar_maintenance::{CommonStore, DecisionError, Export, Import, RestorePoint};
+use fulmar_pages::{PartitionId, SegmentId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use futures::future::BoxFuture;
 
@@ -68,6 +68,16 @@ impl Engine {
     /// Returns a lineage for [`Engine::restore_assigned`].
     pub fn new_lineage(&self) -> u64 {
         self.node().clock.tick()
+    }
+
+    /// The objects in the store, for the collector of a cluster.
+    pub fn common_store(&self) -> CommonStore {
+        CommonStore::new(self.maintenance.clone())
+    }
+
+    /// Returns those of these segments that this node does not need ([`CommonStore`]).
+    pub async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId> {
+        self.maintenance.disowned(segments).await
     }
 
     /// Begins to read a partition as it is now, with exactly the commits acknowledged so far, or as

@@ -7,7 +7,7 @@
 //! The newest manifest is listed after the assignment was read. A previous owner stores none that is
 //! newer: it has released the partition after its last manifest, or its log is sealed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -29,14 +29,17 @@ pub(super) const INCARNATION_NUMBERS: u64 = 1 << 24;
 pub(crate) struct Member {
     pub(super) membership: Membership,
     pub(super) sealed: SealedLogs,
-    /// The newest epoch in which this incarnation has opened each partition.
-    epochs: Mutex<HashMap<PartitionId, u32>>,
+    /// The newest epoch in which this incarnation has opened each partition, and the first number
+    /// of its versions in that epoch.
+    epochs: Mutex<HashMap<PartitionId, (u32, u64)>>,
     /// Partitions that are being handed over, or have been released for that.
     pub(super) moves: Mutex<HashMap<PartitionId, Arc<Move>>>,
     /// Partitions that wait for the next flush of moving partitions.
     pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
     /// Held while they are flushed.
     pub(super) flushing: tokio::sync::Mutex<()>,
+    /// Partitions whose ranges were tried to be dropped in this round.
+    pub(super) skipped: Mutex<HashSet<PartitionId>>,
 }
 
 /// The handover of a partition.
@@ -67,6 +70,7 @@ impl Member {
             moves: Mutex::default(),
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
+            skipped: Mutex::default(),
         }
     }
 
@@ -144,11 +148,22 @@ impl Member {
             .hint("The metadata store may have been restored from an old backup. Restore a newer one."));
         }
         let begin = u64::from(epoch) << VERSION_BITS;
-        let is_reopened = self.epochs.lock().insert(id, epoch) == Some(epoch);
-        Ok(match is_reopened || newest < begin {
+        let mut epochs = self.epochs.lock();
+        let is_reopened = epochs.get(&id).is_some_and(|(opened, _)| *opened == epoch);
+        let number = match is_reopened || newest < begin {
             true => begin.max(newest + 1),
             false => newest + INCARNATION_NUMBERS,
-        })
+        };
+        if !is_reopened {
+            epochs.insert(id, (epoch, number));
+        }
+        Ok(number)
+    }
+
+    /// The newest epoch in which this incarnation has opened a partition, and the first number of
+    /// its versions in that epoch.
+    pub(super) fn epoch_of(&self, id: PartitionId) -> Option<(u32, u64)> {
+        self.epochs.lock().get(&id).copied()
     }
 
     /// Forgets a partition that was handed over.

@@ -10,7 +10,7 @@
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
 //! | [`conversion`] | preparing a single node's partitions for a cluster |
-//! | [`inherited`] | flushing the records that earlier incarnations of the node have left |
+//! | [`inherited`] | covering the records of earlier incarnations and owners by manifests |
 //!
 //! # Version numbers
 //!
@@ -33,6 +33,7 @@
 //! | in a restore, before the record changes | a manifest of the next timeline | no timeline in the catalog names it |
 //! | after the record has changed | that manifest | records of the earlier timeline are skipped |
 //! | while inherited records are flushed | the records in the earlier logs | until all are flushed, the log states slot 0 of incarnation 0 as needed, so a failover keeps the whole range |
+//! | after a manifest of inherited records, before their ranges are dropped | the manifest, and the ranges | records that the manifest covers are skipped by their number |
 //! | while the process was suspended, after a failover | its late manifests, with lower numbers | such a manifest contains only versions that were durable before the seal, which the new owner has read too; its later commits find the seal |
 //!
 //! A partition that is given up leaves no state, so it is opened from the store if it comes back.
@@ -79,6 +80,18 @@ pub trait Assignments: Send + Sync + 'static {
     /// [`sqlstate::PARTITION_MOVED`](fulmar_sqlite::sqlstate::PARTITION_MOVED) if another node owns
     /// it.
     async fn assignment(&self, partition: PartitionId) -> Result<Assignment>;
+
+    /// Where the first shared-log range of a partition that this node owns begins, read
+    /// linearizably. `None`: it owns none.
+    async fn inherited_from(&self) -> Result<Option<LogPosition>>;
+
+    /// The partitions of this node whose records name ranges before this incarnation, as far as
+    /// that is known.
+    async fn uncovered(&self) -> Vec<PartitionId>;
+
+    /// Drops the ranges before this incarnation from the records of partitions, each in the epoch
+    /// in which this incarnation has stored a manifest that covers them. Tries once.
+    async fn drop_ranges(&self, covered: Vec<(PartitionId, u32)>) -> Result<()>;
 }
 
 /// How to open a partition.

@@ -48,7 +48,7 @@ enum Purpose {
 const DURABLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
-    fn require_member(&self) -> Result<&Arc<Member>> {
+    pub(super) fn require_member(&self) -> Result<&Arc<Member>> {
         let not_member = || {
             Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "node is not part of a cluster")
                 .hint("Start the node with --node, --rpc and --meta.")

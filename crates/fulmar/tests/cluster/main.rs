@@ -5,6 +5,7 @@
 mod common;
 
 mod driver;
+mod garbage;
 mod refusals;
 
 use std::path::Path;

@@ -128,6 +128,27 @@ pub(crate) async fn write_manifest(maintenance: &Maintenance, partition: Arc<Par
     flush_batch(maintenance, batch, &mut LogWaitBudget::new()).await?
 }
 
+/// Writes a manifest for each of these partitions that is settled and whose newest manifest has a
+/// number below the given one. The caller holds the flush lock.
+pub(crate) async fn write_missing_manifests(
+    maintenance: &Maintenance,
+    mut partitions: Vec<(Arc<Partition>, u64)>,
+) -> Result<()> {
+    let is_missing = |(partition, first): &(Arc<Partition>, u64)| {
+        let has_none = partition.named_number() < *first && !partition.is_blank();
+        has_none && partition.is_settled() && !partition.is_closed()
+    };
+    partitions.retain(is_missing);
+    if partitions.is_empty() {
+        return Ok(());
+    }
+    let batch = partitions.into_iter().map(|(partition, _)| {
+        let flush = partition.begin_forced_flush();
+        Flushing { partition, flush, outcome: Ok(()) }
+    });
+    flush_batch(maintenance, batch.collect(), &mut LogWaitBudget::new()).await?
+}
+
 /// Stores the manifest of an earlier flush whose outcome is unknown. The caller holds the flush
 /// lock.
 pub(crate) async fn settle_uncertain_manifests(

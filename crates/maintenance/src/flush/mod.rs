@@ -64,7 +64,9 @@ use futures::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use self::batch::LOG_TIMEOUT;
-pub(crate) use self::batch::{flush, flush_settled, settle_uncertain_manifests, write_manifest};
+pub(crate) use self::batch::{
+    flush, flush_settled, settle_uncertain_manifests, write_manifest, write_missing_manifests,
+};
 use self::pressure::{Pressure, first_uncovered};
 use crate::maintenance::Maintenance;
 

@@ -85,7 +85,7 @@ impl Partition {
     }
 
     /// The number of the newest manifest.
-    pub(super) fn named_number(&self) -> u64 {
+    pub fn named_number(&self) -> u64 {
         self.named.lock().number
     }
 
@@ -94,6 +94,12 @@ impl Partition {
         let named = self.named.lock();
         let is_new = named.number > named.opened_number;
         is_new.then_some(ManifestName { partition: self.id, epoch: self.epoch, number: named.number })
+    }
+
+    /// Returns true if the partition has neither contents nor a manifest.
+    pub fn is_blank(&self) -> bool {
+        let has_segments = !self.named.lock().segments.is_empty();
+        !has_segments && self.current().page_count == 0 && self.is_settled()
     }
 
     /// The segments that the newest manifest names, oldest first.

@@ -125,6 +125,38 @@ pub struct PartitionObjects {
 }
 
 impl PartitionObjects {
+    /// The greatest partition that has any of these objects.
+    pub fn last_partition(&self) -> Option<PartitionId> {
+        let lasts = [
+            self.manifests.last().map(|name| name.partition),
+            self.hot_pages.last().map(|name| name.partition),
+            self.holds.last().map(|name| name.manifest.partition),
+            self.anchors.last().map(|name| name.partition),
+        ];
+        lasts.into_iter().flatten().max()
+    }
+
+    /// Removes the objects of the partitions up to `last`, and returns them.
+    pub fn take_up_to(&mut self, last: PartitionId) -> PartitionObjects {
+        fn take<T>(from: &mut Vec<T>, last: PartitionId, of: impl Fn(&T) -> PartitionId) -> Vec<T> {
+            let rest = from.split_off(from.partition_point(|name| of(name) <= last));
+            std::mem::replace(from, rest)
+        }
+        PartitionObjects {
+            manifests: take(&mut self.manifests, last, |name| name.partition),
+            hot_pages: take(&mut self.hot_pages, last, |name| name.partition),
+            holds: take(&mut self.holds, last, |name| name.manifest.partition),
+            anchors: take(&mut self.anchors, last, |name| name.partition),
+        }
+    }
+
+    fn sort(&mut self) {
+        self.manifests.sort_unstable();
+        self.hot_pages.sort_unstable();
+        self.holds.sort_unstable();
+        self.anchors.sort_unstable();
+    }
+
     fn add(&mut self, objects: &[String]) {
         for object in objects {
             self.manifests.extend(ManifestName::parse(object));
@@ -476,10 +508,7 @@ impl PageStore {
         let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
         let mut listed = PartitionObjects::default();
         self.list_each(&below, after, |objects| listed.add(&objects)).await?;
-        listed.manifests.sort_unstable();
-        listed.hot_pages.sort_unstable();
-        listed.holds.sort_unstable();
-        listed.anchors.sort_unstable();
+        listed.sort();
         Ok(listed)
     }
 

@@ -6,8 +6,8 @@
 
 use fulmar_pages::PartitionId;
 
-use super::{MANIFESTS, PageStore, StoreError, directory};
-use crate::store::{Failure, FailureKind, Store};
+use super::{MANIFESTS, PageStore, PartitionObjects, StoreError, directory};
+use crate::store::{Failure, FailureKind, Listing, Store};
 
 impl PageStore {
     /// Finds the first partition, from this id on, that has objects below `manifests/` and for
@@ -43,6 +43,43 @@ impl PageStore {
             None => self.find_listed(from, &|id| candidate(id) && wanted(id)).await,
         };
         found.map_err(|failure| StoreError::failed("list", MANIFESTS, &self.store, failure))
+    }
+
+    /// Lists all objects except segments of the next partitions with ids above `after`, as many as
+    /// a page of the listing contains, but at least one, unless there are none. The objects of each
+    /// listed partition are complete. Also returns whether there may be more.
+    pub async fn list_partitions_after(
+        &self,
+        after: Option<PartitionId>,
+    ) -> Result<(PartitionObjects, bool), StoreError> {
+        let failed = |failure| StoreError::failed("list", MANIFESTS, &self.store, failure);
+        let (mut listed, mut last) = (PartitionObjects::default(), after.map(last_name));
+        loop {
+            let Listing { mut names, more } =
+                self.store.list(MANIFESTS, last.as_deref()).await.map_err(failed)?;
+            let advances = names.last() > last.as_ref();
+            last = names.last().cloned().or(last);
+            if more && !advances {
+                let cause = "the listing does not advance after an incomplete page";
+                return Err(failed(Failure::new(FailureKind::Unavailable, cause)));
+            }
+            if more {
+                // The rest of the last partition may be on the next page.
+                let incomplete = names.last().and_then(|name| partition_of(name));
+                let begin = names.partition_point(|name| partition_of(name) < incomplete);
+                if begin > 0 {
+                    names.truncate(begin);
+                    listed.add(&names);
+                    listed.sort();
+                    return Ok((listed, true));
+                }
+            }
+            listed.add(&names);
+            if !more {
+                listed.sort();
+                return Ok((listed, false));
+            }
+        }
     }
 
     async fn find_listed(

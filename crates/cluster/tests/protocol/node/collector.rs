@@ -1,13 +1,12 @@
 //! The elected collector, and the makers that it asks.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fulmar_cluster::collection::{Collector, Makers, Outcome};
-use fulmar_cluster::{Error, NodeId, SegmentName, election};
+use fulmar_cluster::{Error, NodeId, SegmentName, election, truncation};
 
 use super::{Answer, Node, Report, Request};
-use crate::run::common_partitions;
-use crate::world::RETENTION;
 
 impl Makers for Node {
     async fn disowned(
@@ -26,7 +25,6 @@ impl Makers for Node {
 impl Node {
     /// Campaigns, and collects while elected.
     pub(super) async fn collect(self) {
-        let partitions = common_partitions();
         loop {
             self.pause(Duration::from_millis(500), Duration::from_millis(2500)).await;
             let begun = self.begun();
@@ -34,12 +32,10 @@ impl Node {
             let Some(term) = term else { continue };
             let id = self.id;
             self.simulation().note(|| format!("node {id}: is the collector of term {}", term.number()));
-            let mut collector = Collector::new(term, RETENTION);
+            let (mut collector, mut truncated) = (Collector::new(term), BTreeSet::new());
             loop {
-                let place = self.simulation().below(partitions.len() as u64) as usize;
-                let partition = partitions[place];
-                let outcome = collector.collect(&self.env, &self, partition).await;
-                self.simulation().note(|| format!("node {id}: collection of {partition}: {outcome:?}"));
+                let outcome = collector.collect(&self.env, &self).await;
+                self.simulation().note(|| format!("node {id}: collection: {outcome:?}"));
                 match outcome {
                     Ok(Outcome::Collected(deleted)) => {
                         (self.report)(self.env.process, Report::Collected(deleted));
@@ -48,7 +44,10 @@ impl Node {
                     Ok(Outcome::Deposed) => break,
                     Err(error) => self.report_error(&error),
                 }
-                self.pause(Duration::from_millis(200), Duration::from_millis(2000)).await;
+                let deleted = truncation::truncate_ended(&self.env, &mut truncated).await.unwrap();
+                self.simulation().note(|| format!("node {id}: deleted {deleted} objects of ended logs"));
+                (self.report)(self.env.process, Report::Truncated(deleted));
+                self.pause(Duration::from_millis(100), Duration::from_millis(1000)).await;
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fulmar_cluster::collection::ObjectName;
-use fulmar_cluster::environment::{Environment, PartitionObjects, StoredManifest};
+use fulmar_cluster::environment::Environment;
 use fulmar_cluster::hold;
 use fulmar_pages::PartitionId;
 
@@ -11,6 +11,7 @@ use super::open::read_segment;
 use super::{Node, Report};
 use crate::run::common_partitions;
 use crate::violation::Kind;
+use crate::world::Manifest;
 
 impl Node {
     pub(super) async fn export(self) {
@@ -32,7 +33,7 @@ impl Node {
         }
     }
 
-    async fn export_one(&self, partition: PartitionId, manifest: &StoredManifest) {
+    async fn export_one(&self, partition: PartitionId, manifest: &Manifest) {
         let segments = manifest.segments.iter().map(|segment| ObjectName::Segment(*segment));
         let objects: Vec<_> =
             [ObjectName::Manifest(partition, manifest.name)].into_iter().chain(segments).collect();
@@ -40,7 +41,7 @@ impl Node {
             let mut shared = self.shared.lock();
             (shared.begun.clone(), shared.number())
         };
-        let held = hold::hold(&self.env, (self.id, &begun.read), number, partition, &objects).await;
+        let held = hold::hold(&self.env, (self.id, &begun.read), number, &objects).await;
         let hold = match held {
             Ok(Some(hold)) => hold,
             Ok(None) => return,

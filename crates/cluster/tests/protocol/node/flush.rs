@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use fulmar_cluster::environment::{Environment, LogObjects, Slot};
+use fulmar_cluster::truncation::{self, Covered};
 use fulmar_cluster::{LogId, LogKind, ManifestName, PartitionRecord, Position, Read, SegmentName, metadata};
 use fulmar_pages::PartitionId;
 
 use super::Node;
 use crate::partition::Segment;
 use crate::run::is_private;
-use crate::world::Manifest;
+use crate::world::{Manifest, segment_name};
 
 /// One in this number of flushes also merges all segments.
 const COMPACTION_INTERVAL: u64 = 4;
@@ -173,7 +174,7 @@ impl Node {
         let is_compaction = is_compaction && !owned.segments.is_empty();
         let from = if is_compaction { 0 } else { owned.flushed };
         let segment = (version > from).then(|| {
-            let name = SegmentName { partition, node: self.id, incarnation, number };
+            let name = segment_name(partition, self.id, incarnation, number);
             (name, owned.state.segment(from, version))
         });
         shared.unsettled.insert(number, segment.iter().map(|(name, _)| *name).collect());
@@ -200,15 +201,12 @@ impl Node {
         name: ManifestName,
         covered: Position,
     ) -> Option<Read<PartitionRecord>> {
-        let mut next = read.record.clone();
-        next.base = Some(name);
-        next.ranges.drain(..next.ranges.len() - 1);
-        next.ranges[0].from = next.ranges[0].from.max(covered);
+        let epoch = read.record.epoch;
+        let covered = [Covered { partition, epoch, base: Some(name), from: covered }];
         let begun = self.begun();
-        let nodes = [(self.id, &begun.read)];
-        metadata::change_owner(&self.env, partition, read, &nodes, &next).await.unwrap();
+        truncation::drop_ranges(&self.env, (self.id, &begun.read), &covered).await.unwrap();
         let now = metadata::partition(&self.env, partition).await.unwrap()?;
-        (now.record == next).then_some(now)
+        (now.record.epoch == epoch && now.record.owner == self.id).then_some(now)
     }
 
     /// Truncates the logs of the incarnations from `first` on. Returns the first one in which
@@ -250,7 +248,7 @@ impl Node {
                 Ok(Some(Slot::Seal)) => return true,
                 Ok(None) | Err(_) => return false,
             }
-            if self.env.delete_slot(log, *slot).await.is_err() {
+            if self.env.delete(log, *slot).await.is_err() {
                 return false;
             }
         }

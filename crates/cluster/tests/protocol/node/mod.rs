@@ -206,6 +206,8 @@ pub enum Report {
     ChangedLog,
     /// It deleted this number of objects.
     Collected(usize),
+    /// Deleted objects of ended logs.
+    Truncated(usize),
     /// It read a manifest that it held.
     Exported,
 }

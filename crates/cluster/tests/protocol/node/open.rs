@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fulmar_cluster::environment::{Environment, PartitionObjects, StoredManifest};
+use fulmar_cluster::environment::Environment;
 use fulmar_cluster::incarnation::lease_wait;
 use fulmar_cluster::{
     LogKind, ManifestName, PartitionRecord, Position, Read, SegmentName, metadata, migration, quarantine,
@@ -16,7 +16,7 @@ use futures::future::join_all;
 use super::{Answer, Node, Owned, Request};
 use crate::partition::{Record, State};
 use crate::violation::Kind;
-use crate::world::Env;
+use crate::world::{Env, Manifest};
 
 /// A recovered partition.
 pub struct Loaded {
@@ -67,9 +67,8 @@ async fn load_manifest(
             break manifests;
         }
     };
-    let may_use = |manifest: &&StoredManifest| {
-        !env.rules().named_manifests || recovery::is_named(record, manifest.name)
-    };
+    let may_use =
+        |manifest: &&Manifest| !env.rules().named_manifests || recovery::is_named(record, manifest.name);
     let newest =
         manifests.into_iter().filter(|manifest| may_use(&manifest)).max_by_key(|manifest| manifest.name);
     let Some(newest) = newest else {

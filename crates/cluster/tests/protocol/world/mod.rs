@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use crate::violation::{Kind, Violation};
 pub use clock::{Clock, ClockError};
 pub use directory::Directory;
-pub use objects::{Manifest, RETENTION};
+pub use objects::{Manifest, RETENTION, segment_name};
 
 /// How a store behaves. Probabilities are in 1,000.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +104,8 @@ pub struct World {
     pub rules: Rules,
     /// The next slot, for writers that share a log.
     pub next_slot: Arc<AtomicU64>,
+    /// Listings of manifests take long.
+    is_listing_slow: bool,
     state: Arc<Mutex<State>>,
     violations: Arc<Mutex<Vec<Violation>>>,
 }
@@ -120,6 +122,7 @@ impl World {
             simulation: simulation.clone(),
             rules,
             next_slot: Arc::default(),
+            is_listing_slow: simulation.chance(1, 2),
             state: Arc::new(Mutex::new(state)),
             violations: Arc::default(),
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fulmar_cluster::environment::{
-    Environment, LogObjects, PartitionObjects, Slot, StoredManifest, Uncertain,
+    Environment, LogObjects, PartitionObjects, Slot, StoredManifests, Uncertain,
 };
-use fulmar_cluster::{LogId, LogKind, ManifestName, SegmentName, recovery};
+use fulmar_cluster::{LogId, LogKind, ManifestName, NodeId, SegmentName, recovery};
 use fulmar_pages::PartitionId;
 
 use super::{Env, Service};
@@ -17,6 +17,15 @@ use crate::violation::Kind;
 
 /// Manifests are deleted when they are older than this.
 pub const RETENTION: Duration = Duration::from_millis(1500);
+
+/// Names a segment of a partition.
+pub fn segment_name(partition: PartitionId, node: NodeId, incarnation: u64, number: u64) -> SegmentName {
+    SegmentName { node, incarnation, number: u128::from(partition.0) << 64 | u128::from(number) }
+}
+
+fn partition_of(segment: SegmentName) -> PartitionId {
+    PartitionId((segment.number >> 64) as u64)
+}
 
 /// A manifest: the segments that make up a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,41 +117,72 @@ impl LogObjects for Env {
         }
         self.request(Service::Objects, move |all| all.objects.slots(log)).await
     }
+
+    async fn create_end_mark(&self, log: LogId, slot: u64) -> Result<bool, Uncertain> {
+        self.create(log, slot, Slot::Seal).await
+    }
+
+    async fn delete(&self, log: LogId, slot: u64) -> Result<(), Uncertain> {
+        let delete = move |all: &mut super::Contents| {
+            all.objects.logs.remove(&(log, slot));
+        };
+        self.request(Service::Objects, delete).await
+    }
 }
 
 #[async_trait]
 impl PartitionObjects for Env {
-    async fn segments(&self, partition: PartitionId) -> Result<Vec<SegmentName>, Uncertain> {
-        let list = move |all: &mut super::Contents| {
-            let names = all.objects.segments.keys();
-            names.filter(|name| name.partition == partition).copied().collect()
-        };
-        self.request(Service::Objects, list).await
+    async fn segments(&self) -> Result<Vec<SegmentName>, Uncertain> {
+        self.request(Service::Objects, |all| all.objects.segments.keys().copied().collect()).await
     }
 
-    async fn manifests(&self, partition: PartitionId) -> Result<Vec<StoredManifest>, Uncertain> {
+    async fn contents(&self, segment: SegmentName) -> Result<Vec<PartitionId>, Uncertain> {
+        self.request(Service::Objects, move |_| vec![partition_of(segment)]).await
+    }
+
+    async fn manifests_after(
+        &self,
+        after: Option<PartitionId>,
+    ) -> Result<Vec<(PartitionId, StoredManifests)>, Uncertain> {
+        let simulation = &self.world.simulation;
+        if self.world.is_listing_slow {
+            simulation.sleep(simulation.delay(Duration::ZERO, MAX_LIST_PAUSE)).await;
+        }
         // Without the rule, ages are the difference between the clocks of two processes.
         let unix_time = (!self.world.rules.store_clock).then(|| self.unix_time());
         let simulation = self.world.simulation.clone();
         let list = move |all: &mut super::Contents| {
             let now = simulation.now();
-            let listed = all.objects.of_partition(partition).map(|stored| StoredManifest {
-                name: stored.manifest.name,
-                segments: stored.manifest.segments.clone(),
-                age: match unix_time {
+            let mut stored = all.objects.manifests.keys().map(|(id, _)| *id);
+            let Some(partition) = stored.find(|id| Some(*id) > after) else { return Vec::new() };
+            let mut listed = StoredManifests::default();
+            for stored in all.objects.of_partition(partition) {
+                let age = match unix_time {
                     Some(unix_time) => unix_time.saturating_sub(stored.unix_time),
                     None => now - stored.at,
-                },
-            });
-            listed.collect()
+                };
+                listed.manifests.push((stored.manifest.name, age >= RETENTION));
+                listed.segments.extend(&stored.manifest.segments);
+            }
+            vec![(partition, listed)]
         };
         self.request(Service::Objects, list).await
+    }
+
+    async fn has_segment(&self, segment: SegmentName) -> Result<bool, Uncertain> {
+        self.request(Service::Objects, move |all| all.objects.segments.contains_key(&segment)).await
+    }
+
+    async fn has_manifest(&self, partition: PartitionId, manifest: ManifestName) -> Result<bool, Uncertain> {
+        let exists =
+            move |all: &mut super::Contents| all.objects.manifests.contains_key(&(partition, manifest));
+        self.request(Service::Objects, exists).await
     }
 
     async fn delete_segment(&self, segment: SegmentName) -> Result<(), Uncertain> {
         let world = self.world.clone();
         let delete = move |all: &mut super::Contents| {
-            let newest = all.newest(segment.partition);
+            let newest = all.newest(partition_of(segment));
             let is_needed = newest.is_some_and(|newest| newest.manifest.segments.contains(&segment));
             if is_needed && all.objects.segments.contains_key(&segment) {
                 world.violation(Kind::MissingSegment, format!("{segment:?} was deleted, but is needed"));
@@ -172,6 +212,9 @@ impl PartitionObjects for Env {
     }
 }
 
+/// The longest pause before a chunk of a listing.
+const MAX_LIST_PAUSE: Duration = Duration::from_millis(800);
+
 /// The longest pause before a deletion.
 const MAX_DELETE_PAUSE: Duration = Duration::from_millis(60);
 
@@ -182,11 +225,12 @@ impl Env {
         simulation.sleep(simulation.delay(Duration::ZERO, MAX_DELETE_PAUSE)).await;
     }
 
-    pub async fn delete_slot(&self, log: LogId, slot: u64) -> Result<(), Uncertain> {
-        let delete = move |all: &mut super::Contents| {
-            all.objects.logs.remove(&(log, slot));
+    /// The manifests of a partition.
+    pub async fn manifests(&self, partition: PartitionId) -> Result<Vec<Manifest>, Uncertain> {
+        let list = move |all: &mut super::Contents| {
+            all.objects.of_partition(partition).map(|stored| stored.manifest.clone()).collect()
         };
-        self.request(Service::Objects, delete).await
+        self.request(Service::Objects, list).await
     }
 
     pub async fn put_segment(&self, name: SegmentName, segment: Segment) -> Result<(), Uncertain> {

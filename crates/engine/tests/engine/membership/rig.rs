@@ -12,6 +12,7 @@ use fulmar_cluster::directory::{CrashReport, DataDirectory, Stamp};
 use fulmar_cluster::environment::{Environment, LogObjects, Slot, Uncertain};
 use fulmar_cluster::handover::{Outcome, Release, Transfer, hand_over};
 use fulmar_cluster::incarnation::{Begun, begin};
+use fulmar_cluster::truncation::{self, Covered};
 use fulmar_cluster::{
     LogId, LogKind, ManifestName, NodeId, PartitionRecord, Position, Rules, failover, metadata, records,
     restore,
@@ -106,6 +107,14 @@ impl LogObjects for LogParts {
     async fn list(&self, log: LogId) -> std::result::Result<Vec<u64>, Uncertain> {
         self.0.list(log_node(log.node), log.incarnation).await.map_err(|_| Uncertain)
     }
+
+    async fn create_end_mark(&self, log: LogId, slot: u64) -> std::result::Result<bool, Uncertain> {
+        self.0.create_end_mark(log_node(log.node), log.incarnation, slot).await.map_err(|_| Uncertain)
+    }
+
+    async fn delete(&self, log: LogId, slot: u64) -> std::result::Result<(), Uncertain> {
+        self.0.delete(log_node(log.node), log.incarnation, slot).await.map_err(|_| Uncertain)
+    }
 }
 
 /// [`LogSlots`] as the protocol sees them.
@@ -171,6 +180,8 @@ impl Environment for Env {
 pub(super) struct Rig {
     pub(super) env: Env,
     pub(super) store: CountingStore,
+    /// Members drop the ranges of earlier owners and incarnations.
+    pub(super) covers: bool,
 }
 
 /// A running engine of a cluster.
@@ -188,6 +199,8 @@ struct Owned {
     env: Env,
     node: NodeId,
     incarnation: u64,
+    /// Ranges of earlier owners and incarnations are dropped.
+    covers: bool,
 }
 
 pub(super) fn moved() -> Error {
@@ -235,6 +248,33 @@ impl Assignments for Owned {
             ranges: read.record.ranges.iter().map(range).collect(),
         })
     }
+
+    async fn inherited_from(&self) -> Result<Option<LogPosition>> {
+        let partitions = metadata::partitions(&self.env).await.unwrap();
+        let own = partitions.iter().filter(|(_, read)| read.record.owner == self.node);
+        Ok(own.filter_map(|(_, read)| Some(position(read.record.ranges.last()?.from))).min())
+    }
+
+    async fn uncovered(&self) -> Vec<PartitionId> {
+        if !self.covers {
+            return Vec::new();
+        }
+        let partitions = metadata::partitions(&self.env).await.unwrap();
+        let is_uncovered =
+            |record: &PartitionRecord| record.owner == self.node && !record.is_covered(self.incarnation);
+        partitions.iter().filter(|(_, read)| is_uncovered(&read.record)).map(|(id, _)| *id).collect()
+    }
+
+    async fn drop_ranges(&self, covered: Vec<(PartitionId, u32)>) -> Result<()> {
+        let from = Position { incarnation: self.incarnation, slot: 0 };
+        let of = |(partition, epoch): (PartitionId, u32)| Covered { partition, epoch, base: None, from };
+        let covered: Vec<_> = covered.into_iter().map(of).collect();
+        let node = metadata::node(&self.env, self.node).await.unwrap().unwrap();
+        if node.record.incarnation == self.incarnation {
+            truncation::drop_ranges(&self.env, (self.node, &node), &covered).await.unwrap();
+        }
+        Ok(())
+    }
 }
 
 impl Rig {
@@ -251,7 +291,7 @@ impl Rig {
             terms: AtomicU32::new(1),
             _directory: directory,
         };
-        Rig { env: Env(Arc::new(parts)), store }
+        Rig { env: Env(Arc::new(parts)), store, covers: false }
     }
 
     /// Starts the next incarnation of a node.
@@ -265,7 +305,8 @@ impl Rig {
         let begun = begun.unwrap();
         let directory = tempfile::tempdir().unwrap();
         let store = FaultyStore::new(Arc::new(self.store.clone()));
-        let assignments = Owned { env: self.env.clone(), node, incarnation: begun.incarnation };
+        let assignments =
+            Owned { env: self.env.clone(), node, incarnation: begun.incarnation, covers: self.covers };
         let mut config = Config {
             store: Some(Arc::new(store.clone())),
             membership: Some(Membership {

@@ -59,10 +59,27 @@ impl LogSlots {
     /// Puts a seal into a slot. Returns false if the slot has another object. After an error the
     /// seal may still appear.
     pub async fn create_seal(&self, node: u128, incarnation: u64, slot: u64) -> Result<bool, LogError> {
-        let slot = Slot { incarnation, sequence: slot };
+        self.create(node, Slot { incarnation, sequence: slot }, Slot::default()).await
+    }
+
+    /// As [`LogSlots::create_seal`]; the seal states that nothing of the log is needed. A writer of
+    /// the log that lost a slot then reports an unknown outcome (rule 3 of [`super`]).
+    pub async fn create_end_mark(&self, node: u128, incarnation: u64, slot: u64) -> Result<bool, LogError> {
+        let needed = Slot { incarnation: incarnation + 1, sequence: 0 };
+        self.create(node, Slot { incarnation, sequence: slot }, needed).await
+    }
+
+    async fn create(&self, node: u128, slot: Slot, needed: Slot) -> Result<bool, LogError> {
         let writer = LogId(rand::random());
         // The position is unknown and unused: readers of a sealed log go by slots.
-        let head = Head { writer, slot, start: 0, needed: Slot::default(), durable: 0 };
+        let head = Head { writer, slot, start: 0, needed, durable: 0 };
         self.objects(node).put_once(slot, encode_seal(head)).await
+    }
+
+    /// Deletes a slot's object. Succeeds if there is none.
+    pub async fn delete(&self, node: u128, incarnation: u64, slot: u64) -> Result<(), LogError> {
+        let (objects, slot) = (self.objects(node), Slot { incarnation, sequence: slot });
+        let deleted = objects.delete(slot).await;
+        deleted.map_err(|cause| LogError::Store { operation: "delete", object: objects.name(slot), cause })
     }
 }
