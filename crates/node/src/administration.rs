@@ -134,7 +134,7 @@ impl Node {
         let released = match partitions.release_to_change(partition).await {
             Ok(released) => position(released),
             Err(error) => {
-                partitions.take_back(partition).await?;
+                self.take_back(partition).await?;
                 return Err(error);
             }
         };
@@ -151,10 +151,10 @@ impl Node {
         match changed.await {
             Ok(_) => {
                 failpoint::hit(failpoint::DURABILITY_AFTER_RECORD);
-                partitions.take_back(partition).await
+                self.take_back(partition).await
             }
             Err(fulmar_cluster::Error::Rejected(cause)) => {
-                partitions.take_back(partition).await?;
+                self.take_back(partition).await?;
                 Err(Error::new(sqlstate::OBJECT_IN_USE, cause).hint("Check that the database still exists."))
             }
             Err(error) => {

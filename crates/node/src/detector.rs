@@ -3,8 +3,9 @@
 //! Every node sends heartbeats to every other one. A node counts as heard if it answers under a
 //! valid lease, so that a node which has lost only the metadata store is failed over as well. A node
 //! is suspected when it was silent for [`SUSPECT_TIMEOUT`], or when its connection was lost and its
-//! address refuses new ones. A suspicion may be wrong: the protocol then costs the node a restart,
-//! but no commit.
+//! address refuses new ones. A node that hears less than half of the others waits longer: it may be
+//! the one that is cut off. The others then suspect it first. A suspicion may be wrong: the protocol
+//! then costs the node a restart, but no commit.
 //!
 //! The node with the lowest id of those that live runs a failover. The others do the same a little
 //! later if it is not completed by then, so the death of any node is no special case.
@@ -28,6 +29,8 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(500);
 /// A node that was silent for this long is suspected. Twice the lease, because a node on a machine
 /// with little CPU time answers late, and renews its lease late.
 const SUSPECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for a node that hears less than half of the others.
+const ISOLATED_SUSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Missed heartbeats that a suspicion requires. After a suspension of this process the clock alone
 /// would suspect every other node.
 const SUSPECT_MISSED: u32 = 3;
@@ -47,11 +50,13 @@ const MEMBERS_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Heard {
     pub incarnation: Incarnation,
     pub at: Instant,
+    /// Whether partitions can be given to the node.
+    pub serves: bool,
 }
 
 /// What a heartbeat has shown.
 enum Beat {
-    Heard(Incarnation),
+    Heard(Heartbeat),
     Refused,
     Missed,
 }
@@ -64,7 +69,7 @@ impl Pulse {
     /// Sends a heartbeat and waits for the answer.
     async fn beat(&mut self, node: &Node, peer: NodeId) -> Beat {
         match timeout(HEARTBEAT_TIMEOUT, self.exchange(node, peer)).await {
-            Ok(Ok(heartbeat)) if heartbeat.is_valid => return Beat::Heard(heartbeat.incarnation),
+            Ok(Ok(heartbeat)) if heartbeat.is_valid => return Beat::Heard(heartbeat),
             // The stream is kept: the node answers, but has no lease.
             Ok(Ok(_)) => return Beat::Missed,
             Ok(Err(error)) if rpc::is_refused(&error) => {
@@ -134,6 +139,7 @@ impl Node {
     async fn watch_node(self: Arc<Self>, peer: NodeId) {
         let mut pulse = Pulse::default();
         let (mut watched, mut since, mut missed, mut refused) = (0, Instant::now(), 0u32, 0u32);
+        let mut was_heard = false;
         let mut was_lost = false;
         loop {
             let state = self.owners().node(peer).and_then(|known| known.state);
@@ -145,6 +151,7 @@ impl Node {
                 // A new incarnation has its own time-out. Otherwise a node that takes long to start
                 // would be declared dead again whenever it has started.
                 (watched, since, missed, refused) = (incarnation, Instant::now(), 0, 0);
+                was_heard = false;
             }
             if state != NodeState::Alive {
                 let is_waiting = state == NodeState::Ended || self.owners().count(peer).shared > 0;
@@ -156,17 +163,27 @@ impl Node {
                 continue;
             }
             match pulse.beat(&self, peer).await {
-                Beat::Heard(heard) if heard == incarnation => {
+                Beat::Heard(heartbeat) if heartbeat.incarnation == incarnation => {
                     (since, missed, refused) = (Instant::now(), 0, 0);
-                    self.heard.lock().insert(peer, Heard { incarnation: heard, at: since });
+                    was_heard = true;
+                    let heard = Heard { incarnation, at: since, serves: heartbeat.serves };
+                    self.heard.lock().insert(peer, heard);
                 }
                 // The records of the new incarnation will arrive.
                 Beat::Heard(_) => missed = 0,
                 Beat::Refused => (missed, refused) = (missed + 1, refused + 1),
                 Beat::Missed => (missed, refused) = (missed + 1, 0),
             }
-            let is_silent = missed >= SUSPECT_MISSED && since.elapsed() >= SUSPECT_TIMEOUT;
-            if (is_silent || refused >= SUSPECT_REFUSED) && self.has_lease() {
+            if !self.has_lease() {
+                // Without the metadata store no node has a lease. When it is back, the others may
+                // renew theirs a little later.
+                (since, missed, refused) = (Instant::now(), 0, 0);
+            }
+            let suspect_timeout = self.suspect_timeout(peer);
+            let is_silent = missed >= SUSPECT_MISSED && since.elapsed() >= suspect_timeout;
+            // A node that was not heard yet may listen at another address than before.
+            let is_refused = refused >= SUSPECT_REFUSED && (was_heard || since.elapsed() >= SUSPECT_TIMEOUT);
+            if is_silent || is_refused {
                 let reason = match is_silent {
                     true => "it does not answer heartbeats",
                     false => "its connection was lost and its address refuses new ones",
@@ -183,13 +200,33 @@ impl Node {
         }
     }
 
+    /// How long a node must be silent to be suspected.
+    fn suspect_timeout(&self, suspect: NodeId) -> Duration {
+        let others = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
+        let others: Vec<NodeId> =
+            others.map(|known| known.id).filter(|id| *id != suspect && *id != self.id()).collect();
+        let heard = others.iter().filter(|id| self.hears(**id)).count();
+        if heard * 2 >= others.len() { SUSPECT_TIMEOUT } else { ISOLATED_SUSPECT_TIMEOUT }
+    }
+
     /// Returns true if the node answers heartbeats.
     pub(crate) fn hears(&self, node: NodeId) -> bool {
         node == self.id()
             || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
     }
 
-    /// The nodes that can own partitions: those that live, as far as this node knows.
+    /// The nodes that partitions can be given to; those that live, if there are none.
+    pub(crate) fn serving(&self) -> Vec<NodeId> {
+        let living = self.living();
+        let serves = |id: &NodeId| match *id == self.id() {
+            true => self.serves(),
+            false => self.heard.lock().get(id).is_some_and(|heard| heard.serves),
+        };
+        let serving: Vec<NodeId> = living.iter().copied().filter(serves).collect();
+        if serving.is_empty() { living } else { serving }
+    }
+
+    /// The nodes that live, as far as this node knows.
     pub(crate) fn living(&self) -> Vec<NodeId> {
         let alive = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
         alive.map(|known| known.id).filter(|id| self.hears(*id)).collect()
@@ -216,7 +253,9 @@ impl Node {
             reason,
             "node is considered dead; failing over its databases"
         );
-        let mut placement = Placement::new(self, living);
+        let mut serving = self.serving();
+        serving.retain(|id| *id != dead);
+        let mut placement = Placement::new(self, serving);
         let failing = failover::fail_over(self.environment(), dead, incarnation, |_| placement.next());
         match timeout(FAILOVER_TIMEOUT, failing).await {
             Ok(Ok(failover::Outcome::Completed)) => tracing::info!(

@@ -47,7 +47,7 @@ impl Node {
             }
             let owner = match is_here {
                 true => self.id(),
-                false => Placement::new(self, self.living()).next().unwrap_or(self.id()),
+                false => Placement::new(self, self.serving()).next().unwrap_or(self.id()),
             };
             let read =
                 metadata::node(self.environment(), owner).await.map_err(|error| protocol_error(&error))?;

@@ -63,6 +63,9 @@ pub(crate) struct Heartbeat {
     pub incarnation: u64,
     /// Whether its lease is valid. If it is not, the node does not count as heard.
     pub is_valid: bool,
+    /// Whether it serves partitions: it does not while it starts or is drained.
+    #[serde(default)]
+    pub serves: bool,
 }
 
 /// The answer to a request.

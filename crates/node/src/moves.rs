@@ -25,6 +25,8 @@ const PROGRESS_STEP: usize = 100;
 pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a move checks whether its partition's record is being changed.
 const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Pause between attempts to take a partition back.
+const TAKE_BACK_DELAY: Duration = Duration::from_secs(1);
 /// Pause before a request is sent again, if no change of the owner is noticed.
 const ROUTING_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -184,7 +186,7 @@ impl Node {
             Ok(end) => position(end),
             Err(error) => {
                 // Accepts statements again, if some step before the release record failed.
-                partitions.take_back(partition).await?;
+                self.take_back(partition).await?;
                 return Err(error);
             }
         };
@@ -199,7 +201,7 @@ impl Node {
                 Ok(())
             }
             Ok(Outcome::Kept(_)) => {
-                partitions.take_back(partition).await?;
+                self.take_back(partition).await?;
                 Err(not_alive(to))
             }
             Err(error) => {
@@ -207,6 +209,22 @@ impl Node {
                 Err(moved(partition))
             }
         }
+    }
+
+    /// Lets a partition accept statements again. The store may be away: repeats it until it succeeds,
+    /// unless this node stops or was fenced.
+    pub(crate) async fn take_back(&self, partition: PartitionId) -> Result<()> {
+        let partitions = self.partitions()?.clone();
+        while let Err(error) = partitions.take_back(partition).await {
+            if self.is_draining.load(Ordering::Relaxed) {
+                return Err(error);
+            }
+            tokio::select! {
+                () = partitions.fenced() => return Err(error),
+                () = tokio::time::sleep(TAKE_BACK_DELAY) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Drops a partition of this node and deletes its record.
@@ -243,7 +261,8 @@ impl Node {
         let owned = self.owners().owned_by(self.id());
         let shared: Vec<PartitionId> =
             owned.into_iter().filter(|(_, owner)| owner.log == LogKind::Shared).map(|(id, _)| id).collect();
-        let mut others = self.living();
+        self.is_draining.store(true, Ordering::Relaxed);
+        let mut others = self.serving();
         others.retain(|id| *id != self.id());
         if shared.is_empty() || others.is_empty() {
             return shared.len() as u64;

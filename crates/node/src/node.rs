@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -84,6 +85,8 @@ pub struct Node {
     sessions: OnceLock<SessionHandler>,
     /// Why the incarnation was fenced.
     fenced: watch::Sender<Option<String>>,
+    /// The partitions of this node are handed over to others.
+    pub(crate) is_draining: AtomicBool,
 }
 
 impl Node {
@@ -135,6 +138,7 @@ impl Node {
             partitions: OnceLock::new(),
             sessions: OnceLock::new(),
             fenced: watch::Sender::new(None),
+            is_draining: AtomicBool::new(false),
         });
         tokio::spawn(node.clone().keep_lease());
         let serving = node.clone();
@@ -355,9 +359,18 @@ impl Node {
         }
     }
 
+    /// Returns true if partitions can be given to this node.
+    pub(crate) fn serves(&self) -> bool {
+        self.sessions.get().is_some() && !self.is_draining.load(Ordering::Relaxed)
+    }
+
     async fn answer_heartbeats(&self, mut stream: Stream) {
         while let Ok(Some(_)) = stream.receive().await {
-            let heartbeat = Heartbeat { incarnation: self.incarnation(), is_valid: self.has_lease() };
+            let heartbeat = Heartbeat {
+                incarnation: self.incarnation(),
+                is_valid: self.has_lease(),
+                serves: self.serves(),
+            };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;
             }

@@ -83,7 +83,7 @@ impl Node {
                 if let Ok(_moving) = self.begin_move(*partition)
                     && partitions.release_to_change(*partition).await.is_ok()
                 {
-                    let _ = partitions.take_back(*partition).await;
+                    let _ = self.take_back(*partition).await;
                 }
             }
             match quarantined.is_empty() {

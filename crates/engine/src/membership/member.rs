@@ -149,14 +149,12 @@ impl Member {
         }
         let begin = u64::from(epoch) << VERSION_BITS;
         let mut epochs = self.epochs.lock();
-        let is_reopened = epochs.get(&id).is_some_and(|(opened, _)| *opened == epoch);
-        let number = match is_reopened || newest < begin {
-            true => begin.max(newest + 1),
-            false => newest + INCARNATION_NUMBERS,
-        };
-        if !is_reopened {
-            epochs.insert(id, (epoch, number));
+        if let Some((_, first)) = epochs.get(&id).filter(|(opened, _)| *opened == epoch) {
+            // Also after a close without a commit, the gap stays.
+            return Ok((*first).max(newest + 1));
         }
+        let number = if newest < begin { begin } else { newest + INCARNATION_NUMBERS };
+        epochs.insert(id, (epoch, number));
         Ok(number)
     }
 
