@@ -253,7 +253,13 @@ impl Cluster for Node {
             .collect()
     }
 
-    fn listening(&self, sql: SocketAddr) {
+    fn listening(&self, mut sql: SocketAddr) {
+        // Clients on other machines reach this one where the other nodes do.
+        if sql.ip().is_unspecified()
+            && let Ok(rpc) = self.rpc_address().parse::<SocketAddr>()
+        {
+            sql.set_ip(rpc.ip());
+        }
         let (metadata, name) = (self.metadata().clone(), self.name().to_owned());
         let rpc = self.rpc_address().to_owned();
         tokio::spawn(async move {

@@ -74,6 +74,22 @@ impl Peering {
         }
     }
 
+    /// Completes when an incarnation has ended. Its machine may have lost power: nothing else would
+    /// end its connections, and the sessions of its clients.
+    async fn ended(&self, node: NodeId, incarnation: u64) {
+        // A process without an incarnation reads the metadata before it joins.
+        if incarnation == 0 {
+            return std::future::pending().await;
+        }
+        loop {
+            let changed = self.owners.nodes_changed();
+            if self.owners.observed_ended(node, incarnation).is_some() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Introduces this node and the one that has dialed it to each other.
     async fn accept(&self, tcp: TcpStream) -> Result<(Incoming, NodeDriver), TransportError> {
         let stream = NodeStream::accept(tcp, self.tls.as_deref()).await?;
@@ -171,13 +187,16 @@ pub(crate) async fn accept(
                 Ok(Err(error)) => return peering.refusals.record(DIALING_NODE, &error),
                 Err(_) => return tracing::debug!("a connection from another node did not introduce itself"),
             };
-            let peer = incoming.peer().node;
+            let Identity { node: peer, incarnation, .. } = *incoming.peer();
             let accept = async {
                 while let Some(stream) = incoming.accept().await {
                     serve(peer, stream);
                 }
             };
-            tokio::join!(driver.run(), accept);
+            tokio::select! {
+                _ = async { tokio::join!(driver.run(), accept) } => {}
+                () = peering.ended(NodeId(peer), incarnation) => {}
+            }
         });
     }
 }

@@ -134,7 +134,12 @@ fn check_insecure(arguments: &StartArgs) -> anyhow::Result<()> {
         Ok(())
     };
     loopback("--sql", arguments.sql)?;
-    loopback("--http", arguments.http)
+    loopback("--http", arguments.http)?;
+    // With certificates only the other nodes can connect.
+    match arguments.cluster.rpc.filter(|_| arguments.cluster.rpc_tls.rpc_ca.is_none()) {
+        Some(rpc) => loopback("--rpc", rpc),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -155,7 +160,9 @@ mod tests {
     fn insecure_requires_loopback_addresses() {
         check("--sql 127.0.0.1:1 --http [::1]:2 --insecure").unwrap();
         check("--sql 0.0.0.0:1 --http 10.0.0.1:2").unwrap();
-        for flags in ["--sql 0.0.0.0:1 --http 127.0.0.1:2", "--sql 127.0.0.1:1 --http [::]:2"] {
+        let rpc = "--sql 127.0.0.1:1 --http 127.0.0.1:2 --node n1 --rpc 10.0.0.1:3 --meta etcd://a:1 \
+                   --store file:///s";
+        for flags in ["--sql 0.0.0.0:1 --http 127.0.0.1:2", "--sql 127.0.0.1:1 --http [::]:2", rpc] {
             let error = check(&format!("{flags} --insecure")).unwrap_err().to_string();
             assert!(error.contains("remove --insecure"), "{error}");
         }
