@@ -67,12 +67,13 @@ impl PageStore {
                 // The rest of the last partition may be on the next page.
                 let incomplete = names.last().and_then(|name| partition_of(name));
                 let begin = names.partition_point(|name| partition_of(name) < incomplete);
-                if begin > 0 {
-                    names.truncate(begin);
-                    listed.add(&names);
+                let rest = names.split_off(begin);
+                listed.add(&names);
+                if begin > 0 && listed.last_partition().is_some() {
                     listed.sort();
                     return Ok((listed, true));
                 }
+                names = rest;
             }
             listed.add(&names);
             if !more {
@@ -146,11 +147,78 @@ fn partition_directories(
 mod tests {
     use std::sync::Arc;
 
+    use async_trait::async_trait;
     use bytes::Bytes;
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::store::Backend;
+    use crate::store::{Backend, Piece, Span, Upload};
+
+    /// A store that lists a few names per page.
+    #[derive(Debug)]
+    struct Paged(Backend, usize);
+
+    impl std::fmt::Display for Paged {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    #[async_trait]
+    impl Store for Paged {
+        async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
+            self.0.put(name, bytes).await
+        }
+
+        async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
+            self.0.upload(name).await
+        }
+
+        async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
+            self.0.get(name, span).await
+        }
+
+        async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
+            let mut listing = self.0.list(directory, after).await?;
+            listing.more = listing.names.len() > self.1;
+            listing.names.truncate(self.1);
+            Ok(listing)
+        }
+
+        async fn delete(&self, name: &str) -> Result<(), Failure> {
+            self.0.delete(name).await
+        }
+    }
+
+    /// Each partition is listed once, with all of its objects, whatever the pages are.
+    #[tokio::test]
+    async fn partitions_are_listed_completely() {
+        for page in 1..=12 {
+            let backend = Backend::memory();
+            for (id, objects) in [(1, 1), (2, 5), (5, 3), (6, 1), (0x12, 2)] {
+                for number in 1..=objects {
+                    let name = format!("manifests/{}/00000001/{number:016x}", PartitionId(id));
+                    backend.put(&name, Bytes::from_static(b"x")).await.unwrap();
+                }
+                let anchor = format!("manifests/{}/anchor-00000001-{objects:016x}", PartitionId(id));
+                backend.put(&anchor, Bytes::from_static(b"x")).await.unwrap();
+            }
+            let store = PageStore::open(Arc::new(Paged(backend, page)));
+            let (mut after, mut found) = (None, Vec::new());
+            loop {
+                let (mut listed, more) = store.list_partitions_after(after).await.unwrap();
+                while let Some(first) = listed.manifests.first().map(|name| name.partition) {
+                    let of_first = listed.take_up_to(first);
+                    found.push((first.0, of_first.manifests.len(), of_first.anchors.len()));
+                    after = Some(first);
+                }
+                if !more {
+                    break;
+                }
+            }
+            assert_eq!(found, [(1, 1, 1), (2, 5, 1), (5, 3, 1), (6, 1, 1), (0x12, 2, 1)], "pages of {page}");
+        }
+    }
 
     #[tokio::test]
     async fn partitions_are_found_in_order_from_an_id_on() {
