@@ -35,8 +35,10 @@ use crate::{Error, metadata, quarantine, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a node that waits for its lease checks it.
+/// How often a session that waits for the node's lease checks it. The interval doubles up to the
+/// second value: while the metadata store is away, thousands of sessions may wait.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+const MAX_LEASE_POLL_INTERVAL: Duration = Duration::from_millis(80);
 /// Delay after a failed request to the store, during the start.
 const STORE_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long ending the own incarnation may take at a planned stop.
@@ -230,6 +232,7 @@ impl Node {
 
     /// Waits until this node may answer. Fails if it was fenced.
     pub(crate) async fn wait_for_lease(&self) -> SqlResult<()> {
+        let mut pause = LEASE_POLL_INTERVAL;
         loop {
             if let Some(reason) = &*self.fenced.borrow() {
                 return Err(fulmar_engine::Error::new(
@@ -241,7 +244,8 @@ impl Node {
             if self.has_lease() {
                 return Ok(());
             }
-            tokio::time::sleep(LEASE_POLL_INTERVAL).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_LEASE_POLL_INTERVAL);
         }
     }
 

@@ -72,7 +72,8 @@ async fn wrong_directories_and_stores_are_refused_with_a_remedy() {
     // Invalid flags.
     for (flag, value, part) in [
         ("--meta", "embedded", "--meta contains no cluster"),
-        ("--rpc", "0.0.0.0:7000", "not an address that other nodes can reach"),
+        ("--rpc", "0.0.0.0:7000", "--insecure disables authentication"),
+        ("--rpc", "127.0.0.1:0", "not an address that other nodes can reach"),
         ("--node", "N 1", "invalid node name"),
         ("--store", "memory:", "cannot be shared"),
         ("--meta", "etcd://127.0.0.1:1", "metadata store"),

@@ -22,24 +22,24 @@ impl Control {
     /// What a single statement does.
     pub(super) fn of_statement(sql: &[u8]) -> Control {
         const WORDS: [&str; 6] = ["BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT"];
-        let words: Vec<String> = words(sql).collect();
-        let count = |word: &str| words.iter().filter(|other| *other == word).count();
+        let is = |word: &[u8], other: &str| word.eq_ignore_ascii_case(other.as_bytes());
+        let count = |other: &str| words(sql).filter(|word| is(word, other)).count();
         let has_comment = [b"--".as_slice(), b"/*"]
             .iter()
             .any(|mark| sql.windows(mark.len()).any(|window| window == *mark));
-        let first = words.first().map(String::as_str).unwrap_or_default();
+        let first = words(sql).next().unwrap_or_default().to_ascii_uppercase();
+        let first = std::str::from_utf8(&first).unwrap_or_default();
         // The END of a CASE.
         let ends_case = first != "END" && !has_comment && count("END") <= count("CASE");
-        let controls = words
-            .iter()
-            .filter(|word| WORDS.contains(&word.as_str()) && !(ends_case && word.as_str() == "END"));
+        let is_control = |word: &[u8]| WORDS.iter().any(|other| is(word, other));
+        let controls = words(sql).filter(|word| is_control(word) && !(ends_case && is(word, "END")));
         // Savepoints exist only within a transaction.
         let is_savepoint = first == "ROLLBACK" && count("TO") > 0;
         match (controls.count(), first) {
             (0, _) => Control::Plain,
             (1, _) if is_savepoint => Control::Plain,
             (1, "BEGIN" | "START") => Control::Begin,
-            (1, "COMMIT" | "END") if is_plain_commit(sql, &words) => Control::Commit,
+            (1, "COMMIT" | "END") if is_plain_commit(sql) => Control::Commit,
             (1, "COMMIT" | "END" | "ROLLBACK" | "ABORT") => Control::End,
             _ => Control::Mixed,
         }
@@ -78,26 +78,28 @@ impl Control {
     /// Returns true if the text only rolls the transaction back.
     pub(super) fn is_rollback(sql: &[u8]) -> bool {
         Control::of_text(sql) == Control::End
-            && matches!(words(sql).next().as_deref(), Some("ROLLBACK" | "ABORT"))
+            && words(sql).next().is_some_and(|word| {
+                word.eq_ignore_ascii_case(b"ROLLBACK") || word.eq_ignore_ascii_case(b"ABORT")
+            })
     }
 }
 
-fn is_plain_commit(sql: &[u8], words: &[String]) -> bool {
+fn is_plain_commit(sql: &[u8]) -> bool {
     let is_plain = sql.iter().all(|byte| byte.is_ascii_alphabetic() || byte.is_ascii_whitespace());
-    is_plain
-        && match words {
-            [_] => true,
-            [_, noise] => matches!(noise.as_str(), "WORK" | "TRANSACTION"),
-            _ => false,
-        }
+    let is_noise =
+        |word: &[u8]| word.eq_ignore_ascii_case(b"WORK") || word.eq_ignore_ascii_case(b"TRANSACTION");
+    let mut rest = words(sql).skip(1);
+    is_plain && rest.next().is_none_or(is_noise) && rest.next().is_none()
 }
 
-/// The words of a text, in upper case. Words in literals and comments are words too.
-fn words(sql: &[u8]) -> impl Iterator<Item = String> {
+/// The words of a text. Words in literals and comments are words too.
+fn words(sql: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii();
-    let words = sql.split(move |byte| !is_word(byte)).filter(|word| !word.is_empty());
-    words.map(|word| String::from_utf8_lossy(word).to_ascii_uppercase())
+    sql.split(move |byte| !is_word(byte)).filter(|word| !word.is_empty())
 }
+
+/// Maximum number of portals whose control is known.
+const MAX_PORTALS: usize = 64;
 
 /// The control of portals by name.
 #[derive(Default)]
@@ -107,6 +109,9 @@ impl Portals {
     /// A statement was bound to a portal.
     pub(super) fn bind(&mut self, portal: &[u8], control: Control) {
         self.0.retain(|(name, _)| **name != *portal);
+        if self.0.len() == MAX_PORTALS {
+            self.0.clear(); // the execution of an unknown portal may be anything
+        }
         self.0.extend(once((portal.into(), control)));
     }
 

@@ -193,7 +193,7 @@ impl Front {
         }
         // The error of the transaction is for the client's next unit, which must be the oldest.
         let waits = self.doomed.is_some() && self.journal.is_restoring();
-        if self.journal.is_holding || waits {
+        if self.journal.is_holding || waits || self.journal.is_full() {
             return self.poll_client_gone(cx);
         }
         match self.wire.poll_read(cx) {

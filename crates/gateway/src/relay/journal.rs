@@ -24,6 +24,8 @@ const MAX_BYTES: usize = 1 << 20;
 /// Maximum size of the prepared statements in a journal. Statements beyond it are lost when the
 /// session continues at another node.
 const MAX_STATEMENT_BYTES: usize = 4 << 20;
+/// Maximum number of units without an answer. The client's further messages wait.
+const MAX_UNANSWERED_UNITS: usize = 256;
 /// Size of a message's kind and length.
 const HEADER_BYTES: usize = 5;
 
@@ -240,6 +242,29 @@ impl Journal {
         let unit = Unit::new((self.next_id)(), is_query);
         put_id(&mut self.unsent, unit.id);
         self.units.push_back(unit);
+        self.add_bytes(Unit::OVERHEAD_BYTES);
+    }
+
+    /// Counts bytes of a unit. Returns false if the journal is too long.
+    fn add_bytes(&mut self, bytes: usize) -> bool {
+        if self.is_lost {
+            return false;
+        }
+        self.bytes += bytes;
+        if self.bytes > MAX_BYTES {
+            self.is_lost = true;
+            self.bytes = 0;
+            for unit in std::mem::take(&mut self.transaction) {
+                self.apply(unit.changes);
+            }
+            self.units.iter_mut().for_each(|unit| unit.bytes = Vec::new());
+        }
+        !self.is_lost
+    }
+
+    /// Returns true if no more messages of the client are accepted before some are answered.
+    pub(super) fn is_full(&self) -> bool {
+        self.units.len() >= MAX_UNANSWERED_UNITS
     }
 
     fn record(&mut self, piece: &[u8]) {
@@ -249,20 +274,9 @@ impl Journal {
         {
             self.partial.extend_from_slice(piece);
         }
-        if self.is_lost {
-            return;
-        }
-        if self.bytes + piece.len() > MAX_BYTES {
-            self.is_lost = true;
-            self.bytes = 0;
-            for unit in std::mem::take(&mut self.transaction) {
-                self.apply(unit.changes);
-            }
-            self.units.iter_mut().for_each(|unit| unit.bytes = Vec::new());
-            return;
-        }
-        if let Some(unit) = self.units.back_mut() {
-            self.bytes += piece.len();
+        if self.add_bytes(piece.len())
+            && let Some(unit) = self.units.back_mut()
+        {
             unit.bytes.extend_from_slice(piece);
         }
     }
@@ -452,7 +466,7 @@ impl Journal {
         }
         let ended = std::mem::take(&mut self.transaction);
         for unit in ended.into_iter().chain([unit]) {
-            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             self.apply(unit.changes);
         }
         (self.has_failed, self.is_unrepeatable) = (false, false);
@@ -539,7 +553,7 @@ impl Journal {
         while !self.is_inside_answer
             && let Some(unit) = self.units.pop_front_if(|unit| unit.only_closes())
         {
-            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             let changes = unit.answer_closes(&mut self.output);
             self.apply(changes);
             self.set_ready(TransactionStatus::Failed);
@@ -555,7 +569,7 @@ impl Journal {
     pub(super) fn answer_commit(&mut self) {
         let Some(mut unit) = self.units.pop_front() else { return };
         unit.answer_commit(&mut self.output);
-        self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+        self.bytes = self.bytes.saturating_sub(unit.size_bytes());
         let changes = unit.take_requests();
         self.apply(changes);
         self.set_ready(TransactionStatus::Idle);
@@ -572,7 +586,7 @@ impl Journal {
     /// Forgets the open transaction, which cannot be repeated.
     pub(super) fn transaction_ended(&mut self) {
         for unit in std::mem::take(&mut self.transaction) {
-            self.bytes = self.bytes.saturating_sub(unit.bytes.len());
+            self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             self.apply(unit.changes);
         }
         (self.has_failed, self.is_unrepeatable) = (false, false);

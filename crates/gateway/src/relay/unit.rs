@@ -10,6 +10,10 @@ use super::journal::AnswerHash;
 
 /// Size of a message's kind and length.
 const HEADER_BYTES: usize = 5;
+/// Maximum size of the Parse messages of a unit. Later ones are not kept.
+const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// Maximum number of executions of a unit whose order is known.
+const MAX_EXECUTES: usize = 4096;
 /// A Sync message.
 const SYNC: [u8; 5] = [b'S', 0, 0, 0, 4];
 
@@ -66,6 +70,7 @@ pub(super) struct Unit {
     /// The Parse and Close messages, and the number of those that have been answered.
     requests: Vec<Change>,
     answered_requests: usize,
+    request_bytes: usize,
     portals: Portals,
     /// What its executed statements do to transactions.
     executes: Vec<Control>,
@@ -79,6 +84,14 @@ pub(super) struct Unit {
 }
 
 impl Unit {
+    /// The size of a unit without messages.
+    pub(super) const OVERHEAD_BYTES: usize = size_of::<Unit>();
+
+    /// The size of a unit in a journal.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.bytes.len() + Unit::OVERHEAD_BYTES
+    }
+
     pub(super) fn new(id: u64, is_query: bool) -> Unit {
         Unit {
             id,
@@ -100,6 +113,7 @@ impl Unit {
             changes: Vec::new(),
             requests: Vec::new(),
             answered_requests: 0,
+            request_bytes: 0,
             portals: Portals::default(),
             executes: Vec::new(),
             is_copying: false,
@@ -136,11 +150,14 @@ impl Unit {
                 self.set_control(control);
                 self.mixes_transactions = control == Control::Mixed;
             }
-            b'P' if is_cut => {
+            b'P' if is_cut || self.request_bytes + message.len() > MAX_REQUEST_BYTES => {
                 let name = split_name(body).unwrap_or_default();
                 self.requests.push(Change::Close(name.into()));
             }
-            b'P' => self.requests.push(Change::Parse(message)),
+            b'P' => {
+                self.request_bytes += message.len();
+                self.requests.push(Change::Parse(message));
+            }
             b'C' if body.first() == Some(&b'S') => {
                 let name = split_name(&body[1..]).unwrap_or_default();
                 self.requests.push(Change::Close(name.into()));
@@ -149,6 +166,9 @@ impl Unit {
             b'E' => {
                 let portal = split_name(body).unwrap_or_default();
                 self.executes.push(self.portals.execute(portal));
+                if self.executes.len() > MAX_EXECUTES {
+                    self.executes = vec![Control::Mixed; 2];
+                }
             }
             _ => {}
         }
