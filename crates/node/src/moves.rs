@@ -7,6 +7,7 @@ use std::time::Duration;
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
 use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
 use futures::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -103,9 +104,13 @@ impl Node {
             let owner = read.record.owner;
             let answer = match owner == self.id() {
                 true => Ok(self.carry_out(request()).await),
-                false => match timeout_at(deadline, self.call(owner, request())).await {
-                    Ok(answer) => answer,
-                    Err(_) => break,
+                false => tokio::select! {
+                    answer = timeout_at(deadline, self.call(owner, request())) => match answer {
+                        Ok(answer) => answer,
+                        Err(_) => break,
+                    },
+                    // A node that was cut off does not answer.
+                    () = self.owner_changed(partition, read.record.epoch) => continue,
                 },
             };
             match answer {

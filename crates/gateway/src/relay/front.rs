@@ -289,7 +289,7 @@ impl Front {
 }
 
 /// Waits until the owner has changed. The system database may have no owner: then it never does.
-async fn wait_for_change(cluster: &dyn Cluster, partition: PartitionId, epoch: u32) {
+pub(super) async fn wait_for_change(cluster: &dyn Cluster, partition: PartitionId, epoch: u32) {
     match epoch {
         super::connect::NO_EPOCH => std::future::pending().await,
         epoch => cluster.owner_changed(partition, epoch).await,

@@ -10,7 +10,7 @@ use fulmar_pgwire::wire::Interrupts;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connect::{Connected, connect, owner_address};
-use super::front::{Front, Stop};
+use super::front::{Front, Stop, wait_for_change};
 use super::journal::Mismatch;
 use super::message::SessionHello;
 use crate::cluster::{Owner, TransactionOutcome};
@@ -79,7 +79,11 @@ impl Front {
             }
             if is_in_doubt {
                 match self.settle().await {
-                    Ok(()) => is_in_doubt = false,
+                    // The owner may have changed meanwhile.
+                    Ok(()) => {
+                        is_in_doubt = false;
+                        continue;
+                    }
                     Err(Settle::Stop(stop)) => return Err(stop),
                     Err(Settle::Retry) => {
                         self.wait_for_owner(owner.epoch).await;
@@ -90,7 +94,13 @@ impl Front {
             self.check_account()?;
             self.give_up_lost()?;
             let address = owner_address(&*self.cluster, owner);
-            match connect(&self.context, owner, self.hello(address.clone())).await {
+            let hello = self.hello(address.clone());
+            let connected = tokio::select! {
+                connected = connect(&self.context, owner, hello) => connected,
+                // A node that was cut off does not answer.
+                () = wait_for_change(&*self.cluster, partition, owner.epoch) => Connected::Lost,
+            };
+            match connected {
                 Connected::Accepted(upstream) => {
                     (self.upstream, self.owner) = (upstream, owner);
                     self.journal.begin_again();
