@@ -27,7 +27,7 @@
 //! | crash | effect |
 //! | --- | --- |
 //! | before the mark | the log is complete |
-//! | after the mark, or between deletions | nobody reads the log; the next truncation deletes the rest |
+//! | after the mark, or between deletions | no node reads the log; the next truncation deletes the rest |
 
 use std::collections::BTreeSet;
 

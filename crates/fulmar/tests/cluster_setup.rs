@@ -170,7 +170,7 @@ async fn conversion_into_an_existing_cluster_is_refused() {
     command.args(arguments);
     let error = failure(command).await;
     assert!(error.contains("choose an unused cluster name"), "{error}");
-    // It goes on as a single node.
+    // It continues as a single node.
     let node = Node::start(&data, &["--insecure"]);
     execute(&url(&node, "shop"), "CREATE TABLE t(v INTEGER)").await;
 }

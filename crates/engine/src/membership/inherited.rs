@@ -114,7 +114,7 @@ impl Engine {
             while let Some((id, partition)) = opening.next().await {
                 match partition {
                     Ok(partition) => opened.push(partition),
-                    // The new owner reads the log of this range, or nobody does.
+                    // The new owner reads the log of this range, if the partition still exists.
                     Err(error) if is_given_up(&error) => drop(left.remove(&id)),
                     Err(error) => result = Err(error),
                 }

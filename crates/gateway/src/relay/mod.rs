@@ -42,12 +42,16 @@
 //! A message is sent again in two cases only. (1) Its session told that it had no effect. The
 //! session tells that for a statement that failed with PARTITION_MOVED, which the engine guarantees
 //! to have had no durable effect, and at a shutdown between two messages. If a transaction has ended
-//! earlier in the same unit, the session tells that too, and the unit is not repeated. (2) The
-//! cluster has decided that the unit's transaction is aborted. A unit has one transaction, whose id
-//! the front has chosen, unless its text may contain the end of one before other statements, or the
-//! begin of one after them ([`control`]): such a unit is never repeated after a broken connection (08007). A unit within the open transaction is
-//! repeated together with it, and never without it: the new session starts with the first message
-//! of the transaction.
+//! earlier in the same unit, also by a COMMIT among its statements, the session tells that too, and
+//! the client gets 08007. (2) The cluster has decided that the unit's transaction is aborted. A unit
+//! has one transaction, whose id the front has chosen, unless its text may contain the end of one
+//! before other statements, or the begin of one after them ([`control`]): such a unit is never
+//! repeated after a broken connection (08007). A unit within a transaction is repeated together with
+//! it, and never without it: the new session starts with the first message of the transaction, and
+//! if the transaction is committed, all units up to its end were executed.
+//!
+//! One ReadyForQuery answers a unit, so the number of answers must not depend on errors: a Query
+//! after extended messages without Sync is refused.
 
 mod connect;
 mod control;

@@ -48,7 +48,7 @@ async fn log_of_a_dead_node_is_deleted_once_its_records_are_in_manifests() {
     assert_eq!(deleted, 0, "the log of a living incarnation is not deleted");
     let node = a.node;
     rig.kill(a.into_dead(&rig, b.node).await);
-    // Nobody opens the partitions: the new owner does so by itself. Partition 9 has no contents.
+    // No session opens the partitions: the new owner does so by itself. Partition 9 has no contents.
     wait_until_covered(&rig, &b, &[7, 8, 9]).await;
     let deleted = truncation::truncate_ended(&rig.env, &mut truncated).await.unwrap();
     assert!(deleted >= 2, "{deleted} objects were deleted");

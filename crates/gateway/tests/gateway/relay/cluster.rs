@@ -202,7 +202,7 @@ impl Cluster for Member {
     }
 
     async fn forget_node(&self, _node: &str) -> Result<()> {
-        unimplemented!()
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster keeps its nodes"))
     }
 
     async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
