@@ -107,12 +107,15 @@ impl Node {
         let logs = Arc::new(StoreLogs::new(store, cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
-        check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
-        metadata.follow(owners.clone()).await?;
-        let term = registration::next_term(&*metadata).await?;
+        let following = async { metadata.follow(owners.clone()).await.map_err(Error::from) };
+        // A term that is taken and not used costs nothing.
+        let ((), (), term) = tokio::try_join!(
+            check_not_restored(&environment, id),
+            following,
+            registration::next_term(&*metadata)
+        )?;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
-        registration::record_term(&*metadata, term, id, begun.incarnation).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         report_crash(&environment, id).await?;
         quarantine::record_deaths(&options.data, begun.incarnation);
@@ -148,7 +151,11 @@ impl Node {
             tokio::spawn(serving.clone().serve_stream(peer, stream));
         });
         tokio::spawn(rpc::accept(listener, peering, serve));
-        registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
+        // Nothing uses the term before this function returns.
+        tokio::try_join!(
+            registration::record_term(&*node.metadata, term, id, node.incarnation()),
+            registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql)
+        )?;
         tracing::info!(
             node = node.name,
             id = id.0,
