@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ pub struct ClusterSetup {
     pub embedded_metadata: bool,
     /// The store.
     pub store: ClusterStore,
+    /// Delays each PUT of the S3 server by a random time in this range.
+    pub put_delay: Option<RangeInclusive<Duration>>,
     /// Memory for the pages of each node.
     pub memory_bytes: u64,
     /// Runs each node in a network namespace of its own, so that it can be cut off
@@ -61,6 +64,7 @@ impl Default for ClusterSetup {
             etcd_members: 1,
             embedded_metadata: false,
             store: ClusterStore::default(),
+            put_delay: None,
             memory_bytes: 64 << 20,
             isolated: false,
             arguments: Vec::new(),
@@ -126,7 +130,10 @@ impl Cluster {
         let network = setup.isolated.then(Network::create).transpose()?;
         let host = if setup.isolated { HUB } else { Ipv4Addr::LOCALHOST };
         let etcd = Etcd::start_with(setup.etcd_members, EtcdSetup { host, ..EtcdSetup::default() })?;
-        let s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
+        let mut s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
+        if let (Some(s3), Some(delay)) = (&mut s3, &setup.put_delay) {
+            s3.delay_puts(host, delay.clone())?;
+        }
         let (binary, nodes) = (binary.to_owned(), Vec::new());
         let mut cluster = Cluster { binary, nodes, etcd, s3, network, directory, setup };
         for _ in 0..cluster.setup.nodes {
