@@ -53,6 +53,7 @@ mod node;
 mod objects;
 pub mod owners;
 mod partitions;
+mod pulse;
 mod quarantine;
 pub mod registration;
 pub mod rpc;

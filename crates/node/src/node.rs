@@ -20,6 +20,7 @@ use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -31,7 +32,7 @@ use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
-use crate::{Error, metadata, quarantine, rpc};
+use crate::{Error, metadata, pulse, quarantine, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,6 +79,9 @@ pub struct Node {
     lease: Lease,
     owners: Arc<Owners>,
     peers: Peers,
+    /// The runtime of the caller, for everything except [`crate::pulse`].
+    pub(crate) runtime: Handle,
+    pulse: Handle,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
@@ -121,7 +125,9 @@ impl Node {
         quarantine::record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
+        let (runtime, pulse) = (Handle::current(), pulse::start()?);
         let peering = rpc::Peering::new(identity, options.tls.clone(), owners.clone());
+        let dial = rpc::TcpDial { peering: peering.clone(), runtime: pulse.clone() };
         let node = Arc::new(Node {
             name: options.name,
             cluster,
@@ -136,7 +142,9 @@ impl Node {
             term,
             lease: Lease::default(),
             owners,
-            peers: Peers::new(rpc::TcpDial(peering.clone())),
+            peers: Peers::new(dial),
+            runtime,
+            pulse: pulse.clone(),
             heard: Mutex::default(),
             moving: Mutex::default(),
             dropping_ranges: Mutex::default(),
@@ -145,12 +153,12 @@ impl Node {
             fenced: watch::Sender::new(None),
             is_draining: AtomicBool::new(false),
         });
-        tokio::spawn(node.clone().keep_lease());
+        pulse.spawn(node.clone().keep_lease());
         let serving = node.clone();
         let serve = Arc::new(move |peer, stream| {
-            tokio::spawn(serving.clone().serve_stream(peer, stream));
+            serving.pulse.spawn(serving.clone().serve_stream(peer, stream));
         });
-        tokio::spawn(rpc::accept(listener, peering, serve));
+        rpc::spawn_accept(&pulse, listener, peering, serve)?;
         // Nothing uses the term before this function returns.
         tokio::try_join!(
             registration::record_term(&*node.metadata, term, id, node.incarnation()),
@@ -192,7 +200,7 @@ impl Node {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
         });
-        tokio::spawn(self.clone().detect());
+        self.pulse.spawn(self.clone().detect());
         tokio::spawn(self.clone().close_quarantined());
     }
 
@@ -343,21 +351,29 @@ impl Node {
         Ok(answer.into_result())
     }
 
-    /// Serves a stream of another node.
+    /// Serves a stream of another node. Everything but heartbeats continues on the caller's runtime.
     async fn serve_stream(self: Arc<Self>, peer: u32, mut stream: Stream) {
         let Ok(Ok(Some(opening))) = timeout(OPENING_TIMEOUT, stream.receive()).await else { return };
         match messages::decode::<Opening>(&opening) {
-            Ok(Opening::Metadata) => match &self.served_metadata {
+            Ok(Opening::Heartbeat) if peer != METADATA_CLIENT => self.answer_heartbeats(stream).await,
+            Ok(opening) => drop(self.runtime.clone().spawn(self.serve_opened(peer, opening, stream))),
+            Err(error) => stream.reset(&error),
+        }
+    }
+
+    async fn serve_opened(self: Arc<Self>, peer: u32, opening: Opening, mut stream: Stream) {
+        match opening {
+            Opening::Metadata => match &self.served_metadata {
                 Some(store) => metadata::server::serve(store.clone(), stream).await,
                 None => metadata::server::refuse(&self.name, stream).await,
             },
-            Ok(_) if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
-            Ok(Opening::Session) => match self.sessions.get() {
+            _ if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
+            Opening::Session => match self.sessions.get() {
                 Some(serve) => serve(stream),
                 None => stream.reset("the node is starting"),
             },
-            Ok(Opening::Heartbeat) => self.answer_heartbeats(stream).await,
-            Ok(Opening::Control { request }) => {
+            Opening::Heartbeat => self.answer_heartbeats(stream).await,
+            Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.
                 if stream.send(&messages::encode(&answer)).await.is_ok() {
@@ -366,7 +382,6 @@ impl Node {
                     let _ = timeout(OPENING_TIMEOUT, stream.receive()).await;
                 }
             }
-            Err(error) => stream.reset(&error),
         }
     }
 
