@@ -42,6 +42,8 @@ const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_LEASE_POLL_INTERVAL: Duration = Duration::from_millis(80);
 /// Delay after a failed request to the store, during the start.
 const STORE_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long a node that was declared dead leaves its databases to the node that takes them over.
+const MAX_FAILOVER_WAIT: Duration = Duration::from_secs(5);
 /// How long ending the own incarnation may take at a planned stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -119,6 +121,7 @@ impl Node {
             following,
             registration::next_term(&*metadata)
         )?;
+        owners.wait_for_failover(id, MAX_FAILOVER_WAIT).await;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         report_crash(&environment, id).await?;
