@@ -52,6 +52,7 @@ const END: u32 = 160;
 /// The throughput counts as recovered at this share of the mean before the event. Intervals of 1 s
 /// with 50 browsers vary by a tenth.
 const RECOVERED_SHARE: f64 = 0.7;
+const STABLE: usize = 3;
 /// The line of the throughput.
 const LINE: &str = "committed transactions";
 
@@ -165,16 +166,19 @@ fn course(ticks: &[RunTick], report: &Report) -> anyhow::Result<Course> {
     Ok(Course { rows, notes })
 }
 
-/// The seconds from an event to the end of the last interval, before the next event, with less than
-/// [`RECOVERED_SHARE`] of the throughput before the event. 0 if there is none.
+/// The seconds from an event until the throughput stays at [`RECOVERED_SHARE`] of that before the event
+/// for [`STABLE`] intervals. All seconds until the next event, if it never does.
 fn recovery_s(intervals: &[(f64, f64)], event: u32, next: u32) -> f64 {
     let (event, next) = (f64::from(event), f64::from(next));
-    let is_between = |from: f64, to: f64| move |(end, _): &&(f64, f64)| *end > from + 0.5 && *end < to + 0.5;
-    let before: Vec<f64> =
-        intervals.iter().filter(is_between(event - 20.0, event)).map(|(_, tps)| *tps).collect();
-    let least = before.iter().sum::<f64>() / before.len().max(1) as f64 * RECOVERED_SHARE;
-    let low = intervals.iter().filter(is_between(event, next)).filter(|(_, tps)| *tps < least);
-    low.map(|(end, _)| end - event).fold(0.0, f64::max)
+    let between = |from: f64, to: f64| -> Vec<(f64, f64)> {
+        intervals.iter().copied().filter(|(end, _)| *end > from + 0.5 && *end < to + 0.5).collect()
+    };
+    let before = between(event - 20.0, event);
+    let mean = before.iter().map(|(_, tps)| tps).sum::<f64>() / before.len().max(1) as f64;
+    let after = between(event, next);
+    let is_stable = |of: &[(f64, f64)]| of.iter().all(|(_, tps)| *tps >= mean * RECOVERED_SHARE);
+    let stable = after.windows(STABLE).position(is_stable);
+    stable.map_or(next - event, |lost| lost as f64)
 }
 
 #[cfg(test)]
@@ -182,7 +186,7 @@ mod tests {
     use super::recovery_s;
 
     #[test]
-    fn recovery_ends_with_the_last_low_interval() {
+    fn recovery_ends_when_the_throughput_is_stable() {
         let throughput = |second: u32| match second {
             31 => 0.0,
             33 => 60.0,
@@ -191,7 +195,7 @@ mod tests {
         };
         let intervals: Vec<(f64, f64)> = (1..=100).map(|end| (f64::from(end), throughput(end))).collect();
         assert_eq!(recovery_s(&intervals, 30, 50), 3.0);
-        assert_eq!(recovery_s(&intervals, 30, 32), 1.0, "later intervals belong to the next event");
+        assert_eq!(recovery_s(&intervals, 30, 34), 4.0, "it is not stable before the next event");
         assert_eq!(recovery_s(&intervals, 70, 100), 0.0);
     }
 }
