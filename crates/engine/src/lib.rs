@@ -83,6 +83,7 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
+pub use fulmar_mvcc::CachedPage;
 pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
