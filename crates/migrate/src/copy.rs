@@ -1,4 +1,4 @@
-//! What each mechanism does before the handover.
+//! What each mechanism copies before the handover. `flush` copies nothing.
 
 use fulmar_engine::Result;
 use fulmar_pages::{PAGE_SIZE, PageNo};
@@ -65,14 +65,6 @@ pub async fn albatross(
         stored = listed.stored;
     }
     Ok(copied)
-}
-
-/// `flush` (ElasTraS 7.7): the source stores its changes. The destination's cache is empty.
-pub async fn flush(source: &impl Source) -> Result<Copied> {
-    let begun = Instant::now();
-    source.flush_and_list().await?;
-    let round = Round { ms: begun.elapsed().as_millis() as u64, ..Round::default() };
-    Ok(Copied { rounds: vec![round], prediction: Prediction::default() })
 }
 
 #[cfg(test)]

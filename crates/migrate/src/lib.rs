@@ -22,8 +22,7 @@
 //! # Which mechanism
 //! | mechanism | pages | copies before the handover | open transactions |
 //! | --- | --- | --- | --- |
-//! | `stop` | common store | nothing | fail |
-//! | `flush` | common store | nothing; the source flushes first | fail |
+//! | `flush` | common store | nothing; the source flushes first | continue at the destination |
 //! | `albatross` | common store | the cached pages, in rounds | continue at the destination |
 //!
 //! `live` and `on-demand` move partitions whose pages only their owner has. The protocol simulator
