@@ -29,6 +29,7 @@ use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
 use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
+use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
@@ -80,6 +81,9 @@ pub struct Node {
     term: u32,
     lease: Lease,
     owners: Arc<Owners>,
+    migrations: Arc<Migrations>,
+    /// The migrations that this node runs.
+    pub(crate) running: migrations::Running,
     peers: Peers,
     /// The runtime of the caller, for everything except [`crate::pulse`].
     pub(crate) runtime: Handle,
@@ -114,7 +118,11 @@ impl Node {
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
         let owners = Arc::new(Owners::default());
-        let following = async { metadata.follow(owners.clone()).await.map_err(Error::from) };
+        let migrations = Arc::new(Migrations::default());
+        let following = async {
+            metadata.follow(owners.clone()).await?;
+            metadata.follow(migrations.clone()).await.map_err(Error::from)
+        };
         // A term that is taken and not used costs nothing.
         let ((), (), term) = tokio::try_join!(
             check_not_restored(&environment, id),
@@ -145,6 +153,8 @@ impl Node {
             term,
             lease: Lease::default(),
             owners,
+            migrations,
+            running: migrations::Running::default(),
             peers: Peers::new(dial),
             runtime,
             pulse: pulse.clone(),
@@ -205,6 +215,7 @@ impl Node {
         });
         self.pulse.spawn(self.clone().detect());
         tokio::spawn(self.clone().close_quarantined());
+        tokio::spawn(self.clone().run_migrations());
     }
 
     /// Completes when this incarnation was fenced, with the reason. The process must start again.
@@ -290,6 +301,11 @@ impl Node {
     /// The owners of partitions, in memory.
     pub fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    /// The migrations of all partitions, in memory.
+    pub(crate) fn migrations(&self) -> &Migrations {
+        &self.migrations
     }
 
     pub(crate) fn begun(&self) -> &Begun {

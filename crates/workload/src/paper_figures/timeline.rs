@@ -82,7 +82,7 @@ pub(super) async fn measure(
     let mut admin = Client::connect(&cluster.target(0)).await?;
     for (number, database) in databases.iter().enumerate() {
         let node = cluster.name(number % NODES);
-        admin.query(&format!("ALTER DATABASE {database} SET node = '{node}'")).await?;
+        admin.query(&format!("ALTER DATABASE {database} MOVE TO '{node}'")).await?;
     }
     admin.close().await?;
     let share =

@@ -147,7 +147,7 @@ pub(super) async fn move_tenants(
     let move_one = async |(number, database): (usize, &String)| {
         let mut client = Client::connect(&target).await?;
         let node = cluster.name(node_of(number));
-        client.query(&format!("ALTER DATABASE {database} SET node = '{node}'")).await?;
+        client.query(&format!("ALTER DATABASE {database} MOVE TO '{node}'")).await?;
         client.close().await
     };
     let moves = stream::iter(tenants.iter().enumerate()).map(move_one).buffer_unordered(CONCURRENT);
