@@ -35,7 +35,7 @@
 //! commit. `docs/architecture/ownership.md` has the rules in full. [`Rules`] switches each of them
 //! off, for the tests that show that it is needed.
 //!
-//! This crate does not decide when a partition moves, or where to: see `control`.
+//! This crate does not decide when a partition moves, or where to: its callers do.
 
 pub mod collection;
 pub mod directory;

@@ -24,7 +24,7 @@
 //!
 //! The front continues with a session at the new owner, which it waits for up to 30 s:
 //!
-//! - The session told that the partition has moved: its unfinished statements had no effect. The
+//! - The session reported that the partition has moved: its unfinished statements had no effect. The
 //!   front repeats the open transaction and the unanswered messages.
 //! - The connection broke: the front first asks what became of the transaction of each unanswered
 //!   unit. A commit is answered, and so is an autocommitted statement: its session has sent the
@@ -39,10 +39,10 @@
 //!
 //! # Nothing is done twice
 //!
-//! A message is sent again in two cases only. (1) Its session told that it had no effect. The
-//! session tells that for a statement that failed with PARTITION_MOVED, which the engine guarantees
+//! A message is sent again in two cases only. (1) Its session reported that it had no effect. The
+//! session does so for a statement that failed with PARTITION_MOVED, which the engine guarantees
 //! to have had no durable effect, and at a shutdown between two messages. If a transaction has ended
-//! earlier in the same unit, also by a COMMIT among its statements, the session tells that too, and
+//! earlier in the same unit, also by a COMMIT among its statements, the session reports that too, and
 //! the client gets 08007. (2) The cluster has decided that the unit's transaction is aborted. A unit
 //! has one transaction, whose id the front has chosen, unless its text may contain the end of one
 //! before other statements, or the begin of one after them ([`control`]): such a unit is never
