@@ -1,4 +1,4 @@
-//! Removing a node that does not come back, so that its name can be used again.
+//! Removing a lost node, so that its name can be used again.
 //!
 //! One transaction deletes the node's member record, and compares it and the node's record, which
 //! must be `sealed`. The node's record stays, because its seal and the maker of its segments are still

@@ -26,16 +26,16 @@
 //!
 //! - The session reported that the partition has moved: its unfinished statements had no effect. The
 //!   front repeats the open transaction and the unanswered messages.
-//! - The connection broke: the front first asks what became of the transaction of each unanswered
-//!   unit. A commit is answered, and so is an autocommitted statement: its session has sent the
-//!   answer before it waited until the transaction was durable. Others that were committed get
-//!   08007, because their answer is lost. The question decides transactions that were not committed:
-//!   they cannot be committed any more, and are repeated, with a new id.
+//! - The connection broke: the front first asks for the outcome of the transaction of each
+//!   unanswered unit. A commit is answered, and so is an autocommitted statement: its session has
+//!   sent the answer before it waited until the transaction was durable. Others that were committed
+//!   get 08007, because their answer is lost. The question decides transactions that were not committed:
+//!   they can no longer be committed, and are repeated, with a new id.
 //!
-//! Answers to repeated messages are compared with what the client has got. If they differ, the
+//! Answers to repeated messages are compared with what the client has received. If they differ, the
 //! transaction fails with 40001, as it does if it is too long to be repeated. The client's session
-//! otherwise continues as if nothing had happened. Lost are temporary tables, advisory locks of the
-//! session, and portals of earlier transactions.
+//! otherwise continues normally. Lost are temporary tables, advisory locks of the session, and
+//! portals of earlier transactions.
 //!
 //! # Nothing is done twice
 //!

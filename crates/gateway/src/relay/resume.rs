@@ -186,7 +186,7 @@ impl Front {
         let _ = timeout(RETRY_INTERVAL, changed).await; // tries again in either case
     }
 
-    /// Finds out what became of the units without an answer, whose session is lost. Answers those
+    /// Finds out the outcome of the units without an answer, whose session is lost. Answers those
     /// that were committed; the others are repeated.
     async fn settle(&mut self) -> Result<(), Settle> {
         let ids = self.journal.transactions_in_doubt();
