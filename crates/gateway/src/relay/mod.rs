@@ -29,8 +29,8 @@
 //! - The connection broke: the front first asks for the outcome of the transaction of each
 //!   unanswered unit. A commit is answered, and so is an autocommitted statement: its session has
 //!   sent the answer before it waited until the transaction was durable. Others that were committed
-//!   get 08007, because their answer is lost. The question decides transactions that were not committed:
-//!   they can no longer be committed, and are repeated, with a new id.
+//!   get 08007, because their answer is lost. The question decides transactions that were not
+//!   committed: they can no longer be committed, and are repeated, with a new id.
 //!
 //! Answers to repeated messages are compared with what the client has received. If they differ, the
 //! transaction fails with 40001, as it does if it is too long to be repeated. The client's session
