@@ -83,7 +83,7 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
-pub use membership::{Assignment, Assignments, MAX_NODE, Membership, ReplayRange};
+pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
 pub use session::Session;

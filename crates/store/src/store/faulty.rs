@@ -160,7 +160,9 @@ impl FaultyStore {
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match fault {
-            None | Some(StoreFault::EmptyPage | StoreFault::ShortPage(_) | StoreFault::Overwrite) => done.await,
+            None | Some(StoreFault::EmptyPage | StoreFault::ShortPage(_) | StoreFault::Overwrite) => {
+                done.await
+            }
             Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "injected fault")),
             Some(StoreFault::LoseResponse) => {
                 done.await?;
