@@ -61,10 +61,8 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
-    /// Nothing: the partition stops, and the destination starts with an empty cache. The baseline
-    /// of ElasTraS 7.7 ("stop and copy").
-    Stop,
-    /// Nothing, but the source flushes before it stops serving (ElasTraS 7.7, "flush").
+    /// Nothing: the source flushes, and the destination's cache is empty (the baseline of ElasTraS
+    /// 7.7).
     Flush,
     /// The pages that the source has cached, in rounds (Albatross, ElasTraS 6).
     Albatross,
@@ -76,13 +74,12 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 5] =
-        [Mechanism::Stop, Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand];
+    pub const ALL: [Mechanism; 4] =
+        [Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand];
 
     /// Its name in SQL and on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Mechanism::Stop => "stop",
             Mechanism::Flush => "flush",
             Mechanism::Albatross => "albatross",
             Mechanism::Live => "live",
@@ -102,7 +99,7 @@ impl Mechanism {
 
     /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
     pub fn needs_common_store(self) -> bool {
-        matches!(self, Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross)
+        matches!(self, Mechanism::Flush | Mechanism::Albatross)
     }
 }
 
@@ -124,6 +121,12 @@ pub struct Journal {
     pub number: u64,
     /// The current step.
     pub step: Step,
+    /// Why it is undone.
+    #[serde(default)]
+    pub cause: Option<String>,
+    /// Limit of the bytes copied per second.
+    #[serde(default)]
+    pub max_bytes_per_s: Option<u64>,
     /// How it ended, if it is finished.
     #[serde(default)]
     pub outcome: Option<Outcome>,
@@ -193,7 +196,8 @@ pub fn is_stale(rules: &Rules, newest: Option<Fence>, command: Fence) -> bool {
 }
 
 /// An action of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// The source stores a copy at the destination.
     Copy,
@@ -229,6 +233,11 @@ pub enum Reply {
 pub trait Participants: Send + Sync {
     /// Sends a command. `None`: no answer; it may still be carried out.
     fn command(&self, node: NodeId, command: Command) -> impl Future<Output = Option<Reply>> + Send;
+
+    /// Why the last command was refused.
+    fn cause(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The prefix of all journals' keys.
@@ -260,7 +269,7 @@ pub async fn start<E: Environment>(
     partition: PartitionId,
     record: &PartitionRecord,
     destination: NodeId,
-    mechanism: Mechanism,
+    (mechanism, max_bytes_per_s): (Mechanism, Option<u64>),
 ) -> Result<Option<u64>, Error> {
     let newest = journal(env, partition).await?;
     if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
@@ -274,6 +283,8 @@ pub async fn start<E: Environment>(
         v: VERSION,
         number,
         step,
+        cause: None,
+        max_bytes_per_s,
         outcome: None,
         started_unix_ms,
         mechanism,
@@ -287,6 +298,9 @@ pub async fn start<E: Environment>(
     Ok(now.filter(|now| now.record.number == number && now.record.is_same(&journal)).map(|_| number))
 }
 
+/// Why a migration was cancelled.
+pub const CANCELLED: &str = "cancelled by an administrator";
+
 /// Cancels a migration that is copying. Returns false if there is none: the handover has begun, or
 /// the migration has ended.
 pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
@@ -297,7 +311,8 @@ pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<b
             Step::HandingOver | Step::Finished => return Ok(false),
             Step::Copying => {}
         }
-        let next = Journal { step: Step::Undoing, ..read.record.clone() };
+        let cause = Some(CANCELLED.to_owned());
+        let next = Journal { step: Step::Undoing, cause, ..read.record.clone() };
         // Whatever the outcome is, the journal is read again.
         metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
         retry::pause(env).await;
@@ -334,7 +349,11 @@ pub async fn coordinate<E: Environment>(
             }
             Step::Finished => return Ok(()),
         };
-        let next = Journal { step, outcome, ..read.record.clone() };
+        let cause = match step {
+            Step::Undoing => nodes.cause().or_else(|| Some("a node did not answer".to_owned())),
+            _ => read.record.cause.clone(),
+        };
+        let next = Journal { step, outcome, cause, ..read.record.clone() };
         // Whatever the outcome is, the journal is read again.
         metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
     }
