@@ -94,7 +94,7 @@ impl Node {
         });
         if !needed.is_empty() {
             let hint =
-                "Move them to another node (ALTER DATABASE ... SET node), which flushes them, and retry.";
+                "Move them to another node (ALTER DATABASE ... MOVE TO), which flushes them, and retry.";
             return in_use("has logs that databases need", &needed, hint);
         }
         Ok(())
