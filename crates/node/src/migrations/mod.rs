@@ -18,7 +18,7 @@
 //! # Crash points
 //! | killed | what happens |
 //! | --- | --- |
-//! | the node that a client asked | the migration goes on; the client reconnects and sees it in `fulmar.migrations` |
+//! | the node that a client asked | the migration continues; the client reconnects and sees it in `fulmar.migrations` |
 //! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, it copies again |
 //! | the source after the change of owner | the destination finishes the journal. There is no report |
 //! | the destination while copying | the source's request fails, and the migration is undone |

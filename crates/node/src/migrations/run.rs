@@ -165,7 +165,7 @@ impl Node {
                 let destination = read.record.destination;
                 let closed = self.hand_over(partition, destination, Transfer::Migrated(read)).await?;
                 let open = self.call(destination, Request::Open { partition: partition.0 });
-                // The next statement opens it in any case.
+                // The next statement opens it anyway.
                 let _ = timeout(OPEN_TIMEOUT, open).await;
                 if let Some(closed) = closed {
                     measured.0.lock().freeze = closed.elapsed();
