@@ -6,6 +6,7 @@ mod common;
 
 mod driver;
 mod garbage;
+mod migrations;
 mod refusals;
 
 use std::path::Path;
