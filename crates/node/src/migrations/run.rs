@@ -21,6 +21,7 @@ use super::progress::Progress;
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
 use crate::messages::{Answer, Request};
+use crate::moves::not_alive;
 
 /// How long a command may take at another node.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,7 +30,7 @@ const WARM_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the destination may take to open a partition. It is opened later if that fails.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the nodes may take to report the waits of their clients.
-const WAITS_TIMEOUT: Duration = Duration::from_secs(5);
+const WAITS_TIMEOUT: Duration = Duration::from_secs(1);
 /// When the waits of clients are read, after the handover.
 const WAITS_DELAY: Duration = Duration::from_millis(500);
 /// When the latency at the destination is read, after the handover.
@@ -86,7 +87,6 @@ impl Participants for Coordinator<'_> {
 struct CopySource<'a> {
     node: &'a Node,
     partition: PartitionId,
-    number: u64,
     destination: NodeId,
     timeline: Timeline,
     predictor: Predictor,
@@ -116,23 +116,16 @@ impl Source for CopySource<'_> {
         }
     }
 
-    async fn round_ended(&self, rounds: &[Round]) -> Result<()> {
-        let journal = self.node.read_journal(self.partition).await?;
-        let is_current = journal
-            .is_some_and(|journal| journal.number == self.number && journal.step == migration::Step::Copying);
-        if !is_current {
-            return Err(Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED));
-        }
+    async fn round_ended(&self, rounds: &[Round]) {
         let pages = rounds.first().map_or(0, |round| round.pages);
         let bytes = pages * fulmar_pages::PAGE_SIZE as u64;
         let prediction = self.predictor.predict(bytes, self.max_bytes_per_s);
         self.node.show_progress(self.partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
-        Ok(())
     }
 }
 
 impl Node {
-    async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
+    pub(super) async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
         let read = timeout(METADATA_TIMEOUT, migration::journal(self.environment(), partition)).await;
         let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
         Ok(read.map(|read| read.record))
@@ -165,7 +158,7 @@ impl Node {
                 let destination = read.record.destination;
                 let closed = self.hand_over(partition, destination, Transfer::Migrated(read)).await?;
                 let open = self.call(destination, Request::Open { partition: partition.0 });
-                // The next statement opens it in any case.
+                // The next statement opens it anyway.
                 let _ = timeout(OPEN_TIMEOUT, open).await;
                 if let Some(closed) = closed {
                     measured.0.lock().freeze = closed.elapsed();
@@ -182,16 +175,21 @@ impl Node {
         let source = CopySource {
             node: self,
             partition,
-            number: journal.number,
             destination: journal.destination,
             timeline: self.timeline(partition).await?,
             predictor,
             max_bytes_per_s: journal.max_bytes_per_s,
         };
-        let copied = match journal.mechanism {
-            Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await?,
-            // These copy nothing, or are refused when the migration starts.
-            Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Copied::default(),
+        let copying = async {
+            match journal.mechanism {
+                Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await,
+                // These copy nothing, or are refused when the migration starts.
+                Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Ok(Copied::default()),
+            }
+        };
+        let copied = tokio::select! {
+            copied = copying => copied?,
+            error = self.copy_interrupted(partition, journal) => return Err(error),
         };
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
@@ -245,6 +243,27 @@ impl Node {
         self.store_report(&report).await;
     }
 
+    /// Completes when a copy must end: the migration was cancelled, or its destination has died.
+    async fn copy_interrupted(&self, partition: PartitionId, journal: &Journal) -> Error {
+        let incarnation = || self.owners().node(journal.destination).and_then(|known| known.alive());
+        let destination = incarnation();
+        loop {
+            let (changed, nodes) = (self.migrations().changed(), self.owners().nodes_changed());
+            // What this node knows may be older than the journal.
+            let is_later = |now: Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
+            if self.migrations().journal(partition).is_some_and(is_later) {
+                return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+            }
+            if incarnation() != destination {
+                return not_alive(journal.destination);
+            }
+            tokio::select! {
+                () = changed => {}
+                () = nodes => {}
+            }
+        }
+    }
+
     fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {
         let name = |id: NodeId| self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name);
         let measured = measured.0.lock().clone();
@@ -275,20 +294,16 @@ impl Node {
 
     /// The waits of the partition's clients at all nodes since the last call.
     async fn waits(&self, partition: PartitionId) -> Waits {
+        let living = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
+        let asked = living.map(|known| {
+            let request = Request::Waits { partition: partition.0 };
+            timeout(WAITS_TIMEOUT, self.call(known.id, request))
+        });
         let mut total = Waits::default();
-        for known in self.owners().nodes() {
-            let timed = if known.id == self.id() {
-                self.partitions().map(|partitions| partitions.take_waits(partition)).unwrap_or_default()
-            } else if known.alive().is_some() {
-                let request = Request::Waits { partition: partition.0 };
-                match timeout(WAITS_TIMEOUT, self.call(known.id, request)).await {
-                    Ok(Ok(Ok(Answer::Waits { waits }))) => waits,
-                    _ => continue,
-                }
-            } else {
-                continue;
-            };
-            total.add(timed);
+        for answer in futures::future::join_all(asked).await {
+            if let Ok(Ok(Ok(Answer::Waits { waits }))) = answer {
+                total.add(waits);
+            }
         }
         total
     }
