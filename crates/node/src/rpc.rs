@@ -332,6 +332,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let (runtime, pulse) = (runtime.unwrap(), crate::pulse::start().unwrap());
         let owners = Arc::new(Owners::default());
+        add_member(&owners, "n2", 2);
         let serve = |_, mut stream: Stream| {
             tokio::spawn(async move {
                 stream.receive().await.unwrap();
