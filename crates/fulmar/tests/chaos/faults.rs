@@ -163,7 +163,11 @@ impl Faults<'_> {
             false => &self.proxies[node..=node],
         };
         treated.iter().for_each(|proxy| proxy.set(treatment));
-        self.sleep(500, 6000).await;
+        self.sleep(500, 3000).await;
+        if self.random.random_bool(0.3) {
+            self.move_tenant().await;
+        }
+        self.sleep(0, 3000).await;
         // A node may have to start again meanwhile.
         if self.random.random_bool(0.3) {
             self.cluster.kill(node).unwrap();
@@ -208,7 +212,7 @@ impl Faults<'_> {
     async fn alter(&mut self, change: &str) -> Result<(), tokio_postgres::Error> {
         let through = self.random.random_range(0..self.cluster.nodes());
         let tenant = database(self.random.random_range(0..TENANTS));
-        let admin = connect(&self.cluster.target(through), "fulmar").await?.client;
+        let admin = connect(&self.cluster.target(through), "fulmar").await?;
         admin.batch_execute(&format!("ALTER DATABASE {tenant} SET {change}")).await
     }
 }

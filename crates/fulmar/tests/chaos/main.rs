@@ -25,6 +25,7 @@
 mod client;
 mod disk;
 mod faults;
+#[path = "../common/store_proxy.rs"]
 mod store;
 
 use std::ops::Deref;
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_workload::Target;
 use fulmar_workload::history::{Event, History, Transaction};
-use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, HUB, run_in_private};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::task::AbortHandle;
@@ -48,8 +49,6 @@ use store::Proxy;
 
 /// How long faults are injected, unless CHAOS_SECONDS is set.
 const SECONDS: u64 = 45;
-/// The variable with the address of the store.
-const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 
 /// The number of tenants, and of clients.
 const TENANTS: usize = 6;
@@ -150,14 +149,9 @@ async fn run(seed: u64, seconds: u64) {
 
 /// Starts the nodes, each with a small disk and a proxy to the store.
 async fn start(cluster: &mut Cluster) -> (Vec<Proxy>, Vec<Disk>) {
-    let environment = cluster.s3().expect("an S3 server").environment();
-    let (_, endpoint) = environment.iter().find(|(name, _)| name == ENDPOINT).expect("an endpoint");
-    let store = endpoint.trim_start_matches("http://").to_owned();
     let (mut proxies, mut disks) = (Vec::new(), Vec::new());
     for node in 0..cluster.nodes() {
-        let proxy = Proxy::start(store.clone()).await;
-        cluster.set_environment(node, &[(ENDPOINT, &proxy.endpoint())]);
-        proxies.push(proxy);
+        proxies.push(Proxy::start(cluster, node, HUB).await);
         disks.push(Disk::mount(cluster.data(node)));
         cluster.start_node(node).await.unwrap();
     }

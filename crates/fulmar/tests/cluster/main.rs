@@ -6,7 +6,10 @@ mod common;
 
 mod driver;
 mod garbage;
+mod outages;
 mod refusals;
+#[path = "../common/store_proxy.rs"]
+mod store_proxy;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,18 +1,21 @@
 //! A proxy between a node and its store that delays or refuses requests.
 
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use fulmar_workload::server::HUB;
+use fulmar_workload::server::Cluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+/// The variable with the address of the store.
+const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 const CHUNK_BYTES: usize = 64 << 10;
 /// The answer to a refused request, as S3 gives it when it is overloaded.
 const UNAVAILABLE: &[u8] = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 /// What a proxy does with requests.
+#[allow(dead_code, reason = "not every test program uses all of it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
     Pass,
@@ -22,19 +25,23 @@ pub enum Treatment {
     Refuse,
 }
 
-/// A proxy on the hub's address.
+/// A proxy.
 pub struct Proxy {
-    address: SocketAddr,
     treatment: watch::Sender<Treatment>,
 }
 
 impl Proxy {
-    /// Starts a proxy to the store at this address.
-    pub async fn start(store: String) -> Proxy {
-        let listener = TcpListener::bind((HUB, 0)).await.unwrap();
+    /// Starts a proxy on an address of this machine, to the S3 server of a cluster. Adds it to the
+    /// environment of a node's next starts.
+    pub async fn start(cluster: &mut Cluster, node: usize, host: Ipv4Addr) -> Proxy {
+        let environment = cluster.s3().expect("an S3 server").environment();
+        let (_, store) = environment.iter().find(|(name, _)| name == ENDPOINT).expect("an endpoint");
+        let store = store.trim_start_matches("http://").to_owned();
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (treatment, _) = watch::channel(Treatment::Pass);
-        let proxy = Proxy { address, treatment: treatment.clone() };
+        cluster.set_environment(node, &[(ENDPOINT, &format!("http://{address}"))]);
+        let proxy = Proxy { treatment: treatment.clone() };
         tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
@@ -46,11 +53,6 @@ impl Proxy {
             }
         });
         proxy
-    }
-
-    /// The URL of the store through the proxy.
-    pub fn endpoint(&self) -> String {
-        format!("http://{}", self.address)
     }
 
     pub fn set(&self, treatment: Treatment) {
