@@ -73,7 +73,7 @@ pub use fulmar_maintenance::{
     RetentionSource, Verified, verify_directory, verify_store,
 };
 pub use fulmar_mvcc::{
-    IdReservation, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages,
+    CachedPage, IdReservation, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{
@@ -85,7 +85,7 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
-pub use membership::{Assignment, Assignments, MAX_NODE, Membership, ReplayRange};
+pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
 pub use session::Session;

@@ -21,6 +21,7 @@
 //! - `forget`: removes a node that does not come back.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `migrations`: moves partitions with what their owner has cached.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
@@ -48,6 +49,7 @@ mod gateway;
 pub mod logs;
 mod messages;
 pub mod metadata;
+mod migrations;
 mod moves;
 mod node;
 mod objects;

@@ -28,6 +28,7 @@ use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
 use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
+use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
@@ -79,6 +80,9 @@ pub struct Node {
     ids: TransactionIds,
     lease: Lease,
     owners: Arc<Owners>,
+    migrations: Arc<Migrations>,
+    /// The migrations that this node runs.
+    pub(crate) running: migrations::Running,
     peers: Peers,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
     /// Partitions that are being moved or dropped.
@@ -112,6 +116,8 @@ impl Node {
         check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
+        let migrations = Arc::new(Migrations::default());
+        metadata.follow(migrations.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         registration::record_term(&*metadata, term, id, begun.incarnation).await?;
@@ -137,6 +143,8 @@ impl Node {
             ids,
             lease: Lease::default(),
             owners,
+            migrations,
+            running: migrations::Running::default(),
             peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
             moving: Mutex::default(),
@@ -193,6 +201,7 @@ impl Node {
         });
         tokio::spawn(self.clone().detect());
         tokio::spawn(self.clone().close_quarantined());
+        tokio::spawn(self.clone().run_migrations());
     }
 
     /// Completes when this incarnation was fenced, with the reason. The process must start again.
@@ -284,6 +293,11 @@ impl Node {
     /// The owners of partitions, in memory.
     pub fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    /// The migrations of all partitions, in memory.
+    pub(crate) fn migrations(&self) -> &Migrations {
+        &self.migrations
     }
 
     pub(crate) fn begun(&self) -> &Begun {

@@ -16,9 +16,11 @@ use fulmar_mvcc::with_partition_context;
 use fulmar_mvcc::{Node, Partition, Partitions, Replay, log_error, moved_error, store_error, term_of};
 use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
-use fulmar_store::{CommitLog, HotPagesName, LogPosition, SealedLogs, VERSION_BITS};
+use fulmar_store::{CommitLog, HotPagesName, SealedLogs, VERSION_BITS};
 use parking_lot::Mutex;
 
+use super::arrivals::Arrivals;
+use super::moves::Released;
 use super::{Assignment, Membership};
 
 /// Version numbers that are left out when an incarnation first opens a partition that it already
@@ -38,6 +40,8 @@ pub(crate) struct Member {
     pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
     /// Held while they are flushed.
     pub(super) flushing: tokio::sync::Mutex<()>,
+    /// Partitions that are about to be moved to this node.
+    pub(crate) arrivals: Arrivals,
     /// Partitions whose ranges were tried to be dropped in this round.
     pub(super) skipped: Mutex<HashSet<PartitionId>>,
 }
@@ -47,8 +51,8 @@ pub(crate) struct Member {
 pub(super) struct Move {
     /// The partition is not opened.
     is_refused: AtomicBool,
-    /// The position after the release, once that is durable and the partition is flushed.
-    pub(super) released: tokio::sync::Mutex<Option<LogPosition>>,
+    /// The release, once that is durable and the partition is flushed.
+    pub(super) released: tokio::sync::Mutex<Option<Released>>,
 }
 
 impl Move {
@@ -70,6 +74,7 @@ impl Member {
             moves: Mutex::default(),
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
+            arrivals: Arrivals::default(),
             skipped: Mutex::default(),
         }
     }
@@ -109,6 +114,9 @@ impl Member {
         let opened = with_partition_context(id, open).await?;
         let newest = opened.current().number.max(manifest.map_or(0, |manifest| manifest.version.number));
         opened.start_numbers_at(self.first_number(id, assignment.epoch, newest)?);
+        if let Some(arrival) = self.arrivals.take(id) {
+            opened.adopt_pages(&arrival);
+        }
         Ok((opened, hot_pages))
     }
 

@@ -188,7 +188,7 @@ impl Faults<'_> {
     async fn move_tenant(&mut self) {
         let to = self.random.random_range(0..self.cluster.nodes());
         let to = self.cluster.name(to).to_owned();
-        match self.alter(&format!("node = '{to}'")).await {
+        match self.alter(&format!("MOVE TO '{to}'")).await {
             Ok(()) => self.injected.moves += 1,
             Err(error) => {
                 println!("a move was refused: {error}");
@@ -199,7 +199,7 @@ impl Faults<'_> {
 
     async fn change_durability(&mut self) {
         let durability = if self.random.random_bool(0.5) { "local" } else { "shared" };
-        match self.alter(&format!("durability = {durability}")).await {
+        match self.alter(&format!("SET durability = {durability}")).await {
             Ok(()) => self.injected.durability_changes += 1,
             Err(error) => {
                 println!("a change of durability was refused: {error}");
@@ -213,6 +213,6 @@ impl Faults<'_> {
         let through = self.random.random_range(0..self.cluster.nodes());
         let tenant = database(self.random.random_range(0..TENANTS));
         let admin = connect(&self.cluster.target(through), "fulmar").await?;
-        admin.batch_execute(&format!("ALTER DATABASE {tenant} SET {change}")).await
+        admin.batch_execute(&format!("ALTER DATABASE {tenant} {change}")).await
     }
 }

@@ -24,7 +24,7 @@ async fn database_whose_move_has_failed_is_served_when_the_store_is_back() {
     execute(&cluster, 1, "shop", "INSERT INTO t VALUES (1)").await;
     let admin = connect(&cluster, 1, "fulmar").await;
     proxy.set(Treatment::Refuse);
-    let moved = with_timeout("the move", admin.batch_execute("ALTER DATABASE shop SET node = 'n2'")).await;
+    let moved = with_timeout("the move", admin.batch_execute("ALTER DATABASE shop MOVE TO 'n2'")).await;
     moved.expect_err("a move without the store");
     proxy.set(Treatment::Pass);
     execute(&cluster, 1, "shop", "INSERT INTO t VALUES (2)").await;
