@@ -15,7 +15,7 @@ use tokio_postgres::types::ToSql;
 use super::{Connection, KEYS, TENANTS, connect, database};
 
 /// A statement or login that takes longer is a defect: the cluster must answer or refuse.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
 /// Pause after a failure.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -224,7 +224,7 @@ fn time_of_day(time: SystemTime) -> String {
     format!("{:02}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_millis())
 }
 
-fn describe(error: &tokio_postgres::Error) -> String {
+pub fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(error) => format!("{} {}", error.code().code(), error.message()),
         None => error.to_string(),

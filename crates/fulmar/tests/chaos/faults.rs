@@ -7,10 +7,15 @@ use fulmar_workload::server::Cluster;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rustix::process::Signal;
+use tokio::time::timeout;
 
+use super::client::{ANSWER_TIMEOUT, describe};
 use super::disk::Disk;
 use super::store::{Proxy, Treatment};
 use super::{TENANTS, connect, database};
+
+/// How long a move may take while the store is slow or fails.
+const MOVE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Faults of a cluster, and their counts.
 pub struct Faults<'a> {
@@ -165,7 +170,8 @@ impl Faults<'_> {
         treated.iter().for_each(|proxy| proxy.set(treatment));
         self.sleep(500, 3000).await;
         if self.random.random_bool(0.3) {
-            self.move_tenant().await;
+            // It may wait for the store.
+            let _ = timeout(MOVE_PATIENCE, self.move_tenant()).await;
         }
         self.sleep(0, 3000).await;
         // A node may have to start again meanwhile.
@@ -188,10 +194,10 @@ impl Faults<'_> {
     async fn move_tenant(&mut self) {
         let to = self.random.random_range(0..self.cluster.nodes());
         let to = self.cluster.name(to).to_owned();
-        match self.alter(&format!("MOVE TO '{to}'")).await {
+        match self.alter_in_time(&format!("MOVE TO '{to}'")).await {
             Ok(()) => self.injected.moves += 1,
             Err(error) => {
-                println!("a move was refused: {error}");
+                println!("a move was refused: {}", describe(&error));
                 self.injected.refused_moves += 1;
             }
         }
@@ -199,13 +205,18 @@ impl Faults<'_> {
 
     async fn change_durability(&mut self) {
         let durability = if self.random.random_bool(0.5) { "local" } else { "shared" };
-        match self.alter(&format!("SET durability = {durability}")).await {
+        match self.alter_in_time(&format!("SET durability = {durability}")).await {
             Ok(()) => self.injected.durability_changes += 1,
             Err(error) => {
-                println!("a change of durability was refused: {error}");
+                println!("a change of durability was refused: {}", describe(&error));
                 self.injected.refused_changes += 1;
             }
         }
+    }
+
+    async fn alter_in_time(&mut self, change: &str) -> Result<(), tokio_postgres::Error> {
+        let altered = timeout(ANSWER_TIMEOUT, self.alter(change)).await;
+        altered.unwrap_or_else(|_| panic!("{change} was neither carried out nor refused"))
     }
 
     /// Changes a random tenant through a random node.
