@@ -58,7 +58,8 @@ async fn a_commit_in_doubt_can_be_cancelled() {
 async fn a_statement_that_waits_for_an_owner_can_be_cancelled() {
     let cluster = TestCluster::start(2, 2).await;
     let client = cluster.client(1, "shop").await;
-    client.batch_execute("CREATE TABLE t (k INT); BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    client.batch_execute("CREATE TABLE t (k INT)").await.unwrap();
+    client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
     let (token, port) = (client.cancel_token(), cluster.gateways[&1].local_addr().port());
     let partition = cluster.partition("shop");
     let (shared, searches) = (cluster.shared.clone(), cluster.shared.searches.load(Ordering::Acquire));
