@@ -37,7 +37,7 @@ const CONCURRENT_BATCHES: usize = 8;
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node owns no partitions any more, except those with a local log.
+    /// The node no longer owns partitions, except those with a local log.
     Completed,
     /// A later incarnation of the node is alive. It serves the partitions that it still owns.
     Restarted,
@@ -100,7 +100,7 @@ pub async fn end<E: Environment>(
 /// A partition to assign, and its current record.
 type Unassigned = (PartitionId, Read<PartitionRecord>);
 
-/// Assigns the partitions of a node. Returns true if it owns none any more.
+/// Assigns the partitions of a node. Returns true if it then owns none.
 async fn assign<E: Environment>(
     env: &E,
     dead: NodeId,

@@ -1,5 +1,5 @@
-//! A cluster of real processes under faults: three nodes, each in a network namespace of its own and
-//! with a small disk, etcd with three members, and an S3 server. Needs the rights of root.
+//! A cluster of real processes under faults: three nodes, each in its own network namespace and with a
+//! small disk, etcd with three members, and an S3 server. Needs the rights of root.
 //!
 //! ```text
 //!   clients ── transactions that read and append to lists, through random nodes; they

@@ -6,6 +6,7 @@ mod common;
 
 mod driver;
 mod garbage;
+mod migrations;
 mod outages;
 mod refusals;
 #[path = "../common/store_proxy.rs"]
@@ -141,7 +142,7 @@ async fn moves_do_not_fail_transactions() {
     for round in 0..6 {
         move_to(&cluster, 1, "shop", round % 3).await;
         let seen = values(&cluster, 2, "shop").await.len();
-        // The writer goes on after each move.
+        // The writer continues after each move.
         wait_until("progress", async || values(&cluster, 2, "shop").await.len() > seen + 5).await;
     }
     stop.store(true, Ordering::Relaxed);

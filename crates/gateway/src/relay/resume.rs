@@ -59,7 +59,7 @@ impl Front {
                 self.journal.transaction_committed();
                 self.answer_with(&executed_in_part(), TransactionStatus::Idle)?;
             }
-            // A unit that is a transaction of its own, or ends one, may have been committed.
+            // A unit that is its own transaction, or ends one, may have been committed.
             Stop::Mismatch if may_have_committed => {
                 self.fail_transaction(&unknown_outcome(0))?;
             }
