@@ -72,8 +72,9 @@ pub use fulmar_maintenance::{
     CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
     RetentionSource, Verified, verify_directory, verify_store,
 };
-pub use fulmar_mvcc::CachedPage;
-pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
+pub use fulmar_mvcc::{
+    CachedPage, IdReservation, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages,
+};
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{
     CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,

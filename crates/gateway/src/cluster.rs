@@ -44,7 +44,8 @@ pub struct NodeInfo {
     pub id: u32,
     /// Its name.
     pub name: String,
-    /// `alive`, `ended` or `sealed`; `suspect` if this node does not hear from it.
+    /// `starting` until it serves clients, `alive`, `draining`, `ended` or `sealed`; `suspect` if this
+    /// node does not hear from it.
     pub state: &'static str,
     /// Its newest incarnation.
     pub incarnation: u64,

@@ -73,7 +73,7 @@ mod watch;
 
 pub use access::PartitionPages;
 pub use cache::Cache;
-pub use clock::{Clock, ID_NODE_BITS, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
+pub use clock::{Clock, ID_NODE_BITS, IdReservation, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
 pub use disk::{Disk, Space, SpaceSource, space_of};
 pub use error::{
     dropped_error, historical_session_is_read_only, log_error, log_unreadable, moved_error,

@@ -58,6 +58,7 @@ mod partitions;
 mod quarantine;
 pub mod registration;
 pub mod rpc;
+mod transaction_ids;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};

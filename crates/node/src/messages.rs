@@ -85,6 +85,9 @@ pub(crate) struct Heartbeat {
     /// Whether it serves partitions: it does not while it starts or is drained.
     #[serde(default)]
     pub serves: bool,
+    /// Whether its partitions are handed over to others.
+    #[serde(default)]
+    pub is_draining: bool,
 }
 
 /// The answer to a request.

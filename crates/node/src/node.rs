@@ -32,6 +32,7 @@ use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
+use crate::transaction_ids::TransactionIds;
 use crate::{Error, metadata, quarantine, rpc};
 
 /// How long the first message of a stream may take.
@@ -76,6 +77,7 @@ pub struct Node {
     catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
+    ids: TransactionIds,
     lease: Lease,
     owners: Arc<Owners>,
     migrations: Arc<Migrations>,
@@ -120,6 +122,7 @@ impl Node {
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         registration::record_term(&*metadata, term, id, begun.incarnation).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
+        let ids = TransactionIds::reserve(&environment, id, &begun).await?;
         report_crash(&environment, id).await?;
         quarantine::record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
@@ -137,6 +140,7 @@ impl Node {
             catalog,
             begun,
             term,
+            ids,
             lease: Lease::default(),
             owners,
             migrations,
@@ -151,6 +155,7 @@ impl Node {
             is_draining: AtomicBool::new(false),
         });
         tokio::spawn(node.clone().keep_lease());
+        tokio::spawn(node.clone().reserve_ids());
         let serving = node.clone();
         let serve = Arc::new(move |peer, stream| {
             tokio::spawn(serving.clone().serve_stream(peer, stream));
@@ -179,6 +184,7 @@ impl Node {
             incarnation: self.incarnation(),
             term: self.term,
             node: self.id.0,
+            ids: self.ids.reservation(),
             assignments: self.clone() as Arc<dyn Assignments>,
         }
     }
@@ -231,6 +237,12 @@ impl Node {
 
     async fn keep_lease(self: Arc<Self>) {
         let error = self.lease.keep(&self.environment, self.id, &self.begun).await;
+        self.fence(&error.to_string());
+    }
+
+    /// Reserves transaction ids while this incarnation lives.
+    async fn reserve_ids(self: Arc<Self>) {
+        let error = self.ids.keep(&self.environment, self.id, &self.begun).await;
         self.fence(&error.to_string());
     }
 
@@ -388,6 +400,7 @@ impl Node {
                 incarnation: self.incarnation(),
                 is_valid: self.has_lease(),
                 serves: self.serves(),
+                is_draining: self.is_draining.load(Ordering::Relaxed),
             };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;

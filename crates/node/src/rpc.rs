@@ -209,6 +209,8 @@ pub(crate) fn is_refused(error: &TransportError) -> bool {
 #[cfg(test)]
 mod tests {
     use fulmar_certificates::Authority;
+    use fulmar_cluster::records::{encode, node_key};
+    use fulmar_cluster::{NodeRecord, NodeState};
     use fulmar_meta::{Change, Observer, Revision};
     use fulmar_transport::Peers;
     use fulmar_transport::hello::VERSIONS;
@@ -298,6 +300,48 @@ mod tests {
         assert!(error.contains("the node uses TLS"), "{error}");
         let address = listen(Peering::new(identity(2), None, owners.clone()));
         ask(&address, 1, None, &owners).await.unwrap();
+    }
+
+    fn set_state(owners: &Owners, node: u32, incarnation: u64, state: NodeState) {
+        let value = encode(&NodeRecord::new(incarnation, state, 1)).unwrap();
+        let key = node_key(NodeId(node));
+        owners.changed(&[Change { key, value: Some(value), revision: Revision(1) }]);
+    }
+
+    /// A node that has lost power closes nothing.
+    #[tokio::test]
+    async fn connections_of_an_ended_incarnation_are_closed() {
+        let owners = Arc::new(Owners::default());
+        add_member(&owners, "n1", 1);
+        add_member(&owners, "n2", 2);
+        set_state(&owners, 1, 1, NodeState::Alive);
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let serve = |_, mut stream: Stream| {
+            tokio::spawn(async move {
+                while let Ok(Some(bytes)) = stream.receive().await {
+                    stream.send(&bytes).await.unwrap();
+                }
+            });
+        };
+        tokio::spawn(accept(listener, Peering::new(identity(2), None, owners.clone()), Arc::new(serve)));
+        let mut streams = Vec::new();
+        for incarnation in [1, 2] {
+            let identity = Identity { incarnation, ..identity(1) };
+            let dial = TcpDial(Peering::new(identity, None, owners.clone()));
+            let connection = dial.dial(2, &address).await.unwrap();
+            let mut stream = connection.open().unwrap();
+            stream.send(b"?").await.unwrap();
+            assert_eq!(timeout(DEADLINE, stream.receive()).await.unwrap().unwrap().unwrap(), "?");
+            streams.push((connection, stream));
+        }
+        set_state(&owners, 1, 1, NodeState::Ended);
+        let (_, ended) = &mut streams[0];
+        let received = timeout(DEADLINE, ended.receive()).await.expect("the connection must be closed");
+        assert!(!matches!(received, Ok(Some(_))), "{received:?}");
+        let (_, next) = &mut streams[1];
+        next.send(b"!").await.unwrap();
+        assert_eq!(timeout(DEADLINE, next.receive()).await.unwrap().unwrap().unwrap(), "!");
     }
 
     #[tokio::test]

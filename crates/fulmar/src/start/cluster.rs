@@ -46,6 +46,8 @@ pub(super) const CLUSTER_METADATA_FILE: &str = "cluster.db";
 const REMOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time from the start of a process to its replacement.
 const MIN_RUN_TIME: Duration = Duration::from_secs(1);
+/// How long a node that has joined the cluster before waits for the store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a node waits for the founder of the cluster to mark the store.
 const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
 const FOUNDING_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -127,7 +129,8 @@ pub(super) async fn start(
         }
         Metadata::Joined(_) => conversion::check_joinable(data.path())?,
     }
-    let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
+    let has_joined = DirectoryOwner::read(data.path())?.is_some();
+    let (store, registration) = open_store(flags.store, flags.name, &*metadata, has_joined).await?;
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
     let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
     let options = NodeOptions {
@@ -242,6 +245,7 @@ async fn open_store(
     url: &StoreUrl,
     name: &str,
     metadata: &dyn MetadataStore,
+    has_joined: bool,
 ) -> anyhow::Result<(Arc<dyn Store>, Registration)> {
     ensure!(
         *url != StoreUrl::Memory,
@@ -251,7 +255,12 @@ async fn open_store(
     reject_unfinished(metadata).await.map_err(with_remedy)?;
     let backend: Arc<dyn Store> =
         Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
-    let store = Reliable::new(backend.clone(), Limits::default());
+    let limits = match has_joined {
+        // The flags are right: the store is only away.
+        true => Limits { max_attempts: u32::MAX, retry_timeout: STORE_TIMEOUT, ..Limits::default() },
+        false => Limits::default(),
+    };
+    let store = Reliable::new(backend.clone(), limits);
     let owner = store::owner(&store).await?;
     let existing = registration::find_cluster(metadata).await?;
     let new_cluster = match (existing, owner) {

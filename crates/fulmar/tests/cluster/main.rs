@@ -7,7 +7,10 @@ mod common;
 mod driver;
 mod garbage;
 mod migrations;
+mod outages;
 mod refusals;
+#[path = "../common/store_proxy.rs"]
+mod store_proxy;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -196,8 +196,13 @@ impl Cluster {
 
     /// Starts a node that does not run, and waits until it answers. Returns how long that took.
     pub async fn start_node(&mut self, number: usize) -> anyhow::Result<Duration> {
-        let begun = Instant::now();
         self.spawn_node(number)?;
+        self.wait_for_node(number).await
+    }
+
+    /// Waits until a node that was started answers. Returns how long that took.
+    pub async fn wait_for_node(&mut self, number: usize) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
         loop {
             let last = match first_answer(&self.target(number), "SELECT 1").await {
                 Ok(()) => return Ok(begun.elapsed()),
@@ -354,6 +359,11 @@ impl Cluster {
     /// etcd.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd
+    }
+
+    /// The S3 server, if that is the store.
+    pub fn s3(&self) -> Option<&S3Server> {
+        self.s3.as_ref()
     }
 
     /// A path in the temporary directory.

@@ -314,6 +314,7 @@ impl Rig {
                 incarnation: begun.incarnation,
                 term: self.env.0.terms.fetch_add(1, Ordering::Relaxed),
                 node: node.0,
+                ids: Arc::default(),
                 assignments: Arc::new(assignments),
             }),
             // Only the tests flush.
