@@ -65,8 +65,8 @@ mod temporary;
 mod tests;
 
 pub use engine::{
-    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MIN_STATEMENT_BYTES,
-    PartitionStatistics,
+    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, LogDurations,
+    MIN_STATEMENT_BYTES, PartitionStatistics,
 };
 pub use fulmar_maintenance::{
     CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,

@@ -52,8 +52,28 @@ pub struct NodeInfo {
     pub sql: String,
     /// How many partitions it owns.
     pub partitions: u64,
+    /// In which respect it is many times slower than the others, if it is.
+    pub slow: Option<Slowness>,
     /// How long ago this node heard from it. `None` for itself and for nodes it never heard.
     pub heard: Option<Duration>,
+}
+
+/// A respect in which a node is many times slower than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowness {
+    /// `log puts`, `store reads`, `disk syncs` or `CPU`.
+    pub resource: &'static str,
+    /// Its latency.
+    pub latency: Duration,
+    /// The median latency of the others.
+    pub others: Duration,
+}
+
+impl fmt::Display for Slowness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (own, others) = (self.latency.as_millis(), self.others.as_millis());
+        write!(f, "{}: {own} ms, others {others} ms", self.resource)
+    }
 }
 
 /// A partition of the cluster, for `fulmar.partitions`.

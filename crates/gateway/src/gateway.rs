@@ -214,7 +214,8 @@ impl Gateway {
         };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
-        tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
+        let cluster = config.cluster.clone();
+        tokio::spawn(events::monitor_health(engine, cluster, event_log, closing.clone()));
         let shutdown_grace = config.shutdown_grace;
         Ok(Gateway {
             registry,

@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 use tokio::time::timeout;
 
 use crate::messages::{self, Heartbeat, Opening};
+use crate::slow_nodes::Latencies;
 use crate::{Node, rpc};
 
 /// How often a heartbeat is sent.
@@ -52,6 +53,8 @@ pub(crate) struct Heard {
     pub at: Instant,
     /// Whether partitions can be given to the node.
     pub serves: bool,
+    /// What it measures.
+    pub latencies: Latencies,
 }
 
 /// What a heartbeat has shown.
@@ -166,7 +169,8 @@ impl Node {
                 Beat::Heard(heartbeat) if heartbeat.incarnation == incarnation => {
                     (since, missed, refused) = (Instant::now(), 0, 0);
                     was_heard = true;
-                    let heard = Heard { incarnation, at: since, serves: heartbeat.serves };
+                    let Heartbeat { serves, latencies, .. } = heartbeat;
+                    let heard = Heard { incarnation, at: since, serves, latencies };
                     self.heard.lock().insert(peer, heard);
                 }
                 // The records of the new incarnation will arrive.
@@ -215,7 +219,8 @@ impl Node {
             || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
     }
 
-    /// The nodes that partitions can be given to; those that live, if there are none.
+    /// The nodes that partitions can be given to, without slow ones if there are others; those that
+    /// live, if there are none.
     pub(crate) fn serving(&self) -> Vec<NodeId> {
         let living = self.living();
         let serves = |id: &NodeId| match *id == self.id() {
@@ -223,7 +228,9 @@ impl Node {
             false => self.heard.lock().get(id).is_some_and(|heard| heard.serves),
         };
         let serving: Vec<NodeId> = living.iter().copied().filter(serves).collect();
-        if serving.is_empty() { living } else { serving }
+        let slow = self.slow_nodes.lock();
+        let fast: Vec<NodeId> = serving.iter().copied().filter(|id| slow.of(*id).is_none()).collect();
+        [fast, serving].into_iter().find(|nodes| !nodes.is_empty()).unwrap_or(living)
     }
 
     /// The nodes that live, as far as this node knows.

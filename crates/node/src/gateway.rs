@@ -227,6 +227,7 @@ impl Cluster for Node {
                     },
                     incarnation,
                     partitions: self.owners().count(known.id).all(),
+                    slow: self.slow_nodes.lock().of(known.id),
                     heard: heard.filter(|_| known.id != self.id()).map(|heard| heard.at.elapsed()),
                     name: known.name,
                     rpc: known.rpc,

@@ -21,6 +21,7 @@
 //! - `forget`: removes a node that does not come back.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `slow_nodes`: finds nodes that are many times slower than the others.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
@@ -56,6 +57,7 @@ mod partitions;
 mod quarantine;
 pub mod registration;
 pub mod rpc;
+mod slow_nodes;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
@@ -31,6 +31,7 @@ use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
+use crate::slow_nodes::{Measurements, SlowNodes};
 use crate::{Error, metadata, quarantine, rpc};
 
 /// How long the first message of a stream may take.
@@ -69,6 +70,7 @@ pub struct Node {
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
+    pub(crate) store: Reliable,
     metadata: Arc<dyn MetadataStore>,
     /// The metadata store, if other nodes use it.
     served_metadata: Option<Arc<dyn MetadataStore>>,
@@ -79,6 +81,9 @@ pub struct Node {
     owners: Arc<Owners>,
     peers: Peers,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
+    /// The latencies of this node, and the nodes that are slower than the others.
+    pub(crate) measurements: Mutex<Measurements>,
+    pub(crate) slow_nodes: Mutex<SlowNodes>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
     /// Partitions whose records are being shortened.
@@ -104,7 +109,7 @@ impl Node {
     ) -> Result<Arc<Node>, Error> {
         let Registration { cluster, node: id, .. } = registration;
         check_directory(&options, cluster)?;
-        let logs = Arc::new(StoreLogs::new(store, cluster));
+        let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
         check_not_restored(&environment, id).await?;
@@ -126,6 +131,7 @@ impl Node {
             rpc,
             tls: options.tls,
             environment,
+            store,
             served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
@@ -135,6 +141,8 @@ impl Node {
             owners,
             peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
+            measurements: Mutex::default(),
+            slow_nodes: Mutex::default(),
             moving: Mutex::default(),
             dropping_ranges: Mutex::default(),
             partitions: OnceLock::new(),
@@ -181,6 +189,7 @@ impl Node {
         let _ = self.sessions.set(sessions);
         let node = self.clone();
         tokio::spawn(self.clone().collect_garbage(partitions.common_store()));
+        tokio::spawn(self.clone().watch_latencies(partitions.clone()));
         tokio::spawn(async move {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
@@ -374,6 +383,7 @@ impl Node {
                 incarnation: self.incarnation(),
                 is_valid: self.has_lease(),
                 serves: self.serves(),
+                latencies: self.measurements.lock().latencies(Instant::now()),
             };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;

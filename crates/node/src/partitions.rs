@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{CommonStore, DecisionError, Engine, Result, Timeline};
+use fulmar_engine::{CommonStore, DecisionError, Engine, LogDurations, Result, Timeline};
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::TransactionOutcome;
 use fulmar_pages::{PartitionId, SegmentId};
@@ -67,6 +67,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// Returns those of these segments that this node does not need, and promises not to name them
     /// in a manifest.
     async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId>;
+
+    /// The durations of the writes of its logs since the start.
+    fn log_durations(&self) -> LogDurations;
 
     /// The objects in the common store.
     fn common_store(&self) -> CommonStore;
@@ -165,6 +168,10 @@ impl Partitions for EnginePartitions {
 
     async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId> {
         self.0.disowned(segments).await
+    }
+
+    fn log_durations(&self) -> LogDurations {
+        self.0.log_durations()
     }
 
     fn common_store(&self) -> CommonStore {

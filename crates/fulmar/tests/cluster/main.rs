@@ -7,6 +7,7 @@ mod common;
 mod driver;
 mod garbage;
 mod refusals;
+mod slow_nodes;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -59,6 +59,10 @@ kinds! {
     NodeStopping Info "node.stopping" "node is shutting down"
     /// All data is flushed.
     NodeStopped Info "node.stopped" "log sealed; node stopped"
+    /// A node of the cluster has a latency that is many times that of the others.
+    NodeSlow Warning "node.slow" "node is much slower than the others; drain it if that lasts"
+    /// After `node.slow`.
+    NodeNotSlow Info "node.not_slow" "node is not slower than the others any more, or has ended"
     /// A write or sync of the log failed.
     LogFailed Error "log.failed" "log write failed; unacknowledged commits were rolled back"
     /// After `log.failed`.

@@ -225,6 +225,7 @@ impl Cluster for Member {
             rpc: String::new(),
             sql: format!("127.0.0.1:{id}"),
             partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
+            slow: None,
             heard: None,
         };
         nodes.into_iter().map(info).collect()
