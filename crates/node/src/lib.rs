@@ -19,6 +19,7 @@
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `forget`: removes a node that does not come back.
+//! - `replica`: the records of a cluster for a read-only node.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `slow_nodes`: finds nodes that are many times slower than the others.
@@ -56,9 +57,11 @@ pub mod owners;
 mod partitions;
 mod quarantine;
 pub mod registration;
+mod replica;
 pub mod rpc;
 mod slow_nodes;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};
 pub use partitions::{EnginePartitions, Partitions, SessionHandler};
+pub use replica::ReplicaOwners;
