@@ -115,6 +115,7 @@ impl Node {
         check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
+        check_peers(&options, id, cluster, &owners).await?;
         let term = registration::next_term(&*metadata).await?;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         registration::record_term(&*metadata, term, id, begun.incarnation).await?;
@@ -405,6 +406,36 @@ async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result
             Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }
     }
+}
+
+/// Refuses to join if another process runs as this node, or if the nodes that live refuse this one:
+/// it has a wrong certificate or another protocol version. It could not hear the others, and would
+/// fail them over. If at least one accepts it, the fault is with the others.
+async fn check_peers(options: &NodeOptions, id: NodeId, cluster: u128, owners: &Owners) -> Result<(), Error> {
+    let own = options.rpc.to_string();
+    // A process at the own address has ended: this one listens there.
+    let nodes = owners.nodes().into_iter().filter(|known| !known.rpc.is_empty() && known.rpc != own);
+    let alive: Vec<_> = nodes.filter_map(|known| Some((known.alive()?, known))).collect();
+    let ask = |(incarnation, known): &(_, crate::owners::KnownNode)| {
+        let (incarnation, known, tls) = (*incarnation, known.clone(), options.tls.clone());
+        async move {
+            let answer = rpc::introduce(&known.rpc, &known.name, cluster, tls.as_deref()).await;
+            (incarnation, known, answer)
+        }
+    };
+    let (mut accepted, mut rejected) = (false, None);
+    for (incarnation, known, answer) in futures::future::join_all(alive.iter().map(ask)).await {
+        let (name, address) = (known.name, known.rpc);
+        match answer {
+            Ok(Some(peer)) if known.id == id && (peer.node, peer.incarnation) == (id.0, incarnation) => {
+                return Err(Error::Running { name, address });
+            }
+            Ok(answer) => accepted |= answer.is_some_and(|peer| peer.node != id.0),
+            Err(_) if known.id == id => {}
+            Err(error) => rejected = Some(Error::Rejected { name, address, cause: error.to_string() }),
+        }
+    }
+    rejected.filter(|_| !accepted).map_or(Ok(()), Err)
 }
 
 /// Refuses a data directory that belongs to another node or cluster.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::NodeId;
-use fulmar_transport::hello::METADATA_CLIENT;
+use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
 use fulmar_transport::tls::{NodeStream, NodeTls};
 use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identity, Incoming, Stream};
 use parking_lot::Mutex;
@@ -148,6 +148,30 @@ impl Dial for TcpDial {
         let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
         tokio::spawn(driver.run());
         Ok(connection)
+    }
+}
+
+/// Introduces a process that is about to join the cluster to the node `name` at an address. Returns
+/// who answers; `None` if there is no answer.
+pub(crate) async fn introduce(
+    address: &str,
+    name: &str,
+    cluster: u128,
+    tls: Option<&NodeTls>,
+) -> Result<Option<Identity>, TransportError> {
+    let identity = Identity { cluster, node: METADATA_CLIENT, incarnation: 0, versions: VERSIONS };
+    let connect = async {
+        let tcp = timeout(TCP_CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        let tcp = tcp.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+        let stream = NodeStream::connect(tcp, tls, name).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        let (connection, _) = fulmar_transport::connect(reader, writer, &identity, None).await?;
+        Ok(connection.peer().clone())
+    };
+    match timeout(CONNECT_TIMEOUT, connect).await {
+        Ok(Ok(peer)) => Ok(Some(peer)),
+        Ok(Err(error @ TransportError::Refused(_))) => Err(error),
+        Ok(Err(_)) | Err(_) => Ok(None),
     }
 }
 

@@ -4,9 +4,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod certificates;
 mod driver;
+mod full_etcd;
 mod garbage;
 mod refusals;
+mod replica;
 mod slow_nodes;
 
 use std::path::Path;
