@@ -76,6 +76,21 @@ impl fmt::Display for Slowness {
     }
 }
 
+/// What this node has done as the cluster's garbage collector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectorStatistics {
+    /// It is the collector now.
+    pub is_elected: bool,
+    /// Passes over the store.
+    pub passes: u64,
+    /// Segments and manifests that it has deleted.
+    pub objects: u64,
+    /// Log objects of ended incarnations that it has deleted.
+    pub log_objects: u64,
+    /// The time since its last complete pass, if there was one.
+    pub last_pass: Option<Duration>,
+}
+
 /// A partition of the cluster, for `fulmar.partitions`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionInfo {
@@ -165,6 +180,9 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// All nodes, by id.
     fn nodes(&self) -> Vec<NodeInfo>;
+
+    /// What this node has done as the garbage collector.
+    fn collector(&self) -> CollectorStatistics;
 
     /// All partitions, by id.
     fn partitions(&self) -> Vec<PartitionInfo>;

@@ -152,6 +152,11 @@ impl GatewaySessions {
         self.registry.kill(partition);
     }
 
+    /// Records an event of the cluster in the event log.
+    pub fn record(&self, event: Event) {
+        self.event_log.record(event);
+    }
+
     /// Records in the event log that a partition was quarantined.
     pub fn record_quarantine(&self, partition: PartitionId) {
         if let Some(tenant) = self.catalog.tenant_of(partition) {
@@ -204,6 +209,7 @@ impl Gateway {
             logins: logins.clone(),
             authorizer,
             scaler,
+            cluster: config.cluster.clone(),
             workers: workers.clone(),
             regular,
         });

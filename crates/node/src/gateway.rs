@@ -8,7 +8,9 @@ use fulmar_cluster::metadata::{self, Change};
 use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{LogKind, NodeId, NodeState, PartitionRecord, Position};
 use fulmar_engine::{Error, Result, sqlstate};
-use fulmar_gateway::cluster::{Cluster, NodeInfo, Owner, PartitionInfo, TransactionOutcome};
+use fulmar_gateway::cluster::{
+    Cluster, CollectorStatistics, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+};
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::Stream;
@@ -235,6 +237,10 @@ impl Cluster for Node {
                 }
             })
             .collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        self.collected.lock().statistics()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {

@@ -11,6 +11,7 @@ use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
 use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
+use fulmar_gateway::events::{Event, Kind};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
@@ -23,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::collector::Collected;
 use crate::detector::Heard;
 use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
@@ -71,6 +73,7 @@ pub struct Node {
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
     pub(crate) store: Reliable,
+    logs: Arc<StoreLogs>,
     metadata: Arc<dyn MetadataStore>,
     /// The metadata store, if other nodes use it.
     served_metadata: Option<Arc<dyn MetadataStore>>,
@@ -84,6 +87,8 @@ pub struct Node {
     /// The latencies of this node, and the nodes that are slower than the others.
     pub(crate) measurements: Mutex<Measurements>,
     pub(crate) slow_nodes: Mutex<SlowNodes>,
+    /// What this node has done as the garbage collector.
+    pub(crate) collected: Mutex<Collected>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
     /// Partitions whose records are being shortened.
@@ -111,7 +116,7 @@ impl Node {
         check_directory(&options, cluster)?;
         let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
-        let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        let environment = NodeEnvironment::new(metadata.clone(), logs.clone(), directory);
         check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
@@ -133,6 +138,7 @@ impl Node {
             tls: options.tls,
             environment,
             store,
+            logs,
             served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
@@ -144,6 +150,7 @@ impl Node {
             heard: Mutex::default(),
             measurements: Mutex::default(),
             slow_nodes: Mutex::default(),
+            collected: Mutex::default(),
             moving: Mutex::default(),
             dropping_ranges: Mutex::default(),
             partitions: OnceLock::new(),
@@ -189,8 +196,9 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.common_store()));
+        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
+        tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
@@ -227,6 +235,19 @@ impl Node {
             Err(_) => tracing::warn!(
                 "the metadata store or the store did not answer; other nodes will miss this node's heartbeats"
             ),
+        }
+    }
+
+    /// Records damaged objects of logs in the event log.
+    async fn report_damaged_logs(self: Arc<Self>, partitions: Arc<dyn Partitions>) {
+        let mut damaged = self.logs.damaged();
+        loop {
+            if let Some(error) = damaged.borrow_and_update().clone() {
+                partitions.record(Event::new(Kind::NodeLogDamaged).detail("error", error));
+            }
+            if damaged.changed().await.is_err() {
+                return;
+            }
         }
     }
 

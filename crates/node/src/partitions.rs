@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use fulmar_engine::{CommonStore, DecisionError, Engine, LogDurations, Result, Timeline};
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::TransactionOutcome;
+use fulmar_gateway::events::Event;
 use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
@@ -60,6 +61,9 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Records in the event log that a partition was quarantined.
     fn record_quarantine(&self, partition: PartitionId);
+
+    /// Records an event in the event log.
+    fn record(&self, event: Event);
 
     /// Reports what became of a transaction. One that was not committed cannot be any more.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
@@ -153,6 +157,10 @@ impl Partitions for EnginePartitions {
 
     fn record_quarantine(&self, partition: PartitionId) {
         self.1.record_quarantine(partition);
+    }
+
+    fn record(&self, event: Event) {
+        self.1.record(event);
     }
 
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {

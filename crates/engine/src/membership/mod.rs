@@ -46,7 +46,7 @@ mod member;
 mod moves;
 
 pub(crate) use inherited::spawn_settling;
-pub(crate) use member::Member;
+pub(crate) use member::{Member, shared_log};
 
 use async_trait::async_trait;
 use fulmar_pages::{Durability, PartitionId, Timeline};

@@ -5,6 +5,7 @@
 mod common;
 
 mod certificates;
+mod damaged_log;
 mod driver;
 mod full_etcd;
 mod garbage;

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
-use fulmar_gateway::cluster::{Cluster, NodeInfo, Owner, PartitionInfo, TransactionOutcome};
+use fulmar_gateway::cluster::{
+    Cluster, CollectorStatistics, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+};
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
 use fulmar_pages::{Durability, PartitionId};
@@ -229,6 +231,10 @@ impl Cluster for Member {
             heard: None,
         };
         nodes.into_iter().map(info).collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        CollectorStatistics::default()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {
