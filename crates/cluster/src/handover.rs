@@ -27,6 +27,8 @@ pub enum Outcome {
 pub enum Transfer {
     /// It reads the manifests and the shared log.
     Store,
+    /// As [`Transfer::Store`], in a migration with this journal.
+    Migrated(Read<Journal>),
     /// It has stored every page, as [`Journal::copy`] of this journal.
     Copied(Read<Journal>),
     /// It pulls the pages from the source, which has pinned them.
@@ -58,7 +60,9 @@ impl Release {
     fn next(&self, source: NodeId, destination: NodeId, from: Position) -> PartitionRecord {
         let record = &self.read.record;
         match &self.transfer {
-            Transfer::Store => record.moved(self.kept_from, self.end(), destination, from, false),
+            Transfer::Store | Transfer::Migrated(_) => {
+                record.moved(self.kept_from, self.end(), destination, from, false)
+            }
             Transfer::Copied(journal) => {
                 record.migrated(destination, Some(journal.record.copy()), None, from)
             }
@@ -83,10 +87,13 @@ pub async fn hand_over<E: Environment>(
         let next = release.next(source, destination, from);
         let nodes = [(source, source_read), (destination, &destination_read)];
         let mut transaction = metadata::owner_change(env, *partition, read, &nodes, &next)?;
-        if let Transfer::Copied(journal) | Transfer::Pinned(journal) = &release.transfer
-            && env.rules().compare_journal
-        {
-            transaction = Journal::compare(journal, *partition, transaction);
+        match &release.transfer {
+            Transfer::Migrated(journal) | Transfer::Copied(journal) | Transfer::Pinned(journal)
+                if env.rules().compare_journal =>
+            {
+                transaction = Journal::compare(journal, *partition, transaction);
+            }
+            _ => {}
         }
         let changed = metadata::transact(env, transaction).await;
         if changed == Change::Applied {

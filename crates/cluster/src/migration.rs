@@ -1,9 +1,9 @@
-//! Migrations of private partitions, whose pages only their owner has: a journalled state machine.
+//! Migrations of partitions: a journalled state machine.
 //!
 //! The journal of a partition's newest migration is a record in the metadata store. A coordinator
-//! (any node; usually the controller) sends commands to the source and the destination, and moves
-//! the journal from step to step by compare-and-set. If it dies, another one continues from the
-//! journal.
+//! (any node; usually the source) sends commands to the source and the destination, and moves the
+//! journal from step to step by compare-and-set. If it dies, another one continues from the
+//! journal. Several coordinators may run concurrently.
 //!
 //! ```text
 //!   copying ------ handing over ------ finished
@@ -13,7 +13,12 @@
 //!
 //! While `copying`, the source copies its pages to the destination, and serves. When `handing
 //! over`, it stops serving and hands the partition over. When `undoing`, the destination deletes
-//! the copy.
+//! the copy. A migration is cancelled by changing `copying` to `undoing`.
+//!
+//! What a copy is depends on where the pages are. Pages in the common store are not copied: the
+//! destination reads those that the source has cached, so that its cache is warm. Its copy is a
+//! hint; losing it loses no data. Pages of a private partition exist only at their owner, and the
+//! rules below protect their copy.
 //!
 //! - **The handover compares the journal** ([`crate::handover::Transfer`]). It is applied only
 //!   while the journal stands at `handing over`. When a coordinator has changed it to `undoing`,
@@ -52,14 +57,60 @@ pub enum Step {
     Finished,
 }
 
-/// What is copied before the handover.
+/// How a partition is migrated: what is copied before the handover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    /// Nothing: the source flushes, and the destination's cache is empty (the baseline of ElasTraS
+    /// 7.7).
+    Flush,
+    /// The pages that the source has cached, in rounds (Albatross, ElasTraS 6).
+    Albatross,
+    /// All pages of a private partition, in rounds (ShuttleDB 3).
+    Live,
+    /// Nothing. The destination pulls the pages of a private partition from the source.
+    OnDemand,
+}
+
+impl Mechanism {
+    /// All mechanisms.
+    pub const ALL: [Mechanism; 4] =
+        [Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand];
+
+    /// Its name in SQL and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mechanism::Flush => "flush",
+            Mechanism::Albatross => "albatross",
+            Mechanism::Live => "live",
+            Mechanism::OnDemand => "on-demand",
+        }
+    }
+
+    /// The mechanism with this name.
+    pub fn from_name(name: &str) -> Option<Mechanism> {
+        Mechanism::ALL.into_iter().find(|mechanism| mechanism.name() == name)
+    }
+
+    /// Whether something is copied before the handover.
+    fn copies_first(self) -> bool {
+        matches!(self, Mechanism::Albatross | Mechanism::Live)
+    }
+
+    /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
+    pub fn needs_common_store(self) -> bool {
+        matches!(self, Mechanism::Flush | Mechanism::Albatross)
+    }
+}
+
+/// How a migration ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mechanism {
-    /// All pages.
-    Copy,
-    /// Nothing. The destination pulls the pages from the source.
-    OnDemand,
+pub enum Outcome {
+    /// The destination became the owner.
+    Moved,
+    /// The source kept the partition, or its failover gave the partition to another node.
+    Undone,
 }
 
 /// The metadata store's record of a partition's newest migration.
@@ -70,7 +121,19 @@ pub struct Journal {
     pub number: u64,
     /// The current step.
     pub step: Step,
-    /// What is copied before the handover.
+    /// Why it is undone.
+    #[serde(default)]
+    pub cause: Option<String>,
+    /// Limit of the bytes copied per second.
+    #[serde(default)]
+    pub max_bytes_per_s: Option<u64>,
+    /// How it ended, if it is finished.
+    #[serde(default)]
+    pub outcome: Option<Outcome>,
+    /// When it started, in milliseconds since 1970.
+    #[serde(default)]
+    pub started_unix_ms: u64,
+    /// How the partition is migrated.
     pub mechanism: Mechanism,
     /// The owner.
     pub source: NodeId,
@@ -83,6 +146,12 @@ pub struct Journal {
 records!(Journal);
 
 impl Journal {
+    /// Returns true if both are journals of the same migration.
+    fn is_same(&self, other: &Journal) -> bool {
+        let of = |journal: &Journal| (journal.number, journal.started_unix_ms, journal.destination);
+        of(self) == of(other)
+    }
+
     /// The fence of a command of the current step.
     fn fence(&self, sequence: u64) -> Fence {
         Fence { number: self.number, step: self.step, sequence }
@@ -127,7 +196,8 @@ pub fn is_stale(rules: &Rules, newest: Option<Fence>, command: Fence) -> bool {
 }
 
 /// What a node shall do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// The source stores a copy at the destination.
     Copy,
@@ -163,10 +233,25 @@ pub enum Reply {
 pub trait Participants: Send + Sync {
     /// Sends a command. `None`: no answer; it may still be carried out.
     fn command(&self, node: NodeId, command: Command) -> impl Future<Output = Option<Reply>> + Send;
+
+    /// Why the last command was refused.
+    fn cause(&self) -> Option<String> {
+        None
+    }
 }
 
-fn key(partition: PartitionId) -> String {
-    format!("migration/{:016x}", partition.0)
+/// The prefix of all journals' keys.
+pub const PREFIX: &str = "migration/";
+
+/// The key of a partition's journal.
+pub fn key(partition: PartitionId) -> String {
+    format!("{PREFIX}{:016x}", partition.0)
+}
+
+/// The partition of a key made by [`key`].
+pub fn partition_of_key(of: &str) -> Option<PartitionId> {
+    let partition = PartitionId(u64::from_str_radix(of.strip_prefix(PREFIX)?, 16).ok()?);
+    (key(partition) == of).then_some(partition)
 }
 
 /// The journal of the partition's newest migration.
@@ -177,27 +262,61 @@ pub async fn journal<E: Environment>(
     metadata::read(env, &key(partition)).await
 }
 
-/// Starts a migration, unless another one is running.
+/// Starts a migration, and returns its number. `None` if another one is running, or was started
+/// concurrently.
 pub async fn start<E: Environment>(
     env: &E,
     partition: PartitionId,
     record: &PartitionRecord,
     destination: NodeId,
-    mechanism: Mechanism,
-) -> Result<(), Error> {
+    (mechanism, max_bytes_per_s): (Mechanism, Option<u64>),
+) -> Result<Option<u64>, Error> {
     let newest = journal(env, partition).await?;
     if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
-        return Ok(());
+        return Ok(None);
     }
     let number = newest.as_ref().map_or(1, |newest| newest.record.number + 1);
-    let step = match mechanism {
-        Mechanism::Copy => Step::Copying,
-        Mechanism::OnDemand => Step::HandingOver,
-    };
+    let step = if mechanism.copies_first() { Step::Copying } else { Step::HandingOver };
     let PartitionRecord { owner: source, epoch, .. } = *record;
-    let journal = Journal { v: VERSION, number, step, mechanism, source, destination, epoch };
+    let started_unix_ms = env.unix_time().as_millis() as u64;
+    let journal = Journal {
+        v: VERSION,
+        number,
+        step,
+        cause: None,
+        max_bytes_per_s,
+        outcome: None,
+        started_unix_ms,
+        mechanism,
+        source,
+        destination,
+        epoch,
+    };
     metadata::transact(env, metadata::replace(&key(partition), newest.as_ref(), &journal)?).await;
-    Ok(())
+    // The outcome of the transaction may be unknown.
+    let now = self::journal(env, partition).await?;
+    Ok(now.filter(|now| now.record.number == number && now.record.is_same(&journal)).map(|_| number))
+}
+
+/// Why a migration was cancelled.
+pub const CANCELLED: &str = "cancelled by an administrator";
+
+/// Cancels a migration that is copying. Returns false if there is none: the handover has begun, or
+/// the migration has ended.
+pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
+    loop {
+        let Some(read) = journal(env, partition).await? else { return Ok(false) };
+        match read.record.step {
+            Step::Undoing => return Ok(true),
+            Step::HandingOver | Step::Finished => return Ok(false),
+            Step::Copying => {}
+        }
+        let cause = Some(CANCELLED.to_owned());
+        let next = Journal { step: Step::Undoing, cause, ..read.record.clone() };
+        // Whatever the outcome is, the journal is read again.
+        metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
+        retry::pause(env).await;
+    }
 }
 
 /// Runs the partition's migration to its end. Several coordinators may do so concurrently.
@@ -208,28 +327,33 @@ pub async fn coordinate<E: Environment>(
 ) -> Result<(), Error> {
     loop {
         let Some(read) = journal(env, partition).await? else { return Ok(()) };
-        let next = match read.record.step {
+        let (step, outcome) = match read.record.step {
             Step::Copying => match send(env, nodes, partition, &read.record, Action::Copy).await {
-                Some(Reply::Done) => Step::HandingOver,
-                Some(Reply::Refused) | None => Step::Undoing,
+                Some(Reply::Done) => (Step::HandingOver, None),
+                Some(Reply::Refused) | None => (Step::Undoing, None),
             },
             Step::HandingOver => {
-                send(env, nodes, partition, &read.record, Action::HandOver).await;
-                match has_moved(env, partition, &read.record).await? {
-                    true => Step::Finished,
-                    false => Step::Undoing,
+                let reply = send(env, nodes, partition, &read.record, Action::HandOver).await;
+                match reply == Some(Reply::Done) || has_moved(env, partition, &read.record).await? {
+                    true => (Step::Finished, Some(Outcome::Moved)),
+                    false => (Step::Undoing, None),
                 }
             }
+            // The handover cannot be applied any more, but may have been applied before.
+            Step::Undoing if has_moved(env, partition, &read.record).await? => {
+                (Step::Finished, Some(Outcome::Moved))
+            }
             Step::Undoing => {
-                // The handover cannot be applied any more, but may have been applied before.
-                if !has_moved(env, partition, &read.record).await? {
-                    send(env, nodes, partition, &read.record, Action::Drop).await;
-                }
-                Step::Finished
+                send(env, nodes, partition, &read.record, Action::Drop).await;
+                (Step::Finished, Some(Outcome::Undone))
             }
             Step::Finished => return Ok(()),
         };
-        let next = Journal { step: next, ..read.record.clone() };
+        let cause = match step {
+            Step::Undoing => nodes.cause().or_else(|| Some("a node did not answer".to_owned())),
+            _ => read.record.cause.clone(),
+        };
+        let next = Journal { step, outcome, cause, ..read.record.clone() };
         // Whatever the outcome is, the journal is read again.
         metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
     }
@@ -254,7 +378,9 @@ async fn send<E: Environment>(
     None
 }
 
-/// Returns true if the migration's handover was applied.
+/// Returns true if the migration's handover was applied. Of a partition in the common store that has
+/// changed its owner again since, it is not known, and false: nothing but the outcome in the journal
+/// depends on it.
 async fn has_moved<E: Environment>(
     env: &E,
     partition: PartitionId,
@@ -298,6 +424,16 @@ pub async fn pulled<E: Environment>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_mechanisms_and_keys_are_read_back() {
+        for mechanism in Mechanism::ALL {
+            assert_eq!(Mechanism::from_name(mechanism.name()), Some(mechanism));
+            assert_eq!(serde_json::to_value(mechanism).unwrap(), mechanism.name());
+        }
+        assert_eq!(partition_of_key(&key(PartitionId(258))), Some(PartitionId(258)));
+        assert_eq!(partition_of_key("migration/102"), None);
+    }
 
     #[test]
     fn commands_of_earlier_migrations_and_steps_are_stale() {

@@ -54,6 +54,22 @@ pub enum AdminStatement {
         /// The name of the database.
         name: String,
     },
+    /// `ALTER DATABASE ... MOVE TO 'node' [USING mechanism] [LIMIT 'rate']`.
+    MoveDatabase {
+        /// The name of the database.
+        name: String,
+        /// The name of the node.
+        node: String,
+        /// The name of the mechanism.
+        mechanism: Option<String>,
+        /// The size of what may be copied per second.
+        limit: Option<String>,
+    },
+    /// `ALTER DATABASE ... CANCEL MOVE`.
+    CancelMove {
+        /// The name of the database.
+        name: String,
+    },
     /// `SET name = value`, or `RESET name`, which has no value.
     AlterLimit {
         /// The name of the database.
@@ -152,6 +168,8 @@ impl AdminStatement {
             AdminStatement::RenameDatabase { .. }
             | AdminStatement::RestoreDatabase { .. }
             | AdminStatement::ResumeDatabase { .. }
+            | AdminStatement::MoveDatabase { .. }
+            | AdminStatement::CancelMove { .. }
             | AdminStatement::AlterLimit { .. }
             | AdminStatement::ResetLimits { .. } => "ALTER DATABASE",
             AdminStatement::CreateUser { .. } => "CREATE ROLE",
@@ -207,6 +225,14 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement
 
 fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     cursor.name().ok_or_else(|| unexpected(cursor))
+}
+
+/// A name, or a string constant.
+fn name_or_string(cursor: &mut Cursor<'_, '_>) -> Result<String> {
+    match cursor.string() {
+        Some(text) => Ok(text),
+        None => name(cursor),
+    }
 }
 
 fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
@@ -306,6 +332,13 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
         Ok(AdminStatement::RestoreDatabase { name: database, at_unix_ms: unix_ms(cursor)? })
     } else if cursor.word("resume") {
         Ok(AdminStatement::ResumeDatabase { name: database })
+    } else if cursor.words(&["move", "to"]) {
+        let node = name_or_string(cursor)?;
+        let mechanism = cursor.word("using").then(|| name_or_string(cursor)).transpose()?;
+        let limit = cursor.word("limit").then(|| name_or_string(cursor)).transpose()?;
+        Ok(AdminStatement::MoveDatabase { name: database, node, mechanism, limit })
+    } else if cursor.words(&["cancel", "move"]) {
+        Ok(AdminStatement::CancelMove { name: database })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
         Ok(AdminStatement::AlterLimit { database, name, value })
@@ -316,7 +349,8 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     } else {
         Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, RESUME, SET and RESET",
+            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, MOVE TO, CANCEL MOVE, RESUME, SET and \
+             RESET",
         ))
     }
 }

@@ -72,7 +72,7 @@ pub use fulmar_maintenance::{
     CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
     RetentionSource, Verified, verify_directory, verify_store,
 };
-pub use fulmar_mvcc::LogSource;
+pub use fulmar_mvcc::{CachedPage, LogSource};
 pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{
@@ -84,7 +84,7 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
-pub use membership::{Assignment, Assignments, MAX_NODE, Membership, ReplayRange};
+pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
 pub use session::Session;

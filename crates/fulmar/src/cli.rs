@@ -3,6 +3,7 @@
 mod cert;
 mod cluster;
 mod events;
+mod moves;
 mod node;
 mod security;
 mod tenant;
@@ -28,6 +29,7 @@ use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
 pub use events::EventsArgs;
+pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
@@ -63,6 +65,10 @@ pub enum Command {
     Tenant(TenantArgs),
     /// List, drain and remove the nodes of a cluster
     Node(NodeArgs),
+    /// Move a tenant to another node of the cluster, while it is in use
+    Move(MoveArgs),
+    /// Show what the newest moves of tenants have cost
+    Moves(MovesArgs),
     /// Move the metadata of a cluster
     Cluster(ClusterCommandArgs),
     /// Create, drop and list tokens for HTTP access

@@ -30,6 +30,7 @@ mod client;
 mod demo;
 mod events;
 mod interrupt;
+mod moves;
 mod node;
 mod output;
 mod size;
@@ -81,6 +82,8 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Start(arguments) => start::run(*arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
             Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
+            Command::Move(arguments) => interrupt::or_interrupted(moves::run(arguments)).await,
+            Command::Moves(arguments) => interrupt::or_interrupted(moves::list(arguments)).await,
             Command::Cluster(arguments) => interrupt::or_interrupted(start::convert_cluster(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Cert(arguments) => cert::run(arguments),

@@ -9,8 +9,9 @@ use tokio_postgres::Client;
 
 use crate::cli::{NodeAction, NodeArgs};
 use crate::client::{connect, from_row, server_error};
+use crate::moves::move_tenant;
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, literal, quoted};
+use crate::tenant::{SYSTEM_DATABASE, quoted};
 
 /// Number of databases that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
@@ -116,7 +117,7 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
             loop {
                 let next = queue.lock().ok().and_then(|mut queue| queue.next());
                 let Some(Moved { database, node }) = next else { return Ok(()) };
-                move_tenant(client, database, node).await?;
+                move_tenant(client, database, node, "").await?;
                 bar.inc(1);
             }
         }
@@ -129,11 +130,4 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
         true => output::json(&moves),
         false => output::line(&format!("moved {} databases from {name}", moves.len())),
     }
-}
-
-/// Moves a tenant to a node.
-pub async fn move_tenant(client: &Client, tenant: &str, node: &str) -> anyhow::Result<()> {
-    let statement = format!("ALTER DATABASE {} SET node = {}", quoted(tenant), literal(node));
-    let moved = client.batch_execute(&statement).await.map_err(|error| server_error(&error));
-    moved.with_context(|| format!("tenant \"{tenant}\" was not moved to node \"{node}\""))
 }

@@ -102,7 +102,7 @@ async fn single_node_becomes_the_first_node_of_a_cluster() {
     assert_eq!(users.len(), 1);
     cluster.start_node(1).await.unwrap();
     for database in ["shop", "common", "fulmar"] {
-        execute(&cluster.url(1, "fulmar"), &format!("ALTER DATABASE {database} SET node = 'n2'")).await;
+        execute(&cluster.url(1, "fulmar"), &format!("ALTER DATABASE {database} MOVE TO 'n2'")).await;
     }
     execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (5)").await;
     cluster.kill(1).unwrap();
@@ -195,7 +195,7 @@ async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
     wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
     execute(&cluster.url(0, "fulmar"), "CREATE DATABASE shop").await;
     execute(&cluster.url(0, "shop"), "CREATE TABLE t(v INTEGER PRIMARY KEY)").await;
-    execute(&cluster.url(0, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    execute(&cluster.url(0, "fulmar"), "ALTER DATABASE shop MOVE TO 'n2'").await;
     execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (1)").await;
     let error = stderr_of_failure(&forget(&cluster, 1), 1);
     assert!(error.contains("node \"n2\" has not ended: its state is alive"), "{error}");
@@ -219,14 +219,14 @@ async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
         cluster.start_node(third).await.unwrap();
         wait_until("n3 is alive", async || state(&cluster, third).await.as_deref() == Some("alive")).await;
         for database in ["shop", "fulmar"] {
-            execute(&cluster.url(0, "fulmar"), &format!("ALTER DATABASE {database} SET node = 'n3'")).await;
+            execute(&cluster.url(0, "fulmar"), &format!("ALTER DATABASE {database} MOVE TO 'n3'")).await;
         }
         stdout(&forget(&cluster, 1));
     }
     assert_eq!(state(&cluster, 1).await, None);
     cluster.start_node(1).await.unwrap();
     wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
-    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop MOVE TO 'n2'").await;
     assert_eq!(values(&cluster.url(1, "shop")).await, [1]);
     // The old directory is not the new node's.
     cluster.kill(1).unwrap();
@@ -246,7 +246,7 @@ async fn cluster_with_embedded_metadata_continues_when_its_first_node_is_back() 
     cluster.start_node(0).await.unwrap();
     cluster.start_node(1).await.unwrap();
     wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
-    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop SET node = 'n2'").await;
+    execute(&cluster.url(1, "fulmar"), "ALTER DATABASE shop MOVE TO 'n2'").await;
     execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (3)").await;
     assert_eq!(values(&cluster.url(1, "common")).await, [1, 2]);
     // Requests wait for the first node, or fail.

@@ -10,8 +10,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fulmar_migrate::report::Report;
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::Stream;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
@@ -89,6 +91,46 @@ pub struct CollectorStatistics {
     pub log_objects: u64,
     /// The time since its last complete pass, if there was one.
     pub last_pass: Option<Duration>,
+}
+
+/// How a partition is to be moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Move {
+    /// The name of the mechanism. The default is chosen by the cluster.
+    pub mechanism: Option<String>,
+    /// Limit of the bytes copied per second.
+    pub max_bytes_per_s: Option<u64>,
+}
+
+/// A migration, for `fulmar.migrations`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigrationInfo {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Its step, or how it ended.
+    pub step: String,
+    /// What it has cost.
+    pub report: Report,
+}
+
+/// How long the clients of a partition have waited at this node because its owner changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// The longest wait, in milliseconds.
+    pub longest_ms: u64,
+    /// Number of clients that had to wait.
+    pub count: u64,
+    /// Number of transactions that could not be continued.
+    pub failed: u64,
+}
+
+impl Waits {
+    /// Adds other waits.
+    pub fn add(&mut self, other: Waits) {
+        self.longest_ms = self.longest_ms.max(other.longest_ms);
+        self.count += other.count;
+        self.failed += other.failed;
+    }
 }
 
 /// A partition of the cluster, for `fulmar.partitions`.
@@ -172,7 +214,13 @@ pub trait Cluster: Send + Sync + 'static {
     async fn drop_partition(&self, partition: PartitionId) -> Result<()>;
 
     /// Moves a partition to the node with this name, and returns when that node owns it.
-    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()>;
+    async fn move_partition(&self, partition: PartitionId, node: &str, options: Move) -> Result<()>;
+
+    /// Cancels the migration of a partition. Fails if it has none that can be cancelled.
+    async fn cancel_move(&self, partition: PartitionId) -> Result<()>;
+
+    /// The running and the newest migrations, newest first.
+    fn migrations(&self) -> Vec<MigrationInfo>;
 
     /// Removes a node that has ended, owns no partition and whose logs are not needed. Another node
     /// can then have its name.

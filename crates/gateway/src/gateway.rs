@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
+use crate::cluster::Waits;
 use crate::connection_slots::ConnectionSlots;
 use crate::events::{self, Event, EventLog, Kind};
 use crate::login_throttle::LoginThrottle;
@@ -138,9 +139,20 @@ pub struct GatewaySessions {
     registry: Arc<Registry>,
     catalog: Arc<Catalog>,
     event_log: Arc<EventLog>,
+    tenants: Arc<TenantStatsRegistry>,
 }
 
 impl GatewaySessions {
+    /// How long the clients of a partition have waited since the last call.
+    pub fn take_waits(&self, partition: PartitionId) -> Waits {
+        self.registry.waits.take(partition)
+    }
+
+    /// The smoothed execution time of a partition's statements on this node, in microseconds.
+    pub fn smoothed_us(&self, partition: PartitionId) -> u64 {
+        self.tenants.counts(partition).map_or(0, |counts| counts.smoothed_us)
+    }
+
     /// The number of clients of a partition that are connected to this node of a cluster. Their
     /// sessions may run on others.
     pub fn clients(&self, partition: PartitionId) -> usize {
@@ -217,6 +229,7 @@ impl Gateway {
             registry: registry.clone(),
             catalog: metrics.catalog.clone(),
             event_log: event_log.clone(),
+            tenants: metrics.tenants.clone(),
         };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::activity::{Activity, SessionIdentity};
+use crate::relay::WaitRegistry;
 
 const OPEN: u8 = 0;
 const CLOSING: u8 = 1;
@@ -179,6 +180,8 @@ pub(crate) struct Registry {
     limit: usize,
     /// Notified when a session leaves.
     left: Notify,
+    /// How long clients wait because the owner of their partition changes.
+    pub(crate) waits: WaitRegistry,
 }
 
 impl Registry {
@@ -191,6 +194,7 @@ impl Registry {
             node_bits: node_bits as i32,
             limit,
             left: Notify::new(),
+            waits: WaitRegistry::default(),
         }
     }
 

@@ -100,6 +100,15 @@ impl Maintenance {
         self.hot.store_on_close(partition);
     }
 
+    /// Reads pages of a partition that is about to be moved to this node ([`crate::HotLists::warm`]).
+    pub async fn warm(
+        &self,
+        partition: &fulmar_mvcc::Partition,
+        pages: &[fulmar_pages::PageNo],
+    ) -> Result<u64> {
+        self.hot.warm(partition, pages).await
+    }
+
     /// Stores lists of hot pages of the open partitions when the node stops.
     pub async fn store_hot_pages(&self) {
         self.hot.store_all(self.partitions.open_partitions()).await;

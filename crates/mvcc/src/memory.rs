@@ -258,6 +258,12 @@ impl Reservation {
         self.bytes = 0;
     }
 
+    /// Takes a part of the bytes out of this reservation. `None` if it has fewer.
+    pub(crate) fn split(&mut self, bytes: u64) -> Option<Reservation> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(Reservation::of(self.memory.clone(), bytes))
+    }
+
     /// Converts the reservation for long-term use.
     pub fn into_long_term(mut self) -> LongTermReservation {
         LongTermReservation { memory: self.memory.clone(), bytes: std::mem::take(&mut self.bytes) }
@@ -346,6 +352,12 @@ impl Account {
     pub(crate) fn keep(&self, reservation: Reservation) {
         self.resident_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
         reservation.keep();
+    }
+
+    /// Gives bytes to another account.
+    pub(crate) fn give(&self, bytes: u64) -> Reservation {
+        self.resident_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Reservation::of(self.memory.clone(), bytes)
     }
 
     /// Marks bytes as evicted. They are freed when their readers have left.

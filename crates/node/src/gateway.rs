@@ -9,7 +9,7 @@ use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{LogKind, NodeId, NodeState, PartitionRecord, Position};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
@@ -195,17 +195,16 @@ impl Cluster for Node {
         }
     }
 
-    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
-        let Some(to) = self.owners().find_node(node) else {
-            return Err(Error::new(
-                sqlstate::INVALID_CATALOG_NAME,
-                format!("node \"{node}\" does not exist"),
-            )
-            .hint("\"fulmar node list\" lists the nodes."));
-        };
-        let request = || Request::Move { partition: partition.0, to: to.id.0 };
-        self.ask_owner(partition, ROUTING_TIMEOUT, request).await?;
-        Ok(())
+    async fn move_partition(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
+        self.migrate(partition, node, options).await
+    }
+
+    async fn cancel_move(&self, partition: PartitionId) -> Result<()> {
+        self.cancel_migration(partition).await
+    }
+
+    fn migrations(&self) -> Vec<MigrationInfo> {
+        self.migration_infos()
     }
 
     async fn forget_node(&self, node: &str) -> Result<()> {

@@ -23,6 +23,7 @@
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
 //! - `slow_nodes`: finds nodes that are many times slower than the others.
+//! - `migrations`: moves partitions with what their owner has cached.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
@@ -50,6 +51,7 @@ mod gateway;
 pub mod logs;
 mod messages;
 pub mod metadata;
+mod migrations;
 mod moves;
 mod node;
 mod objects;

@@ -8,8 +8,9 @@
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
 use bytes::Bytes;
+use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
 use fulmar_engine::{Error, Result, sqlstate};
-use fulmar_gateway::cluster::TransactionOutcome;
+use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +37,18 @@ pub(crate) enum Opening {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Hand the partition over to another node.
-    Move { partition: u64, to: u32 },
+    /// Start to migrate the partition to another node. The default mechanism is the owner's choice.
+    Migrate { partition: u64, to: u32, mechanism: Option<Mechanism>, max_bytes_per_s: Option<u64> },
+    /// Carry out a command of a migration's coordinator.
+    Command { partition: u64, fence: Fence, epoch: u32, action: Action },
+    /// Read pages of a partition that will be moved to this node.
+    Warm { partition: u64, lineage: u64, epoch: u32, pages: Vec<u32> },
+    /// Open a partition that was moved to this node.
+    Open { partition: u64 },
+    /// Report how long clients of the partition have waited since the last such request.
+    Waits { partition: u64 },
+    /// Report the smoothed execution time of the partition's statements.
+    Latency { partition: u64 },
     /// Drop the partition.
     Drop { partition: u64 },
     /// Store the partition, as it is now or was at a time, as the first manifest of another one.
@@ -56,6 +67,14 @@ pub(crate) enum Request {
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
     Disown { incarnation: u64, segments: Vec<String> },
+}
+
+impl Request {
+    /// The request for a command.
+    pub(crate) fn command(command: Command) -> Request {
+        let Command { partition, fence, epoch, action } = command;
+        Request::Command { partition: partition.0, fence, epoch, action }
+    }
 }
 
 /// The answer to a heartbeat.
@@ -79,6 +98,14 @@ pub(crate) struct Heartbeat {
 pub(crate) enum Answer {
     /// It was carried out.
     Done,
+    /// A migration was started.
+    Started { number: u64 },
+    /// The number of pages that had not been in memory.
+    Warmed { pages: u64 },
+    /// How long clients have waited.
+    Waits { waits: Waits },
+    /// A smoothed execution time.
+    Latency { us: u64 },
     /// The number of clients.
     Sessions { count: u64 },
     /// The transaction was committed.
@@ -195,10 +222,7 @@ mod tests {
     #[test]
     fn openings_are_one_line_of_json() {
         assert_eq!(&encode(&Opening::Session)[..], br#"{"kind":"session"}"#);
-        let opening = Opening::Control { request: Request::Move { partition: 2, to: 3 } };
-        assert_eq!(
-            &encode(&opening)[..],
-            br#"{"kind":"control","request":{"do":"move","partition":2,"to":3}}"#
-        );
+        let opening = Opening::Control { request: Request::Drop { partition: 2 } };
+        assert_eq!(&encode(&opening)[..], br#"{"kind":"control","request":{"do":"drop","partition":2}}"#);
     }
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
+use fulmar_cluster::migration::Command;
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
-use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
 use futures::stream::{self, StreamExt};
@@ -17,6 +18,7 @@ use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
 use crate::logs::position;
 use crate::messages::{Answer, Request};
+use crate::migrations::local_stays;
 
 /// Number of partitions that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
@@ -47,9 +49,30 @@ impl Node {
     /// Carries out a request of another node, or of this one.
     pub(crate) async fn carry_out(&self, request: Request) -> Result<Answer> {
         match request {
-            Request::Move { partition, to } => {
-                self.hand_over(PartitionId(partition), NodeId(to)).await?;
+            Request::Migrate { partition, to, mechanism, max_bytes_per_s } => {
+                let options = (mechanism, max_bytes_per_s);
+                let started = self.start_migration(PartitionId(partition), NodeId(to), options).await?;
+                Ok(started.map_or(Answer::Done, |number| Answer::Started { number }))
+            }
+            Request::Command { partition, fence, epoch, action } => {
+                let partition = PartitionId(partition);
+                self.migration_command(Command { partition, fence, epoch, action }).await?;
                 Ok(Answer::Done)
+            }
+            Request::Warm { partition, lineage, epoch, pages } => {
+                let timeline = Timeline { lineage, epoch };
+                let warm = self.partitions()?.warm(PartitionId(partition), timeline, pages);
+                Ok(Answer::Warmed { pages: warm.await? })
+            }
+            Request::Open { partition } => {
+                self.partitions()?.open_arrived(PartitionId(partition)).await?;
+                Ok(Answer::Done)
+            }
+            Request::Waits { partition } => {
+                Ok(Answer::Waits { waits: self.partitions()?.take_waits(PartitionId(partition)) })
+            }
+            Request::Latency { partition } => {
+                Ok(Answer::Latency { us: self.partitions()?.smoothed_us(PartitionId(partition)) })
             }
             Request::Drop { partition } => {
                 self.drop_own(PartitionId(partition)).await?;
@@ -168,17 +191,21 @@ impl Node {
         }
     }
 
-    /// Hands a partition of this node over to another one.
-    pub(crate) async fn hand_over(&self, partition: PartitionId, to: NodeId) -> Result<()> {
+    /// Hands a partition of this node over to another one. Returns when it stopped accepting
+    /// statements; `None` if this is the other one.
+    pub(crate) async fn hand_over(
+        &self,
+        partition: PartitionId,
+        to: NodeId,
+        transfer: Transfer,
+    ) -> Result<Option<Instant>> {
         let _moving = self.begin_handover(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
-            return Ok(());
+            return Ok(None);
         }
         if read.record.log() == LogKind::Local {
-            let text = format!("partition {partition} has local durability and cannot leave its node");
-            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
-                .hint("Change it first: ALTER DATABASE ... SET durability = shared."));
+            return Err(local_stays(partition));
         }
         if self.owners().node(to).and_then(|known| known.alive()).is_none() {
             return Err(not_alive(to));
@@ -187,8 +214,8 @@ impl Node {
         if !read.record.is_covered(self.incarnation()) {
             partitions.cover(partition).await?;
         }
-        let end = match partitions.release(partition).await {
-            Ok(end) => position(end),
+        let (end, closed) = match partitions.release(partition).await {
+            Ok(released) => (position(released.end), released.closed),
             Err(error) => {
                 // Accepts statements again, if some step before the release record failed.
                 self.take_back(partition).await?;
@@ -199,11 +226,11 @@ impl Node {
         let start = Position { incarnation: self.incarnation(), slot: 0 };
         read.record = read.record.covered(read.record.base, start);
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
-        let release = Release { partition, read, slot, kept_from: end, transfer: Transfer::Store };
+        let release = Release { partition, read, slot, kept_from: end, transfer };
         match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {
             Ok(Outcome::HandedOver) => {
                 partitions.give_up(partition);
-                Ok(())
+                Ok(Some(closed))
             }
             Ok(Outcome::Kept(_)) => {
                 self.take_back(partition).await?;
@@ -280,8 +307,8 @@ impl Node {
         let moves = placed.into_iter().map(|(partition, to)| {
             let moved = &moved;
             async move {
-                match self.hand_over(partition, to).await {
-                    Ok(()) => {
+                match self.hand_over(partition, to, Transfer::Store).await {
+                    Ok(_) => {
                         let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
                         if moved.is_multiple_of(PROGRESS_STEP) || moved == total {
                             tracing::info!(moved, of = total, "handed databases over");
@@ -298,7 +325,7 @@ impl Node {
     }
 }
 
-fn not_alive(node: NodeId) -> Error {
+pub(crate) fn not_alive(node: NodeId) -> Error {
     Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, format!("node {node} is not alive"))
         .hint("Choose another node: \"fulmar node list\" lists them.")
 }

@@ -30,6 +30,7 @@ use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
 use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
+use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
@@ -82,6 +83,9 @@ pub struct Node {
     term: u32,
     lease: Lease,
     owners: Arc<Owners>,
+    migrations: Arc<Migrations>,
+    /// The migrations that this node runs.
+    pub(crate) running: migrations::Running,
     peers: Peers,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
     /// The latencies of this node, and the nodes that are slower than the others.
@@ -121,6 +125,8 @@ impl Node {
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
         check_peers(&options, id, cluster, &owners).await?;
+        let migrations = Arc::new(Migrations::default());
+        metadata.follow(migrations.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         registration::record_term(&*metadata, term, id, begun.incarnation).await?;
@@ -146,6 +152,8 @@ impl Node {
             term,
             lease: Lease::default(),
             owners,
+            migrations,
+            running: migrations::Running::default(),
             peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
             measurements: Mutex::default(),
@@ -205,6 +213,7 @@ impl Node {
         });
         tokio::spawn(self.clone().detect());
         tokio::spawn(self.clone().close_quarantined());
+        tokio::spawn(self.clone().run_migrations());
     }
 
     /// Completes when this incarnation was fenced, with the reason. The process must start again.
@@ -303,6 +312,11 @@ impl Node {
     /// The owners of partitions, in memory.
     pub fn owners(&self) -> &Owners {
         &self.owners
+    }
+
+    /// The migrations of all partitions, in memory.
+    pub(crate) fn migrations(&self) -> &Migrations {
+        &self.migrations
     }
 
     pub(crate) fn begun(&self) -> &Begun {

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{CommonStore, DecisionError, Engine, LogDurations, Result, Timeline};
+use fulmar_engine::{
+    CachedPages, CommonStore, DecisionError, Engine, LogDurations, Released, Result, Timeline,
+};
 use fulmar_gateway::GatewaySessions;
-use fulmar_gateway::cluster::TransactionOutcome;
+use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
-use fulmar_pages::{PartitionId, SegmentId};
+use fulmar_pages::{PageNo, PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
@@ -16,8 +18,27 @@ use futures::future::BoxFuture;
 #[async_trait]
 pub trait Partitions: Send + Sync + 'static {
     /// Opens and flushes a partition, refuses new statements and commits, and writes a durable
-    /// `release` record. Returns the position after it.
-    async fn release(&self, partition: PartitionId) -> Result<LogPosition>;
+    /// `release` record.
+    async fn release(&self, partition: PartitionId) -> Result<Released>;
+
+    /// Flushes a partition, and lists the pages that it has in memory.
+    async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages>;
+
+    /// Reads pages of a partition that will be moved to this node. Returns how many were not in
+    /// memory.
+    async fn warm(&self, partition: PartitionId, timeline: Timeline, pages: Vec<PageNo>) -> Result<u64>;
+
+    /// Forgets a partition that is not moved to this node after all.
+    fn forget_arrival(&self, partition: PartitionId);
+
+    /// Opens a partition that was moved to this node.
+    async fn open_arrived(&self, partition: PartitionId) -> Result<()>;
+
+    /// How long the clients of a partition have waited at this node since the last call.
+    fn take_waits(&self, partition: PartitionId) -> Waits;
+
+    /// The smoothed execution time of a partition's statements on this node, in microseconds.
+    fn smoothed_us(&self, partition: PartitionId) -> u64;
 
     /// Stores a manifest of a partition in this incarnation, unless it has no contents.
     async fn cover(&self, partition: PartitionId) -> Result<()>;
@@ -101,8 +122,32 @@ impl EnginePartitions {
 
 #[async_trait]
 impl Partitions for EnginePartitions {
-    async fn release(&self, partition: PartitionId) -> Result<LogPosition> {
+    async fn release(&self, partition: PartitionId) -> Result<Released> {
         self.0.release(partition).await
+    }
+
+    async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages> {
+        self.0.flush_and_list(partition).await
+    }
+
+    async fn warm(&self, partition: PartitionId, timeline: Timeline, pages: Vec<PageNo>) -> Result<u64> {
+        self.0.warm(partition, timeline, &pages).await
+    }
+
+    fn forget_arrival(&self, partition: PartitionId) {
+        self.0.forget_arrival(partition);
+    }
+
+    async fn open_arrived(&self, partition: PartitionId) -> Result<()> {
+        self.0.open_arrived(partition).await
+    }
+
+    fn take_waits(&self, partition: PartitionId) -> Waits {
+        self.1.take_waits(partition)
+    }
+
+    fn smoothed_us(&self, partition: PartitionId) -> u64 {
+        self.1.smoothed_us(partition)
     }
 
     async fn cover(&self, partition: PartitionId) -> Result<()> {

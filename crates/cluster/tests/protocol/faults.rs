@@ -261,7 +261,8 @@ impl Cluster {
         let partition = common[simulation.below(common.len() as u64) as usize];
         let (partition, request) = match simulation.below(6) {
             0 if self.features.migrations => {
-                let partition = private_partitions()[0];
+                let all = [private_partitions(), common].concat();
+                let partition = all[simulation.below(all.len() as u64) as usize];
                 (partition, Request::Migrate { partition, to, on_demand: simulation.chance(1, 2) })
             }
             1 if self.features.durability => {

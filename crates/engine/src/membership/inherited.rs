@@ -45,7 +45,8 @@ const COVER_BATCH: usize = 16;
 /// Pause after each of these batches.
 const COVER_PAUSE: Duration = Duration::from_millis(500);
 
-/// Starts the task. It also frees the memory of sealed logs that are not read any more.
+/// Starts the task. It also frees the memory of sealed logs that are not read any more, and
+/// of arrivals whose migration has ended without a word.
 pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
     let engine = Arc::downgrade(engine);
     tokio::spawn(async move {
@@ -74,6 +75,7 @@ pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
             }
             if Instant::now() > forget_at {
                 member.sealed.forget_unused();
+                member.arrivals.drop_old();
                 forget_at = Instant::now() + FORGET_INTERVAL;
             }
             drop(engine);

@@ -16,9 +16,11 @@ use fulmar_mvcc::with_partition_context;
 use fulmar_mvcc::{Node, Partition, Partitions, Replay, log_error, moved_error, store_error, term_of};
 use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
-use fulmar_store::{CommitLog, HotPagesName, LogPosition, SealedLogs, VERSION_BITS};
+use fulmar_store::{CommitLog, HotPagesName, SealedLogs, VERSION_BITS};
 use parking_lot::Mutex;
 
+use super::arrivals::Arrivals;
+use super::moves::Released;
 use super::{Assignment, Membership};
 
 /// Version numbers that are left out when an incarnation first opens a partition that it already
@@ -40,6 +42,8 @@ pub(crate) struct Member {
     pub(super) flushing: tokio::sync::Mutex<()>,
     /// Partitions that cannot be opened, and whose records were copied to this incarnation's log.
     copied: Mutex<HashSet<PartitionId>>,
+    /// Partitions that are about to be moved to this node.
+    pub(crate) arrivals: Arrivals,
     /// Partitions whose ranges were tried to be dropped in this round.
     pub(super) skipped: Mutex<HashSet<PartitionId>>,
 }
@@ -49,8 +53,8 @@ pub(crate) struct Member {
 pub(super) struct Move {
     /// The partition is not opened.
     is_refused: AtomicBool,
-    /// The position after the release, once that is durable and the partition is flushed.
-    pub(super) released: tokio::sync::Mutex<Option<LogPosition>>,
+    /// The release, once that is durable and the partition is flushed.
+    pub(super) released: tokio::sync::Mutex<Option<Released>>,
 }
 
 impl Move {
@@ -73,6 +77,7 @@ impl Member {
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
             copied: Mutex::default(),
+            arrivals: Arrivals::default(),
             skipped: Mutex::default(),
         }
     }
@@ -112,6 +117,9 @@ impl Member {
         let opened = with_partition_context(id, open).await?;
         let newest = opened.current().number.max(manifest.map_or(0, |manifest| manifest.version.number));
         opened.start_numbers_at(self.first_number(id, assignment.epoch, newest)?);
+        if let Some(arrival) = self.arrivals.take(id) {
+            opened.adopt_pages(&arrival);
+        }
         Ok((opened, hot_pages))
     }
 

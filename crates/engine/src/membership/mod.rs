@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
+//! | [`arrivals`] | partitions that are about to be moved to this node |
 //! | [`conversion`] | preparing a single node's partitions for a cluster |
 //! | [`inherited`] | covering the records of earlier incarnations and owners by manifests |
 //!
@@ -40,6 +41,7 @@
 //! Records of its earlier stay may then be in the range of the new epoch, because a range begins at
 //! slot 0 of the owner's incarnation. They are covered by the manifest of the release.
 
+mod arrivals;
 mod conversion;
 mod inherited;
 mod member;
@@ -47,6 +49,7 @@ mod moves;
 
 pub(crate) use inherited::spawn_settling;
 pub(crate) use member::{Member, shared_log};
+pub use moves::{CachedPages, Released};
 
 use async_trait::async_trait;
 use fulmar_pages::{Durability, PartitionId, Timeline};

@@ -25,12 +25,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, log_error};
+use fulmar_mvcc::{CachedPage, Partition, log_error};
 use fulmar_pages::record::RecordHeader;
-use fulmar_pages::{PartitionId, RecordBuilder, RecordKind, Version};
+use fulmar_pages::{PageNo, PartitionId, RecordBuilder, RecordKind, Timeline, Version};
 use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, LogPosition, Lsn, Urgency};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::member::{Member, Move, shared_log};
 use crate::engine::Engine;
@@ -42,6 +42,26 @@ enum Purpose {
     HandOver,
     /// This node changes its record.
     Change,
+}
+
+/// A partition that was released.
+#[derive(Clone, Copy, Debug)]
+pub struct Released {
+    /// The log position after the release. All records before it are in manifests.
+    pub end: LogPosition,
+    /// When the partition stopped accepting statements.
+    pub closed: Instant,
+}
+
+/// The pages that a partition has in memory.
+#[derive(Clone, Debug)]
+pub struct CachedPages {
+    /// The number of the newest version in the store.
+    pub stored: u64,
+    /// The pages whose current version is in memory and in the store, hottest first.
+    pub pages: Vec<CachedPage>,
+    /// The size of the database in pages.
+    pub page_count: u32,
 }
 
 /// How long a release waits until its record is durable.
@@ -62,10 +82,10 @@ impl Engine {
     /// until [`Engine::take_back`] or [`Engine::give_up`]. Statements and transactions get
     /// [`sqlstate::PARTITION_MOVED`].
     ///
-    /// A repeated call returns the same position. After an error the partition is either still
+    /// A repeated call returns the same result. After an error the partition is either still
     /// served, or refused until one of the three functions succeeds. The work continues if the
     /// future is dropped.
-    pub async fn release(self: &Arc<Self>, id: PartitionId) -> Result<LogPosition> {
+    pub async fn release(self: &Arc<Self>, id: PartitionId) -> Result<Released> {
         self.release_for(id, Purpose::HandOver).await
     }
 
@@ -73,21 +93,21 @@ impl Engine {
     /// example: without a release record, and also for partitions with local durability. Returns the
     /// position of the shared log, before which everything is durable. [`Engine::take_back`] follows.
     pub async fn release_to_change(self: &Arc<Self>, id: PartitionId) -> Result<LogPosition> {
-        self.release_for(id, Purpose::Change).await
+        Ok(self.release_for(id, Purpose::Change).await?.end)
     }
 
-    async fn release_for(self: &Arc<Self>, id: PartitionId, purpose: Purpose) -> Result<LogPosition> {
+    async fn release_for(self: &Arc<Self>, id: PartitionId, purpose: Purpose) -> Result<Released> {
         let member = self.require_member()?.clone();
         let moving = member.moves.lock().entry(id).or_default().clone();
         let engine = self.clone();
         self.run_to_completion(async move {
             let mut released = moving.released.lock().await;
-            if let Some(position) = *released {
-                return Ok(position);
+            if let Some(known) = *released {
+                return Ok(known);
             }
             let result = engine.release_partition(&member, &moving, (id, purpose)).await;
             match &result {
-                Ok(position) => *released = Some(*position),
+                Ok(first) => *released = Some(*first),
                 // The partition is still served.
                 Err(_) if engine.partitions().open_one(id).is_none_or(|open| !open.has_moved()) => {
                     member.moves.lock().remove(&id);
@@ -104,7 +124,7 @@ impl Engine {
         member: &Member,
         moving: &Move,
         (id, purpose): (PartitionId, Purpose),
-    ) -> Result<LogPosition> {
+    ) -> Result<Released> {
         let partition = match self.partitions().open_one(id).filter(|open| open.has_moved()) {
             // An earlier release has failed.
             Some(partition) => partition,
@@ -131,6 +151,7 @@ impl Engine {
                 return Err(partition.closed_error());
             }
         }
+        let closed = Instant::now();
         self.maintenance().forget_compaction(id);
         partition.close_idle();
         if purpose == Purpose::Change {
@@ -140,7 +161,7 @@ impl Engine {
             self.partitions().forget_open(&partition);
             // The local log need not keep its records any more.
             self.partitions().forget_replay(id);
-            return Ok(position);
+            return Ok(Released { end: position, closed });
         }
         let end = append_release(&partition).await?;
         let durable = async {
@@ -153,7 +174,41 @@ impl Engine {
         durable.and(flushed)?;
         let position = log.position();
         self.partitions().forget_open(&partition);
-        Ok(position)
+        Ok(Released { end: position, closed })
+    }
+
+    /// Flushes a partition of this node, and lists the pages that it has in memory: the source's part
+    /// of Albatross.
+    pub async fn flush_and_list(&self, id: PartitionId) -> Result<CachedPages> {
+        let partition = self.partitions().partition(id).await?;
+        partition.check_not_moved()?;
+        self.maintenance().flush(vec![partition.clone()]).await?;
+        Ok(CachedPages {
+            stored: partition.manifest_number(),
+            pages: partition.cached_pages(),
+            page_count: partition.current().page_count,
+        })
+    }
+
+    /// Reads pages of a partition that is about to be moved to this node, as of its newest version in
+    /// the store: the destination's part of Albatross. Returns how many it has read.
+    pub async fn warm(&self, id: PartitionId, timeline: Timeline, pages: &[PageNo]) -> Result<u64> {
+        let member = self.require_member()?;
+        let stats = self.partitions().counted(id);
+        let arrival = member.arrivals.prepare(self.node(), stats, id, timeline).await?;
+        self.maintenance().warm(&arrival, pages).await
+    }
+
+    /// Drops the pages of a partition that is not moved to this node after all.
+    pub fn forget_arrival(&self, id: PartitionId) {
+        if let Some(member) = self.member() {
+            drop(member.arrivals.take(id));
+        }
+    }
+
+    /// Opens a partition that was moved to this node, before the first statement needs it.
+    pub async fn open_arrived(&self, id: PartitionId) -> Result<()> {
+        self.partitions().partition(id).await.map(drop)
     }
 
     /// Flushes a closed partition, together with others that move at the same time.

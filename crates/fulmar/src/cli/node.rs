@@ -8,13 +8,13 @@ const NODE_EXAMPLES: &str = "\
 Examples:
   fulmar node list --server postgres://fulmar@127.0.0.1:5433
   fulmar node drain n2                 before maintenance; stopping the node does the same
-  fulmar tenant move shop --to n2
+  fulmar move shop --to n2
   fulmar node forget n3                a node that does not come back
 
 In SQL, in the database `fulmar`:
   SELECT * FROM fulmar.nodes;
   SELECT * FROM fulmar.partitions;
-  ALTER DATABASE shop SET node = 'n2';";
+  ALTER DATABASE shop MOVE TO 'n2';";
 
 /// `fulmar node`
 #[derive(Args, Debug)]

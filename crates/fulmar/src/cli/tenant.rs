@@ -75,14 +75,6 @@ pub enum TenantAction {
         /// New name
         to: String,
     },
-    /// Move a tenant to another node of the cluster, while it is in use
-    Move {
-        /// Name of the tenant
-        name: String,
-        /// Name of the node
-        #[arg(long, value_name = "NODE")]
-        to: String,
-    },
     /// List all tenants
     List,
     /// List the restore points of a tenant

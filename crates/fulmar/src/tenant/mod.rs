@@ -69,13 +69,6 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
             let statement = |_: &str| format!("ALTER DATABASE {} RENAME TO {}", quoted(&from), quoted(&to));
             for_each(&system().await?, std::slice::from_ref(&from), statement, "renamed", json).await
         }
-        TenantAction::Move { name, to } => {
-            crate::node::move_tenant(&system().await?, &name, &to).await?;
-            match json {
-                true => output::json(&[Done { name: &name, done: "moved" }]),
-                false => output::line(&format!("moved {name} to {to}")),
-            }
-        }
         TenantAction::List => list(&system().await?, json).await,
         TenantAction::History { name } => history::list(&connect(&server, &name).await?, json).await,
         TenantAction::Restore { name, to } => {

@@ -107,7 +107,5 @@ async fn move_tenant(cluster: &Cluster, random: &mut StdRng) -> Result<(), tokio
     let through = random.random_range(0..cluster.nodes());
     let (tenant, to) = (random.random_range(0..TENANTS), random.random_range(0..cluster.nodes()));
     let admin = connect(&cluster.target(through), "fulmar").await?;
-    admin
-        .batch_execute(&format!("ALTER DATABASE {} SET node = '{}'", database(tenant), cluster.name(to)))
-        .await
+    admin.batch_execute(&format!("ALTER DATABASE {} MOVE TO '{}'", database(tenant), cluster.name(to))).await
 }

@@ -80,7 +80,7 @@ async fn create(cluster: &Cluster, database: &str) {
 }
 
 async fn move_to(cluster: &Cluster, through: usize, database: &str, node: usize) {
-    let sql = format!("ALTER DATABASE {database} SET node = '{}'", cluster.name(node));
+    let sql = format!("ALTER DATABASE {database} MOVE TO '{}'", cluster.name(node));
     execute(cluster, through, "fulmar", &sql).await;
 }
 

@@ -21,7 +21,7 @@ async fn local_database_waits_for_its_node() {
     assert_eq!(partition(&cluster, other, "ledger", "durability").await, "local");
     let create = "CREATE TABLE t(v INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)";
     execute(&cluster, other, "ledger", create).await;
-    let sql = format!("ALTER DATABASE ledger SET node = '{}'", cluster.name(other));
+    let sql = format!("ALTER DATABASE ledger MOVE TO '{}'", cluster.name(other));
     failure(&cluster, other, "fulmar", &sql, "0A000").await;
     for value in [2, 3] {
         execute(&cluster, other, "ledger", &format!("INSERT INTO t VALUES ({value})")).await;

@@ -89,7 +89,7 @@ async fn owner(cluster: &Cluster, through: usize, database: &str) -> usize {
 }
 
 async fn move_to(cluster: &Cluster, database: &str, node: usize) {
-    let sql = format!("ALTER DATABASE {database} SET node = '{}'", cluster.name(node));
+    let sql = format!("ALTER DATABASE {database} MOVE TO '{}'", cluster.name(node));
     execute(cluster, node, "fulmar", &sql).await;
 }
 

@@ -4,15 +4,12 @@
 use std::sync::Arc;
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::Tenant;
+use fulmar_meta::{Tenant, Unit};
 use fulmar_pages::{Durability, PartitionId};
 
 use super::context::{Context, in_use, to_postgres_error};
 use crate::Result;
-use crate::cluster::Cluster;
-
-/// The name of the setting that moves a database: `ALTER DATABASE x SET node = 'name'`.
-pub(super) const NODE: &str = "node";
+use crate::cluster::{Cluster, Move};
 
 fn unsupported(message: &str) -> Error {
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
@@ -79,25 +76,37 @@ pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
 /// Moves a database to the node with this name.
 pub(super) async fn move_database(
     database: &str,
-    node: Option<&str>,
+    node: &str,
+    options: Move,
     context: &Context,
 ) -> Result<Arc<Tenant>> {
     let cluster = require_cluster(context)?;
     let tenant = context.find(database)?;
     let nodes = cluster.nodes();
-    let names = || nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
-    let Some(node) = node else {
-        let message = format!("parameter \"{NODE}\" has no default");
-        return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-            .hint(format!("Available values: {}.", names())));
-    };
     if !nodes.iter().any(|known| known.name == node) {
+        let names = nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
         let message = format!("node \"{}\" does not exist", fulmar_dialect::shorten(node));
         return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-            .hint(format!("Available values: {}.", names())));
+            .hint(format!("Available values: {names}.")));
     }
-    cluster.move_partition(tenant.partition, node).await?;
+    cluster.move_partition(tenant.partition, node, options).await?;
     Ok(tenant)
+}
+
+/// Cancels the migration of a database.
+pub(super) async fn cancel_move(database: &str, context: &Context) -> Result<()> {
+    let cluster = require_cluster(context)?;
+    cluster.cancel_move(context.find(database)?.partition).await
+}
+
+/// Parses a size per second.
+pub(super) fn rate(text: &str) -> Result<u64> {
+    let kilobytes = Unit::Kilobytes.parse(text).filter(|kilobytes| *kilobytes > 0);
+    kilobytes.and_then(|kilobytes| kilobytes.checked_mul(1024)).ok_or_else(|| {
+        let message = format!("invalid rate: \"{}\"", fulmar_dialect::shorten(text));
+        Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+            .hint("Write the bytes per second as a size, such as '20MB'.")
+    })
 }
 
 /// Ends the quarantine of a database.

@@ -33,6 +33,7 @@ use fulmar_pages::Durability;
 pub(crate) use context::Context;
 
 use crate::Result;
+use crate::cluster::Move;
 use crate::events::{Event, Kind};
 use crate::identity::Identity;
 use context::to_postgres_error;
@@ -110,12 +111,14 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             );
             Ok(())
         }
-        AdminStatement::AlterLimit { database, name, value } if name == cluster::NODE => {
-            let tenant = cluster::move_database(database, value.as_deref(), context).await?;
-            let moved = Event::new(Kind::DatabaseMoved).database(&tenant);
-            record(moved.detail("node", value.as_deref().unwrap_or_default()));
+        AdminStatement::MoveDatabase { name, node, mechanism, limit } => {
+            let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
+            let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
+            let tenant = cluster::move_database(name, node, options, context).await?;
+            record(Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str()));
             Ok(())
         }
+        AdminStatement::CancelMove { name } => cluster::cancel_move(name, context).await,
         AdminStatement::AlterLimit { database, name, value } => {
             let tenant = alter_limit(database, name, value.as_deref(), context).await?;
             let value = value.as_deref().unwrap_or("default");

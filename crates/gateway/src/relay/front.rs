@@ -11,7 +11,7 @@ use fulmar_pages::PartitionId;
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::{Closed, Interrupts, Wire, give_buffer};
 use tokio::io::{AsyncWrite, DuplexStream};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::control::Control;
 use super::journal::{Journal, Mismatch, Told};
@@ -52,6 +52,31 @@ pub(crate) struct Front {
     /// Keeps the front registered.
     _entry: RegistryEntry,
     output_sent: usize,
+}
+
+/// A front that has lost its session.
+struct Interrupted {
+    at: Instant,
+    /// The client waits for an answer.
+    has_units: bool,
+    has_failed: bool,
+}
+
+impl Interrupted {
+    fn now(front: &Front) -> Interrupted {
+        let has_units = !front.journal.units.is_empty();
+        Interrupted { at: Instant::now(), has_units, has_failed: front.has_failed() }
+    }
+
+    /// Records the wait of a client that has a session again.
+    fn record(self, front: &Front) {
+        let has_waited = self.has_units || !front.journal.units.is_empty();
+        let has_failed = !self.has_failed && front.has_failed();
+        if has_waited || has_failed {
+            let waited = has_waited.then(|| self.at.elapsed());
+            front.context.registry.waits.record(front.identity.tenant.partition, waited, has_failed);
+        }
+    }
 }
 
 /// Why a front stops passing messages on.
@@ -100,6 +125,11 @@ impl Front {
         }
     }
 
+    /// Whether the open transaction can only be rolled back.
+    fn has_failed(&self) -> bool {
+        self.doomed.is_some() || self.journal.has_failed
+    }
+
     /// Serves the client until one side ends.
     pub(crate) async fn serve(mut self) {
         loop {
@@ -109,8 +139,12 @@ impl Front {
                 Stop::End => None,
                 Stop::Fatal(error) => Some(error),
                 Stop::Moved { .. } | Stop::Broken | Stop::Mismatch => {
+                    let interrupted = Interrupted::now(&self);
                     match Box::pin(self.resume(stop)).await {
-                        Ok(()) => continue,
+                        Ok(()) => {
+                            interrupted.record(&self);
+                            continue;
+                        }
                         Err(Stop::Fatal(error)) => Some(error),
                         Err(_) => None,
                     }

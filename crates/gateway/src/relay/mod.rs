@@ -64,6 +64,7 @@ mod resume;
 #[cfg(test)]
 mod tests;
 mod unit;
+mod waits;
 
 use std::sync::Arc;
 
@@ -74,6 +75,7 @@ pub(crate) use connect::{Unavailable, open_front, send_cancel};
 pub(crate) use front::Front;
 pub(crate) use message::SessionHello;
 pub(crate) use owner::start;
+pub(crate) use waits::WaitRegistry;
 
 use crate::startup;
 use message::Hello;

@@ -1,5 +1,4 @@
-//! `fulmar.nodes` and `fulmar.partitions`. A node without a cluster shows neither nodes nor
-//! partitions.
+//! `fulmar.nodes`, `fulmar.partitions` and `fulmar.migrations`. They are empty without a cluster.
 
 use std::sync::Arc;
 
@@ -7,11 +6,12 @@ use fulmar_dialect::row;
 use fulmar_dialect::system::{Rows, table};
 use fulmar_engine::Database;
 use fulmar_meta::Tenant;
+use fulmar_pgwire::types::datetime::timestamp_text;
 use hashbrown::HashMap;
 
 use super::viewer::{Table, Viewer};
 use crate::Result;
-use crate::cluster::{NodeInfo, PartitionInfo};
+use crate::cluster::{MigrationInfo, NodeInfo, PartitionInfo};
 
 pub(super) const TABLES: &[Table] = &[
     (
@@ -44,6 +44,32 @@ pub(super) const TABLES: &[Table] = &[
             ],
         ),
         partitions,
+    ),
+    (
+        table(
+            "fulmar.migrations",
+            &[
+                ("partition", "INT8"),
+                ("tenant", "NAME"),
+                ("number", "INT8"),
+                ("mechanism", "TEXT"),
+                ("source", "TEXT"),
+                ("destination", "TEXT"),
+                ("step", "TEXT"),
+                ("started", "TIMESTAMPTZ"),
+                ("rounds", "INT8"),
+                ("bytes", "INT8"),
+                ("expected_bytes", "INT8"),
+                ("total_ms", "INT8"),
+                ("freeze_ms", "INT8"),
+                ("pause_ms", "INT8"),
+                ("expected_pause_ms", "INT8"),
+                ("failed", "INT8"),
+                ("error", "TEXT"),
+                ("report", "TEXT"),
+            ],
+        ),
+        migrations,
     ),
 ];
 
@@ -87,4 +113,38 @@ fn partitions(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
         ])
     };
     Ok(cluster.partitions().into_iter().filter_map(row).collect())
+}
+
+/// The running and the newest migrations, for superusers. `report` is JSON.
+fn migrations(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
+    let Some(cluster) = viewer.sources.cluster.as_ref().filter(|_| viewer.identity.superuser) else {
+        return Ok(Rows::new());
+    };
+    let tenants: HashMap<_, Arc<Tenant>> =
+        viewer.tenants().into_iter().map(|tenant| (tenant.partition, tenant)).collect();
+    let row = |migration: MigrationInfo| {
+        let report = serde_json::to_string(&migration.report).unwrap_or_default();
+        let MigrationInfo { partition, step, report: of } = migration;
+        row![
+            partition.0 as i64,
+            tenants.get(&partition).map(|tenant| tenant.name.as_str()),
+            of.number as i64,
+            of.mechanism,
+            of.source,
+            of.destination,
+            step,
+            timestamp_text(of.started_unix_ms),
+            of.rounds.len() as i64,
+            of.bytes as i64,
+            of.prediction.bytes as i64,
+            of.total_ms as i64,
+            of.freeze_ms as i64,
+            of.pause_ms as i64,
+            of.prediction.pause_ms as i64,
+            of.failed as i64,
+            of.error,
+            report
+        ]
+    };
+    Ok(cluster.migrations().into_iter().map(row).collect())
 }

@@ -35,15 +35,18 @@
 mod prewarm;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_pages::{HotPages, PageNo};
-use fulmar_store::{HotPagesName, ManifestName, PageStore};
-use futures::stream::{self, StreamExt};
+use fulmar_mvcc::{PageRun, Partition, store_error};
+use fulmar_pages::{HotPages, PAGE_SIZE, PageNo};
+use fulmar_sqlite::Result;
+use fulmar_store::{HotPagesName, ManifestName, PageStore, ReadHint};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::HashSet;
 use tokio::sync::Semaphore;
 
-use fulmar_mvcc::Partition;
+use self::prewarm::WINDOW_PAGES;
 
 /// Maximum number of concurrent and of pending puts of lists. Beyond that partitions are closed
 /// without a list.
@@ -56,6 +59,9 @@ const MIN_PAGES: usize = 32;
 
 /// Maximum delay of a node's shutdown for storing lists.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Maximum number of concurrent reads for a partition that is about to be moved to this node.
+const MAX_CONCURRENT_WARM_READS: usize = 4;
 
 /// Prewarming uses 1/8 of the store's useful concurrent reads; statements have the rest.
 const READS_DIVISOR: usize = 8;
@@ -115,6 +121,30 @@ impl HotLists {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
             tracing::debug!("hot pages of some partitions not stored: the object store is slow");
         }
+    }
+
+    /// Reads the given pages of a partition that are not in memory, and evicts others if memory is
+    /// full: the partition is about to be moved to this node. Returns how many pages it has read.
+    pub async fn warm(&self, partition: &Partition, pages: &[PageNo]) -> Result<u64> {
+        let read = AtomicU64::new(0);
+        for window in pages.chunks(WINDOW_PAGES) {
+            let runs = stream::iter(partition.absent_runs(window)).map(Ok);
+            runs.try_for_each_concurrent(MAX_CONCURRENT_WARM_READS, |run| {
+                self.warm_run(partition, run, &read)
+            })
+            .await?;
+        }
+        Ok(read.into_inner())
+    }
+
+    async fn warm_run(&self, partition: &Partition, run: PageRun, read: &AtomicU64) -> Result<()> {
+        let locations: Vec<_> = run.pages.iter().map(|(_, location)| *location).collect();
+        let mut bytes = Vec::with_capacity(locations.len() * PAGE_SIZE);
+        let reading = self.store.read_pages(run.segment, &locations, ReadHint::WillReuse, &mut bytes);
+        reading.await.map_err(store_error)?;
+        partition.fill_run_evicting(&run, &bytes).await?;
+        read.fetch_add(locations.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Stops all prewarming.

@@ -217,6 +217,12 @@ impl BufferResidency {
         later.into_iter().rev().flatten().take(most).collect()
     }
 
+    /// The pages that are queued for eviction.
+    pub(super) fn queued(&self) -> Vec<PageNo> {
+        let inner = self.inner.lock();
+        inner.classes.iter().flatten().copied().collect()
+    }
+
     /// Frees the bytes in limbo that no reader can use any more.
     fn free(&self, inner: &mut Inner) {
         fence(Ordering::SeqCst);

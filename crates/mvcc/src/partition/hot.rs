@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use fulmar_pages::hot_pages::MAX_PAGES;
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 
+use fulmar_sqlite::Result;
+
 use super::{Partition, readahead};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
@@ -51,12 +53,32 @@ impl Partition {
     }
 
     /// Fills the pages of a run, as long as memory is free. Returns true if all had room.
+    pub fn fill_run(&self, run: &PageRun, bytes: &[u8]) -> bool {
+        let memory = &self.node.memory;
+        self.fill_run_with(run, bytes, || {
+            let has_room = memory.reserve_spare(PAGE_SIZE as u64);
+            has_room.then(|| Reservation::of(memory.clone(), PAGE_SIZE as u64))
+        })
+    }
+
+    /// Fills the pages of a run, and evicts others if memory is full.
+    pub async fn fill_run_evicting(&self, run: &PageRun, bytes: &[u8]) -> Result<()> {
+        let mut room = self.node.room((run.pages.len() * PAGE_SIZE) as u64).await?;
+        self.fill_run_with(run, bytes, || room.split(PAGE_SIZE as u64));
+        Ok(())
+    }
+
+    /// Fills the pages of a run, as long as there is room. Returns true if all had room.
     ///
     /// A version gets the bytes only if its frame is still the one that was read. Then the bytes
     /// are its own, whatever was committed, flushed or merged since. A version that has moved stays
     /// absent.
-    pub fn fill_run(&self, run: &PageRun, bytes: &[u8]) -> bool {
-        let memory = &self.node.memory;
+    fn fill_run_with(
+        &self,
+        run: &PageRun,
+        bytes: &[u8],
+        mut room: impl FnMut() -> Option<Reservation>,
+    ) -> bool {
         let snapshot = self.pin();
         let mut pages = run.pages.iter().zip(bytes.as_chunks::<PAGE_SIZE>().0);
         let all_have_room = pages.all(|((no, location), page)| {
@@ -67,10 +89,7 @@ impl Partition {
             else {
                 return true;
             };
-            if !memory.reserve_spare(PAGE_SIZE as u64) {
-                return false;
-            }
-            let room = Reservation::of(memory.clone(), PAGE_SIZE as u64);
+            let Some(room) = room() else { return false };
             version.mark_prefetched();
             self.arrived(*no, version, PageBytes::copy_of(page), room);
             self.stats.pages_warmed.fetch_add(1, Ordering::Relaxed);

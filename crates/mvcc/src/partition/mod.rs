@@ -11,9 +11,11 @@
 //! - [`flush`]: the changes since the last manifest.
 //! - [`replica_apply`]: a read replica; applies the commits of another process.
 //! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
-//! - [`readahead`]: read-ahead for scans. [`hot`]: prewarming after an opening.
+//! - [`readahead`]: read-ahead for scans. [`hot`]: prewarming after an opening. [`cached`]: the
+//!   cached pages, for a migration.
 
 mod buffer_residency;
+mod cached;
 mod commit;
 mod commits;
 mod evict;
@@ -44,6 +46,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 pub(crate) use buffer_residency::{BufferResidency, EVICTION_CLASSES, Reader, TIERED_EVICTION_CLASSES};
+pub use cached::CachedPage;
 pub use commit::page_one;
 pub(crate) use commit::{CommitError, CommitResource, CommitWaiter};
 pub use commits::LargeSegment;

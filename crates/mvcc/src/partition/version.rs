@@ -177,6 +177,15 @@ pub(super) struct Taken(*mut Page);
 unsafe impl Send for Taken {}
 
 impl Taken {
+    /// The bytes, which no reader uses.
+    pub(super) fn into_page(self) -> PageBytes {
+        let page = self.0;
+        std::mem::forget(self);
+        // SAFETY: it came from `PageBytes::into_raw`, was taken out of its version exactly once, and
+        // is not freed by this value any more.
+        unsafe { PageBytes::from_raw(page) }
+    }
+
     pub(super) fn as_ptr(&self) -> *const Page {
         self.0
     }

@@ -7,7 +7,9 @@ use fulmar_cluster::{NodeId, NodeRecord, NodeState, failover, metadata};
 use futures::future::{Either, select};
 
 use super::{Answer, Node, Report, Request};
-use crate::run::private_partitions;
+use fulmar_pages::PartitionId;
+
+use crate::run::PARTITIONS;
 
 const PING_INTERVAL: Duration = Duration::from_millis(300);
 const SUSPECT_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -26,7 +28,8 @@ impl Node {
             self.spawn(self.clone().export());
         }
         if self.features.migrations {
-            self.spawn(self.clone().resume_migrations(private_partitions()));
+            let partitions = (1..=PARTITIONS).map(PartitionId).collect();
+            self.spawn(self.clone().resume_migrations(partitions));
             self.spawn(self.clone().unpin());
         }
     }

@@ -1,4 +1,4 @@
-//! Migrations of private partitions: the source, the destination and the coordinator.
+//! Migrations of partitions: the source, the destination and the coordinator.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ impl Participants for Node {
 }
 
 impl Node {
-    /// Starts a migration of a private partition that this node owns, and coordinates it.
+    /// Starts a migration of a partition that this node owns, and coordinates it.
     pub(super) async fn migrate(&self, partition: PartitionId, to: NodeId, on_demand: bool) -> Answer {
-        if !is_private(partition) || to == self.id {
+        if to == self.id {
             return Answer::Elsewhere;
         }
         if let Err(answer) = self.ready(partition).await {
@@ -34,8 +34,16 @@ impl Node {
         }
         let record = self.shared.lock().owned.get(&partition).map(|owned| owned.read.record.clone());
         let Some(record) = record else { return Answer::Elsewhere };
-        let mechanism = if on_demand { Mechanism::OnDemand } else { Mechanism::Copy };
-        migration::start(&self.env, partition, &record, to, mechanism).await.unwrap();
+        let mechanism = match (is_private(partition), on_demand) {
+            (true, true) => Mechanism::OnDemand,
+            (true, false) => Mechanism::Live,
+            (false, true) => Mechanism::Flush,
+            (false, false) => Mechanism::Albatross,
+        };
+        if mechanism.needs_common_store() && record.log() != LogKind::Shared {
+            return Answer::Elsewhere;
+        }
+        migration::start(&self.env, partition, &record, to, (mechanism, None)).await.unwrap();
         migration::coordinate(&self.env, partition, self).await.unwrap();
         Answer::Done
     }
@@ -82,6 +90,8 @@ impl Node {
             owned.state.at(owned.durable_version(durable))
         };
         match action {
+            // The destination fills its cache, which is not modelled.
+            Action::Copy if journal.record.mechanism.needs_common_store() => Some(Reply::Done),
             Action::Copy => self.send_copy(&journal.record, partition, 1, read).await,
             _ => self.source_hand_over(command, journal).await,
         }
@@ -110,12 +120,17 @@ impl Node {
 
     async fn source_hand_over(&self, command: Command, journal: Read<Journal>) -> Option<Reply> {
         let Command { partition, epoch, .. } = command;
-        let is_same = |record: &PartitionRecord| record.epoch == epoch && record.log() == LogKind::Local;
+        let log = match journal.record.mechanism.needs_common_store() {
+            true => LogKind::Shared,
+            false => LogKind::Local,
+        };
+        let is_same = |record: &PartitionRecord| record.epoch == epoch && record.log() == log;
         let released = self.release(partition, is_same).await?;
         let state = self.shared.lock().owned.get(&partition).map(|owned| owned.state.clone())?;
         let (to, mechanism) = (journal.record.destination, journal.record.mechanism);
         let (to, transfer) = match mechanism {
-            Mechanism::Copy => {
+            Mechanism::Flush | Mechanism::Albatross => (Some(to), Transfer::Migrated(journal)),
+            Mechanism::Live => {
                 let stored = self.send_copy(&journal.record, partition, 2, state).await;
                 (Some(to).filter(|_| stored == Some(Reply::Done)), Transfer::Copied(journal))
             }

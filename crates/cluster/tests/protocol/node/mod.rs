@@ -72,7 +72,7 @@ pub enum Request {
         partition: PartitionId,
         log: LogKind,
     },
-    /// Start a migration of a private partition.
+    /// Start a migration.
     Migrate {
         partition: PartitionId,
         to: NodeId,

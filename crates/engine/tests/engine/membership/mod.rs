@@ -245,8 +245,8 @@ async fn unopened_partition_is_released_with_its_records() {
     insert(&mut a.client(7), 1).await.unwrap();
     rig.kill(a);
     let a = rig.start(1).await;
-    let released = a.engine.release(PartitionId(7)).await.unwrap();
-    assert_eq!(a.engine.release(PartitionId(7)).await.unwrap(), released, "a release is idempotent");
+    let released = a.engine.release(PartitionId(7)).await.unwrap().end;
+    assert_eq!(a.engine.release(PartitionId(7)).await.unwrap().end, released, "a release is idempotent");
     assert!(rig.hand_over(7, &a, b.node).await.unwrap());
     let reads = rig.store.log_reads.load(Ordering::Relaxed);
     assert_eq!(ids(&mut b.client(7)).await, [1]);

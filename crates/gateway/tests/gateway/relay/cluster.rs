@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
@@ -207,7 +207,15 @@ impl Cluster for Member {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster keeps its nodes"))
     }
 
-    async fn move_partition(&self, partition: PartitionId, node: &str) -> Result<()> {
+    async fn cancel_move(&self, _: PartitionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn migrations(&self) -> Vec<MigrationInfo> {
+        Vec::new()
+    }
+
+    async fn move_partition(&self, partition: PartitionId, node: &str, _: Move) -> Result<()> {
         let node = node.strip_prefix("node").and_then(|number| number.parse().ok());
         let node = node.ok_or_else(|| Error::new(sqlstate::INVALID_PARAMETER_VALUE, "no such node"))?;
         self.shared.set_owner(partition, node);

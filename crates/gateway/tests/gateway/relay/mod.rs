@@ -384,10 +384,10 @@ async fn databases_are_administrated_through_the_cluster() {
         admin.query_one(sql, &[]).await.unwrap().get::<_, String>(0)
     };
     assert_eq!(owner().await, "node2");
-    admin.batch_execute("ALTER DATABASE shop SET node = 'node1'").await.unwrap();
+    admin.batch_execute("ALTER DATABASE shop MOVE TO 'node1'").await.unwrap();
     assert_eq!(owner().await, "node1");
     for (sql, expected) in [
-        ("ALTER DATABASE shop SET node = 'node7'", "22023"),
+        ("ALTER DATABASE shop MOVE TO 'node7'", "22023"),
         ("ALTER DATABASE shop SET durability = 'local'", "0A000"),
         ("ALTER DATABASE shop RESTORE TO TIMESTAMP '2026-01-01'", "0A000"),
     ] {

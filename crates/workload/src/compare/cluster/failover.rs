@@ -137,7 +137,7 @@ pub(super) async fn spread(cluster: &Cluster, active: &[String]) -> anyhow::Resu
     let move_one = async |(number, database): (usize, &String)| {
         let mut client = Client::connect(&target).await?;
         let node = cluster.name(number % NODES);
-        client.query(&format!("ALTER DATABASE {database} SET node = '{node}'")).await?;
+        client.query(&format!("ALTER DATABASE {database} MOVE TO '{node}'")).await?;
         client.close().await
     };
     let moves = stream::iter(active.iter().enumerate()).map(move_one).buffer_unordered(CONCURRENT);

@@ -29,7 +29,7 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<CaseResult> {
     tenants::create(&cluster.target(0), &[DATABASE.to_owned()], |_| ()).await?;
     let mut admin = Client::connect(&cluster.target(0)).await?;
     for (database, node) in [(DATABASE, OWNER), ("fulmar", 0)] {
-        admin.query(&format!("ALTER DATABASE {database} SET node = '{}'", cluster.name(node))).await?;
+        admin.query(&format!("ALTER DATABASE {database} MOVE TO '{}'", cluster.name(node))).await?;
     }
     admin.close().await?;
     bench.progress.step("loading YCSB");

@@ -1,0 +1,149 @@
+//! What each mechanism copies before the handover. `flush` copies nothing.
+
+use fulmar_engine::Result;
+use fulmar_pages::{PAGE_SIZE, PageNo};
+use hashbrown::HashSet;
+use tokio::time::Instant;
+
+use crate::pace::Pace;
+use crate::prediction::Predictor;
+use crate::report::{Prediction, Round};
+use crate::{Source, rounds};
+
+/// Number of pages in a request to the destination.
+const BATCH_PAGES: usize = 1024;
+
+/// What was copied.
+#[derive(Clone, Debug, Default)]
+pub struct Copied {
+    /// The rounds, oldest first.
+    pub rounds: Vec<Round>,
+    /// What was expected after the pages had been listed.
+    pub prediction: Prediction,
+}
+
+impl Copied {
+    /// The bytes of all rounds.
+    pub fn bytes(&self) -> u64 {
+        self.rounds.iter().map(|round| round.bytes).sum()
+    }
+}
+
+/// Albatross (ElasTraS 6): the destination reads the pages that the source has cached, hottest first,
+/// and then, in rounds, those that have changed or were cached meanwhile.
+pub async fn albatross(
+    source: &impl Source,
+    max_bytes_per_s: Option<u64>,
+    predictor: Predictor,
+) -> Result<Copied> {
+    let mut copied = Copied::default();
+    let mut pace = Pace::new(max_bytes_per_s);
+    let mut sent: HashSet<PageNo> = HashSet::new();
+    // The newest version in the store during the previous round.
+    let mut stored = 0;
+    while !rounds::are_enough(&copied.rounds) {
+        let begun = Instant::now();
+        let listed = source.flush_and_list().await?;
+        let is_new = |page: PageNo, number: u64| number > stored || !sent.contains(&page);
+        let pages = listed.pages.iter().filter(|cached| is_new(cached.page, cached.number));
+        let pages: Vec<PageNo> = pages.map(|cached| cached.page).collect();
+        if copied.rounds.is_empty() {
+            copied.prediction = predictor.predict((pages.len() * PAGE_SIZE) as u64, max_bytes_per_s);
+        }
+        let mut round = Round { pages: pages.len() as u64, ..Round::default() };
+        // Also without pages: the destination opens the newest version.
+        let batches = pages.chunks(BATCH_PAGES).chain(pages.is_empty().then_some(&[][..]));
+        for batch in batches {
+            let bytes = source.warm(batch).await? * PAGE_SIZE as u64;
+            round.bytes += bytes;
+            pace.copied(bytes).await;
+        }
+        round.ms = begun.elapsed().as_millis() as u64;
+        copied.rounds.push(round);
+        source.round_ended(&copied.rounds).await?;
+        sent.extend(pages);
+        stored = listed.stored;
+    }
+    Ok(copied)
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_engine::{CachedPages, Error, sqlstate};
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A source that changes some pages between two listings.
+    struct Changing {
+        /// For each listing: the stored version, and the cached pages with their versions.
+        listings: Mutex<Vec<(u64, Vec<(PageNo, u64)>)>>,
+        warmed: Mutex<Vec<Vec<PageNo>>>,
+        cancel_after: usize,
+    }
+
+    impl Changing {
+        fn new(mut listings: Vec<(u64, Vec<(PageNo, u64)>)>) -> Changing {
+            listings.reverse();
+            Changing { listings: Mutex::new(listings), warmed: Mutex::default(), cancel_after: usize::MAX }
+        }
+    }
+
+    impl Source for Changing {
+        async fn flush_and_list(&self) -> Result<CachedPages> {
+            let (stored, pages) = self.listings.lock().pop().expect("one more round than expected");
+            let pages =
+                pages.into_iter().map(|(page, number)| fulmar_engine::CachedPage { page, number }).collect();
+            Ok(CachedPages { stored, pages, page_count: 1 << 20 })
+        }
+
+        async fn warm(&self, pages: &[PageNo]) -> Result<u64> {
+            self.warmed.lock().push(pages.to_vec());
+            Ok(pages.len() as u64)
+        }
+
+        async fn round_ended(&self, rounds: &[Round]) -> Result<()> {
+            match rounds.len() < self.cancel_after {
+                true => Ok(()),
+                false => Err(Error::new(sqlstate::QUERY_CANCELED, "canceled")),
+            }
+        }
+    }
+
+    fn pages(range: std::ops::Range<PageNo>, number: u64) -> Vec<(PageNo, u64)> {
+        range.map(|page| (page, number)).collect()
+    }
+
+    #[tokio::test]
+    async fn later_rounds_copy_pages_that_changed_or_were_cached_meanwhile() {
+        let all = pages(2..2002, 5);
+        // Version 7 changed 100 pages; 20 others were cached.
+        let second = [pages(2..102, 7), pages(102..2002, 5), pages(3000..3020, 4)].concat();
+        // Version 9 changed one page.
+        let third = [vec![(2, 9)], pages(3..102, 7), pages(102..2002, 5), pages(3000..3020, 4)].concat();
+        let source = Changing::new(vec![(5, all), (8, second), (9, third)]);
+        let copied = albatross(&source, None, Predictor::default()).await.unwrap();
+        let counts: Vec<u64> = copied.rounds.iter().map(|round| round.pages).collect();
+        assert_eq!(counts, [2000, 120, 1]);
+        assert_eq!(copied.bytes(), 2121 * PAGE_SIZE as u64);
+        assert_eq!(copied.prediction.bytes, 2000 * PAGE_SIZE as u64);
+        let warmed = source.warmed.lock();
+        assert_eq!(warmed.iter().map(Vec::len).collect::<Vec<_>>(), [1024, 976, 120, 1]);
+        assert_eq!(warmed.last().unwrap(), &[2]);
+    }
+
+    #[tokio::test]
+    async fn destination_opens_a_partition_without_cached_pages() {
+        let source = Changing::new(vec![(5, vec![])]);
+        let copied = albatross(&source, None, Predictor::default()).await.unwrap();
+        assert_eq!((copied.rounds.len(), source.warmed.lock().len()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn cancelled_copy_ends_with_the_round() {
+        let listings = (1..4).map(|number| (number, pages(2..2002, number))).collect();
+        let source = Changing { cancel_after: 2, ..Changing::new(listings) };
+        let error = albatross(&source, None, Predictor::default()).await.unwrap_err();
+        assert_eq!((error.state(), source.listings.lock().len()), (sqlstate::QUERY_CANCELED, 1));
+    }
+}

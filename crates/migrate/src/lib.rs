@@ -1,0 +1,54 @@
+//! The mechanisms of live migration: what is copied to the destination before a partition's owner
+//! changes.
+//!
+//! ```text
+//!   prepare     copy                    handover                after
+//!   journal     flush, list, warm ...   release, owner, open    report
+//!               (rounds)                (the freeze)
+//! ```
+//!
+//! A migration is a journalled state machine ([`fulmar_cluster::migration`]). This crate contains its
+//! copying step: each mechanism composes the primitives of [`Source`], which the node implements over
+//! its engine and its connection to the destination. It decides neither when nor where to move.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`copy`] | the mechanisms |
+//! | [`rounds`] | when to stop copying and to hand over |
+//! | [`pace`] | the limit on bytes per second |
+//! | [`prediction`] | what a migration will cost |
+//! | [`report`] | what it has cost |
+//!
+//! # Which mechanism
+//! | mechanism | pages | copies before the handover | open transactions |
+//! | --- | --- | --- | --- |
+//! | `flush` | common store | nothing; the source flushes first | continue at the destination |
+//! | `albatross` | common store | the cached pages, in rounds | continue at the destination |
+//!
+//! `live` and `on-demand` move partitions whose pages only their owner has. The protocol simulator
+//! runs them; a server has no such partitions yet.
+
+pub mod copy;
+pub mod pace;
+pub mod prediction;
+pub mod report;
+pub mod rounds;
+
+pub use fulmar_cluster::migration::Mechanism;
+
+use fulmar_engine::{CachedPages, Result};
+use fulmar_pages::PageNo;
+
+use crate::report::Round;
+
+/// The source of a migration, and its connection to the destination.
+pub trait Source: Send + Sync {
+    /// Stores the changes since the last flush, and lists the pages in memory.
+    fn flush_and_list(&self) -> impl Future<Output = Result<CachedPages>> + Send;
+
+    /// The destination reads these pages. Returns how many it had not in memory.
+    fn warm(&self, pages: &[PageNo]) -> impl Future<Output = Result<u64>> + Send;
+
+    /// A round has ended. Fails if the migration was cancelled.
+    fn round_ended(&self, rounds: &[Round]) -> impl Future<Output = Result<()>> + Send;
+}

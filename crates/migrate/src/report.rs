@@ -1,0 +1,73 @@
+//! The report of a migration: the four costs of ElasTraS (6.1), which are the time that the partition
+//! is unavailable, failed operations, overhead on latency, and data transferred.
+
+use serde::{Deserialize, Serialize};
+
+/// A round of copying.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// Pages that the source has listed.
+    pub pages: u64,
+    /// Bytes of pages that the destination has read.
+    pub bytes: u64,
+    /// How long it took.
+    pub ms: u64,
+}
+
+/// What a migration was expected to cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Bytes to copy.
+    pub bytes: u64,
+    /// Duration of copying.
+    pub copy_ms: u64,
+    /// The freeze.
+    pub pause_ms: u64,
+}
+
+/// What a migration has cost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The partition.
+    pub partition: u64,
+    /// Which of its migrations.
+    pub number: u64,
+    /// The name of the mechanism.
+    pub mechanism: String,
+    /// The node that owned the partition.
+    pub source: String,
+    /// The node to move it to.
+    pub destination: String,
+    /// When it started, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// `moved` or `undone`.
+    pub outcome: String,
+    /// Why it was undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// From the start to the destination's first answer.
+    pub total_ms: u64,
+    /// Duration of all rounds.
+    pub copy_ms: u64,
+    /// How long the partition accepted no statements.
+    pub freeze_ms: u64,
+    /// The longest wait of a client's statement because of the move.
+    pub pause_ms: u64,
+    /// Clients that had to wait.
+    pub waited: u64,
+    /// Open transactions that could not be continued.
+    pub failed: u64,
+    /// Bytes of pages that the destination has read before the handover.
+    pub bytes: u64,
+    /// The rounds, oldest first.
+    pub rounds: Vec<Round>,
+    /// What was expected.
+    pub prediction: Prediction,
+    /// Smoothed execution time of statements when the migration started, in microseconds.
+    pub latency_before_us: u64,
+    /// The same when copying ended.
+    pub latency_during_us: u64,
+    /// The same at the destination 30 s after the handover. `None` until then.
+    #[serde(default)]
+    pub latency_after_us: Option<u64>,
+}

@@ -1,0 +1,262 @@
+//! Runs the migrations of partitions ([`fulmar_cluster::migration`]) between the nodes.
+//!
+//! ```text
+//!   any node            source                                  destination
+//!   Request::Migrate -> journal: copying
+//!                       flush, list, Request::Warm ...        -> reads the pages
+//!                       journal: handing over
+//!                       release, change of owner
+//!                       Request::Open                         -> opens the partition
+//!                       journal: finished, report
+//!   <- journal in memory
+//! ```
+//!
+//! The source coordinates. If it has died, the partition's next owner does, and finishes or undoes the
+//! migration. A node finds the journals that it has to run in its copy of the metadata, so a request
+//! only writes the journal, and waits until that is finished.
+//!
+//! # Crash points
+//! | killed | what happens |
+//! | --- | --- |
+//! | the node that a client asked | the migration goes on; the client reconnects and sees it in `fulmar.migrations` |
+//! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, it copies again |
+//! | the source after the change of owner | the destination finishes the journal. There is no report |
+//! | the destination while copying | the source's request fails, and the migration is undone |
+//! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
+//! | the metadata store | the handover waits for it; statements wait meanwhile |
+//!
+//! # Limits
+//! A node copies [`CONCURRENT`] partitions at a time; further ones wait. Of all reports the newest
+//! [`MAX_REPORTS`] are kept.
+
+mod observed;
+mod progress;
+mod run;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
+use fulmar_cluster::{LogKind, NodeId};
+use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::cluster::{MigrationInfo, Move};
+use fulmar_migrate::prediction::Predictor;
+use fulmar_migrate::report::Report;
+use fulmar_pages::PartitionId;
+use hashbrown::HashSet;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use crate::Node;
+use crate::assignments::protocol_error;
+use crate::messages::{Answer, Request};
+use crate::moves::{ROUTING_TIMEOUT, not_alive};
+pub(crate) use observed::Migrations;
+
+/// Number of partitions that a node copies at a time.
+const CONCURRENT: usize = 4;
+/// Number of reports that are kept.
+const MAX_REPORTS: usize = 1000;
+/// How long a client waits for its migration.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How often a node looks for journals whose coordinator has died.
+const RESUME_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The migrations that a node runs.
+pub(crate) struct Running {
+    /// The partitions.
+    partitions: Mutex<HashSet<PartitionId>>,
+    slots: Semaphore,
+    predictor: Mutex<Predictor>,
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Running {
+            partitions: Mutex::default(),
+            slots: Semaphore::new(CONCURRENT),
+            predictor: Mutex::default(),
+        }
+    }
+}
+
+impl Node {
+    /// Starts the migration of a partition of this node. Returns its number; `None` if the partition
+    /// is at the destination.
+    pub(crate) async fn start_migration(
+        &self,
+        partition: PartitionId,
+        to: NodeId,
+        options: (Option<Mechanism>, Option<u64>),
+    ) -> Result<Option<u64>> {
+        let (mechanism, max_bytes_per_s) = options;
+        let read = self.own_record(partition).await?;
+        if to == self.id() {
+            return Ok(None);
+        }
+        let mechanism = mechanism.unwrap_or(Mechanism::Albatross);
+        if !mechanism.needs_common_store() {
+            let text = format!("mechanism \"{}\" moves databases in a private store", mechanism.name());
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
+                .detail("This database is in the store that all nodes share.")
+                .hint("Use \"albatross\" or \"flush\"."));
+        }
+        if read.record.log() == LogKind::Local {
+            return Err(local_stays(partition));
+        }
+        if !self.serving().contains(&to) {
+            return Err(not_alive(to));
+        }
+        let start = (mechanism, max_bytes_per_s);
+        let started = migration::start(self.environment(), partition, &read.record, to, start).await;
+        let started = started.map_err(|error| protocol_error(&error))?;
+        started.map(Some).ok_or_else(|| {
+            Error::new(sqlstate::OBJECT_IN_USE, format!("partition {partition} is already being moved"))
+                .hint("The table fulmar.migrations shows its progress.")
+        })
+    }
+
+    /// Migrates a partition, from whichever node owns it, and waits until that has ended.
+    pub(crate) async fn migrate(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
+        let Some(to) = self.owners().find_node(node) else {
+            let text = format!("node \"{node}\" does not exist");
+            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, text)
+                .hint("\"fulmar node list\" lists the nodes."));
+        };
+        let Move { mechanism, max_bytes_per_s } = options;
+        let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
+        let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
+        match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
+            Answer::Started { number } => self.migration_ended(partition, number).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a migration has ended. Fails if it was undone.
+    async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
+        let deadline = Instant::now() + MIGRATION_TIMEOUT;
+        loop {
+            let changed = self.migrations().changed();
+            match self.migrations().journal(partition) {
+                Some(journal) if journal.number == number && journal.step == Step::Finished => {
+                    return match journal.outcome {
+                        Some(Outcome::Undone) => Err(undone(partition, journal.cause.as_deref())),
+                        _ => Ok(()),
+                    };
+                }
+                // Another migration was started since.
+                Some(journal) if journal.number > number => return Ok(()),
+                _ => {}
+            }
+            if timeout_at(deadline, changed).await.is_err() {
+                let text = format!("partition {partition} was not moved within a day");
+                return Err(Error::new(sqlstate::QUERY_CANCELED, text)
+                    .hint("The table fulmar.migrations shows its progress."));
+            }
+        }
+    }
+
+    /// Cancels the migration of a partition.
+    pub(crate) async fn cancel_migration(&self, partition: PartitionId) -> Result<()> {
+        match migration::cancel(self.environment(), partition).await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let text = format!("partition {partition} has no migration that can be cancelled");
+                Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text)
+                    .hint("A migration can be cancelled until its handover."))
+            }
+            Err(error) => Err(protocol_error(&error)),
+        }
+    }
+
+    /// Runs the migrations whose coordinator this node is, until the process ends.
+    pub(crate) async fn run_migrations(self: Arc<Self>) {
+        loop {
+            let changed = self.migrations().changed();
+            for (partition, journal, _) in self.migrations().running() {
+                if self.coordinates(partition, journal.source)
+                    && self.running.partitions.lock().insert(partition)
+                {
+                    let node = self.clone();
+                    tokio::spawn(async move {
+                        let ended = node.run_migration(partition).await;
+                        node.running.partitions.lock().remove(&partition);
+                        if let Some((report, destination)) = ended {
+                            node.complete_report(report, destination).await;
+                        }
+                    });
+                }
+            }
+            // The owner may change without a change of a journal.
+            let _ = tokio::time::timeout(RESUME_INTERVAL, changed).await;
+        }
+    }
+
+    /// Whether this node runs a migration: the source does, or the owner if the source is dead.
+    fn coordinates(&self, partition: PartitionId, source: NodeId) -> bool {
+        if source == self.id() {
+            return true;
+        }
+        let owns = self.owners().owner(partition).is_some_and(|owner| owner.node == self.id());
+        owns && self.owners().node(source).and_then(|known| known.alive()).is_none()
+    }
+
+    /// Carries out a command of another coordinator, or of this node's.
+    pub(crate) async fn migration_command(&self, command: Command) -> Result<()> {
+        self.carry_out_command(command, &run::Measured::default()).await
+    }
+
+    /// All migrations, newest first.
+    pub(crate) fn migration_infos(&self) -> Vec<MigrationInfo> {
+        let name = |id: NodeId| self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name);
+        let running = self.migrations().running().into_iter().map(|(partition, journal, progress)| {
+            let progress = progress.unwrap_or_default();
+            let report = Report {
+                partition: partition.0,
+                number: journal.number,
+                mechanism: journal.mechanism.name().to_owned(),
+                source: name(journal.source),
+                destination: name(journal.destination),
+                started_unix_ms: journal.started_unix_ms,
+                bytes: progress.bytes(),
+                rounds: progress.rounds,
+                prediction: progress.prediction,
+                error: journal.cause,
+                ..Report::default()
+            };
+            let step = match journal.step {
+                Step::Copying => "copying",
+                Step::HandingOver => "handing over",
+                Step::Undoing | Step::Finished => "undoing",
+            };
+            MigrationInfo { partition, step: step.to_owned(), report }
+        });
+        let mut all: Vec<MigrationInfo> = running.collect();
+        all.extend(self.migrations().reports().into_iter().rev().map(|report| MigrationInfo {
+            partition: PartitionId(report.partition),
+            step: report.outcome.clone(),
+            report,
+        }));
+        all
+    }
+}
+
+fn mechanism_named(name: &str) -> Result<Mechanism> {
+    Mechanism::from_name(name).ok_or_else(|| {
+        let names = Mechanism::ALL.map(Mechanism::name).join(", ");
+        let text = format!("migration mechanism \"{name}\" does not exist");
+        Error::new(sqlstate::INVALID_PARAMETER_VALUE, text).hint(format!("Available values: {names}."))
+    })
+}
+
+pub(crate) fn local_stays(partition: PartitionId) -> Error {
+    let text = format!("partition {partition} has local durability and cannot leave its node");
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
+        .hint("Change it first: ALTER DATABASE ... SET durability = shared.")
+}
+
+fn undone(partition: PartitionId, cause: Option<&str>) -> Error {
+    let text = format!("partition {partition} was not moved: {}", cause.unwrap_or("unknown cause"));
+    Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text).hint("The database stays where it was. Retry.")
+}

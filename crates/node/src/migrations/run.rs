@@ -1,0 +1,317 @@
+//! Runs one migration: the coordinator, the commands, and the report.
+
+use std::time::Duration;
+
+use fulmar_cluster::handover::Transfer;
+use fulmar_cluster::migration::{self, Action, Command, Journal, Mechanism, Participants, Reply};
+use fulmar_cluster::{NodeId, Rules};
+use fulmar_engine::{CachedPages, Error, Result, sqlstate};
+use fulmar_gateway::cluster::Waits;
+use fulmar_meta::Transaction;
+use fulmar_migrate::copy::{self, Copied};
+use fulmar_migrate::report::{Report, Round};
+use fulmar_migrate::{Source, prediction::Predictor};
+use fulmar_pages::{PageNo, PartitionId, Timeline};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::MAX_REPORTS;
+use super::observed::report_key;
+use super::progress::Progress;
+use crate::Node;
+use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
+use crate::messages::{Answer, Request};
+
+/// How long a command may take at another node.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the destination may take to read a batch of pages.
+const WARM_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the destination may take to open a partition. It is opened later if that fails.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the nodes may take to report the waits of their clients.
+const WAITS_TIMEOUT: Duration = Duration::from_secs(5);
+/// When the waits of clients are read, after the handover.
+const WAITS_DELAY: Duration = Duration::from_millis(500);
+/// When the latency at the destination is read, after the handover.
+const AFTER_DELAY: Duration = Duration::from_secs(30);
+
+/// What the source has measured.
+#[derive(Default)]
+pub(super) struct Measured(Mutex<Measurements>);
+
+#[derive(Clone, Default)]
+struct Measurements {
+    copied: Copied,
+    copy: Duration,
+    freeze: Duration,
+    total: Duration,
+    latency_before_us: u64,
+    latency_during_us: u64,
+    cause: Option<String>,
+}
+
+/// The coordinator of one migration.
+struct Coordinator<'a> {
+    node: &'a Node,
+    measured: Measured,
+}
+
+impl Participants for Coordinator<'_> {
+    async fn command(&self, node: NodeId, command: Command) -> Option<Reply> {
+        let result = match node == self.node.id() {
+            true => self.node.carry_out_command(command, &self.measured).await,
+            false => {
+                let called = self.node.call(node, Request::command(command));
+                match timeout(COMMAND_TIMEOUT, called).await {
+                    Ok(Ok(answer)) => answer.map(drop),
+                    Ok(Err(_)) | Err(_) => return None,
+                }
+            }
+        };
+        match result {
+            Ok(()) => Some(Reply::Done),
+            Err(error) => {
+                self.measured.0.lock().cause = Some(error.to_string());
+                Some(Reply::Refused)
+            }
+        }
+    }
+
+    fn cause(&self) -> Option<String> {
+        self.measured.0.lock().cause.clone()
+    }
+}
+
+/// The source of a copy.
+struct CopySource<'a> {
+    node: &'a Node,
+    partition: PartitionId,
+    number: u64,
+    destination: NodeId,
+    timeline: Timeline,
+    predictor: Predictor,
+    max_bytes_per_s: Option<u64>,
+}
+
+impl Source for CopySource<'_> {
+    async fn flush_and_list(&self) -> Result<CachedPages> {
+        self.node.partitions()?.flush_and_list(self.partition).await
+    }
+
+    async fn warm(&self, pages: &[PageNo]) -> Result<u64> {
+        let request = Request::Warm {
+            partition: self.partition.0,
+            lineage: self.timeline.lineage,
+            epoch: self.timeline.epoch,
+            pages: pages.to_vec(),
+        };
+        match timeout(WARM_TIMEOUT, self.node.call(self.destination, request)).await {
+            Ok(Ok(Ok(Answer::Warmed { pages }))) => Ok(pages),
+            Ok(Ok(Ok(_))) => Err(Error::new(sqlstate::INTERNAL, "unexpected answer of the destination")),
+            Ok(Ok(Err(error))) => Err(error),
+            Ok(Err(_)) | Err(_) => {
+                Err(Error::new(sqlstate::CANNOT_CONNECT_NOW, "the destination does not answer")
+                    .hint("Check the nodes with \"fulmar node list\"."))
+            }
+        }
+    }
+
+    async fn round_ended(&self, rounds: &[Round]) -> Result<()> {
+        let journal = self.node.read_journal(self.partition).await?;
+        let is_current = journal
+            .is_some_and(|journal| journal.number == self.number && journal.step == migration::Step::Copying);
+        if !is_current {
+            return Err(Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED));
+        }
+        let pages = rounds.first().map_or(0, |round| round.pages);
+        let bytes = pages * fulmar_pages::PAGE_SIZE as u64;
+        let prediction = self.predictor.predict(bytes, self.max_bytes_per_s);
+        self.node.show_progress(self.partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
+        Ok(())
+    }
+}
+
+impl Node {
+    async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
+        let read = timeout(METADATA_TIMEOUT, migration::journal(self.environment(), partition)).await;
+        let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
+        Ok(read.map(|read| read.record))
+    }
+
+    /// Stores the progress of a migration. Nothing depends on it.
+    async fn show_progress(&self, partition: PartitionId, progress: &Progress) {
+        let value = serde_json::to_vec(progress).unwrap_or_default();
+        let put = Transaction::new().put(Progress::key(partition), value);
+        let _ = timeout(METADATA_TIMEOUT, self.metadata().transact(put)).await;
+    }
+
+    /// Carries out a command. An error means that it is refused.
+    pub(super) async fn carry_out_command(&self, command: Command, measured: &Measured) -> Result<()> {
+        let partition = command.partition;
+        if command.action == Action::Drop {
+            self.partitions()?.forget_arrival(partition);
+            return Ok(());
+        }
+        let read = migration::journal(self.environment(), partition).await;
+        let read = read.map_err(|error| protocol_error(&error))?;
+        let read = read.filter(|read| migration::is_current(&Rules::ALL, &read.record, &command));
+        let read = read.ok_or_else(|| Error::new(sqlstate::QUERY_CANCELED, "the command is outdated"))?;
+        if self.own_record(partition).await?.record.epoch != command.epoch {
+            return Err(moved(partition));
+        }
+        match command.action {
+            Action::Copy => self.copy(partition, &read.record, measured).await,
+            _ => {
+                let destination = read.record.destination;
+                let closed = self.hand_over(partition, destination, Transfer::Migrated(read)).await?;
+                let open = self.call(destination, Request::Open { partition: partition.0 });
+                // The next statement opens it in any case.
+                let _ = timeout(OPEN_TIMEOUT, open).await;
+                if let Some(closed) = closed {
+                    measured.0.lock().freeze = closed.elapsed();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
+        let _slot = self.running.slots.acquire().await;
+        let begun = Instant::now();
+        let predictor = *self.running.predictor.lock();
+        let source = CopySource {
+            node: self,
+            partition,
+            number: journal.number,
+            destination: journal.destination,
+            timeline: self.timeline(partition).await?,
+            predictor,
+            max_bytes_per_s: journal.max_bytes_per_s,
+        };
+        let copied = match journal.mechanism {
+            Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await?,
+            // These copy nothing, or are refused when the migration starts.
+            Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Copied::default(),
+        };
+        let latency_us = self.partitions()?.smoothed_us(partition);
+        let mut measured = measured.0.lock();
+        (measured.copied, measured.copy, measured.latency_during_us) = (copied, begun.elapsed(), latency_us);
+        Ok(())
+    }
+
+    /// Runs a migration to its end, and reports it. Returns the report, if there is one.
+    pub(super) async fn run_migration(&self, partition: PartitionId) -> Option<(Report, NodeId)> {
+        let coordinator = Coordinator { node: self, measured: Measured::default() };
+        let begun = Instant::now();
+        let latency_us = self.partitions().ok()?.smoothed_us(partition);
+        coordinator.measured.0.lock().latency_before_us = latency_us;
+        self.waits(partition).await;
+        if let Err(error) = migration::coordinate(self.environment(), partition, &coordinator).await {
+            tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
+            return None;
+        }
+        coordinator.measured.0.lock().total = begun.elapsed();
+        let journal = self.read_journal(partition).await.ok().flatten()?;
+        let mut report = self.report(partition, &journal, &coordinator.measured);
+        sleep(WAITS_DELAY).await;
+        self.add_waits(partition, &mut report).await;
+        self.store_report(&report).await;
+        if journal.outcome == Some(migration::Outcome::Moved) {
+            self.running.predictor.lock().learn(&report, journal.max_bytes_per_s.is_some());
+        }
+        tracing::info!(
+            partition = partition.0,
+            mechanism = report.mechanism,
+            destination = report.destination,
+            outcome = report.outcome,
+            bytes = report.bytes,
+            freeze_ms = report.freeze_ms,
+            pause_ms = report.pause_ms,
+            "migration ended"
+        );
+        Some((report, journal.destination))
+    }
+
+    /// Completes a report when the destination's latency is known.
+    pub(super) async fn complete_report(&self, mut report: Report, destination: NodeId) {
+        let partition = PartitionId(report.partition);
+        sleep(AFTER_DELAY).await;
+        let latency = Request::Latency { partition: partition.0 };
+        if let Ok(Ok(Ok(Answer::Latency { us }))) =
+            timeout(WAITS_TIMEOUT, self.call(destination, latency)).await
+        {
+            report.latency_after_us = Some(us);
+        }
+        self.store_report(&report).await;
+    }
+
+    fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {
+        let name = |id: NodeId| self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name);
+        let measured = measured.0.lock().clone();
+        let outcome = match journal.outcome {
+            Some(migration::Outcome::Moved) => "moved",
+            _ => "undone",
+        };
+        Report {
+            partition: partition.0,
+            number: journal.number,
+            mechanism: journal.mechanism.name().to_owned(),
+            source: name(journal.source),
+            destination: name(journal.destination),
+            started_unix_ms: journal.started_unix_ms,
+            outcome: outcome.to_owned(),
+            error: journal.cause.clone(),
+            total_ms: measured.total.as_millis() as u64,
+            copy_ms: measured.copy.as_millis() as u64,
+            freeze_ms: measured.freeze.as_millis() as u64,
+            bytes: measured.copied.bytes(),
+            prediction: measured.copied.prediction,
+            rounds: measured.copied.rounds,
+            latency_before_us: measured.latency_before_us,
+            latency_during_us: measured.latency_during_us,
+            ..Report::default()
+        }
+    }
+
+    /// The waits of the partition's clients at all nodes since the last call.
+    async fn waits(&self, partition: PartitionId) -> Waits {
+        let mut total = Waits::default();
+        for known in self.owners().nodes() {
+            let timed = if known.id == self.id() {
+                self.partitions().map(|partitions| partitions.take_waits(partition)).unwrap_or_default()
+            } else if known.alive().is_some() {
+                let request = Request::Waits { partition: partition.0 };
+                match timeout(WAITS_TIMEOUT, self.call(known.id, request)).await {
+                    Ok(Ok(Ok(Answer::Waits { waits }))) => waits,
+                    _ => continue,
+                }
+            } else {
+                continue;
+            };
+            total.add(timed);
+        }
+        total
+    }
+
+    async fn add_waits(&self, partition: PartitionId, report: &mut Report) {
+        let waits = self.waits(partition).await;
+        report.pause_ms = report.pause_ms.max(waits.longest_ms);
+        report.waited += waits.count;
+        report.failed += waits.failed;
+    }
+
+    /// Stores a report, removes the oldest ones, and the partition's progress.
+    async fn store_report(&self, report: &Report) {
+        let value = serde_json::to_vec(report).unwrap_or_default();
+        let mut transaction = Transaction::new()
+            .put(report_key(report), value)
+            .delete(Progress::key(PartitionId(report.partition)));
+        let keys = self.migrations().report_keys();
+        for old in keys.iter().take(keys.len().saturating_sub(MAX_REPORTS - 1).min(16)) {
+            transaction = transaction.delete(old.clone());
+        }
+        if let Ok(Err(error)) = timeout(METADATA_TIMEOUT, self.metadata().transact(transaction)).await {
+            tracing::warn!(%error, "cannot store the report of a migration");
+        }
+    }
+}
