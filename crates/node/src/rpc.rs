@@ -21,6 +21,9 @@ use crate::owners::Owners;
 
 /// How long a connection and its handshake may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a node that starts waits for the answers of the others. One that starts as well answers
+/// later.
+const INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt to open a TCP connection may take. The kernel repeats a lost packet only
 /// after 1 s, and then after twice the time. The nodes of a cluster are close to each other.
 const TCP_CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -168,7 +171,7 @@ pub(crate) async fn introduce(
         let (connection, _) = fulmar_transport::connect(reader, writer, &identity, None).await?;
         Ok(connection.peer().clone())
     };
-    match timeout(CONNECT_TIMEOUT, connect).await {
+    match timeout(INTRODUCTION_TIMEOUT, connect).await {
         Ok(Ok(peer)) => Ok(Some(peer)),
         Ok(Err(error @ TransportError::Refused(_))) => Err(error),
         Ok(Err(_)) | Err(_) => Ok(None),
