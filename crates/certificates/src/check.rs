@@ -110,9 +110,9 @@ pub fn describe(error: &CertificateError, role: Role) -> String {
         E::NotValidForNameContext { expected, presented } => {
             let presented: Vec<_> = presented.iter().map(|name| plain_name(name)).collect();
             format!(
-                "is not valid for \"{}\", but for {}; issue one for this name with `fulmar cert node`",
-                expected.to_str(),
-                presented.join(", ")
+                "is valid for {}, not for \"{}\"; issue one for this name with `fulmar cert node`",
+                presented.join(", "),
+                expected.to_str()
             )
         }
         E::InvalidPurpose | E::InvalidPurposeContext { .. } => {

@@ -4,7 +4,7 @@
 //! delayed, still deletes after another node was elected. Safety therefore rests on two properties,
 //! not on the election:
 //!
-//! - **A decision stays right for ever.** An object is chosen only if nothing can need it again.
+//! - **A decision is final.** An object is chosen only if nothing can need it again.
 //! - **Holds and decisions exclude each other.** The collector registers what it will delete (a
 //!   *batch*) before it deletes. Only one batch is outstanding: the next one is registered by a
 //!   transaction that compares the previous one, after all of that has been deleted. A hold of an
@@ -390,8 +390,8 @@ async fn without_needed<E: ObjectEnvironment>(
     Ok(rest)
 }
 
-/// The manifests of a partition that nothing needs. Each comes with whether it is older than the
-/// retention.
+/// The manifests of a partition that nothing needs. The flag of each states whether it is older
+/// than the retention.
 fn garbage(rules: &Rules, record: &PartitionRecord, manifests: &[(ManifestName, bool)]) -> Vec<ManifestName> {
     let named = manifests.iter().map(|(name, _)| *name).filter(|name| recovery::is_named(record, *name));
     let Some(newest) = named.max() else { return Vec::new() };

@@ -17,7 +17,7 @@ use crate::{Error, LogKind, ManifestName, NodeId, NodeRecord, PartitionRecord, P
 
 /// Changes the log of a partition that this node owns to `log`, from the position `from` of that
 /// log on. `manifest` is stored and covers every commit. Everything before `from` is durable: the
-/// log may be sealed before a later position, and recovery would then look for the objects up to
+/// log may be sealed before a later position, and recovery would then expect the objects up to
 /// it. `catalog` adds the change of the catalog to the transaction, as in
 /// [`metadata::change_own_and`]. Fails if this incarnation has ended.
 pub async fn change<E: Environment>(

@@ -40,7 +40,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node owns no partitions any more, except those with a local log.
+    /// The node no longer owns partitions, except those with a local log.
     Completed,
     /// A later incarnation of the node is alive. It serves the partitions that it still owns.
     Restarted,

@@ -12,8 +12,8 @@
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
 //! only through [`environment`]. The server runs them on real ones. The simulator
-//! (`tests/protocol`) runs whole clusters on virtual time, from a seed: it delays, loses, doubles
-//! and reorders every request, and kills or pauses processes at every await.
+//! (`tests/protocol`) runs whole clusters on virtual time, from a seed: it delays, loses,
+//! duplicates and reorders every request, and kills or pauses processes at every await.
 //!
 //! # The argument
 //! 1. **One log per incarnation, slots written once.** A slot is created only if it is absent, and
@@ -35,7 +35,7 @@
 //! commit. `docs/architecture/ownership.md` has the rules in full. [`Rules`] switches each of them
 //! off, for the tests that show that it is needed.
 //!
-//! This crate does not decide when a partition moves, or where to: see `control`.
+//! This crate does not decide when a partition moves, or where to: its callers do.
 
 pub mod collection;
 pub mod directory;

@@ -155,7 +155,7 @@ pub async fn change_own<E: Environment>(
 
 /// Like [`change_own`]; `extend` adds changes of other records to the same transaction. It is called
 /// for each attempt, compares the records that it changes, and fails if one of them has changed such
-/// that no earlier attempt can be applied any more.
+/// that no earlier attempt can still be applied.
 pub async fn change_own_and<E: Environment>(
     env: &E,
     partition: PartitionId,

@@ -195,7 +195,7 @@ pub fn is_stale(rules: &Rules, newest: Option<Fence>, command: Fence) -> bool {
     rules.refuse_stale_commands && newest.is_some_and(|newest| command < newest)
 }
 
-/// What a node shall do.
+/// An action of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -339,7 +339,7 @@ pub async fn coordinate<E: Environment>(
                     false => (Step::Undoing, None),
                 }
             }
-            // The handover cannot be applied any more, but may have been applied before.
+            // The handover can no longer be applied, but may have been applied before.
             Step::Undoing if has_moved(env, partition, &read.record).await? => {
                 (Step::Finished, Some(Outcome::Moved))
             }
@@ -404,7 +404,7 @@ pub fn is_current(rules: &Rules, journal: &Journal, command: &Command) -> bool {
 /// Returns true if `node` must keep the pages that it pinned for the epoch `epoch` of a partition,
 /// the first one of the destination. As long as the partition has not reached that epoch, the
 /// handover may still be applied, or be tried again. Once this has returned false, the pages are
-/// not needed any more.
+/// no longer needed.
 pub fn is_pinned(record: &PartitionRecord, node: NodeId, epoch: u32) -> bool {
     record.epoch < epoch || record.page_server == Some(node)
 }

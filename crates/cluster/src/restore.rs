@@ -1,6 +1,6 @@
 //! Replacing the contents of a partition by a manifest: a restore.
 //!
-//! The owner accepts no commits any more, has made the accepted ones part of a manifest, and has
+//! The owner no longer accepts commits, has made the accepted ones part of a manifest, and has
 //! stored the restored version as a draft: a manifest of the next epoch. Then one transaction begins
 //! that epoch, with the draft as its base. It changes the catalog too, which names the lineage of the
 //! contents, so that owner and contents change together.
@@ -11,7 +11,7 @@
 //! - The owner was failed over, and its transaction is applied late: it compares the partition's
 //!   record and the node's, and fails. So an overtaken restore does not replace newer commits.
 //! - After the transaction: every owner begins with the draft. Records before `from` are in no range,
-//!   so none of the discarded commits comes back.
+//!   so none of the discarded commits reappears.
 //! - The outcome is unknown: the owner repeats the transaction until it is known, and serves nothing
 //!   meanwhile. If it dies, the record shows its successor which contents count.
 

@@ -67,7 +67,7 @@ impl Opener for NodeOpener {
     ) -> BoxFuture<'a, Result<Arc<Partition>>> {
         async move {
             match (&self.replica, &self.member) {
-                (Some(beside), _) => beside.open(partitions, &self.parts.hot, id).await,
+                (Some(replica), _) => replica.open(partitions, &self.parts.hot, id).await,
                 (None, Some(member)) => self.open_assigned(member, partitions, id).await,
                 (None, None) => self.open_owned(partitions, id).await,
             }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CaseResult, ClusterBenchArgs, CompareArgs, StoreArgs, Suite};
+use fulmar_workload::compare::{
+    self, CaseResult, ClusterBenchArgs, CompareArgs, MigrateArgs, StoreArgs, Suite,
+};
 use fulmar_workload::paper_figures::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
@@ -39,6 +41,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
         }
         BenchAction::Store(arguments) => measure_store(arguments).await,
         BenchAction::Cluster(arguments) => measure_cluster(arguments).await,
+        BenchAction::Migrate(arguments) => measure_migrations(arguments).await,
     }
 }
 
@@ -73,6 +76,10 @@ async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
 
 async fn measure_cluster(arguments: ClusterBenchArgs) -> anyhow::Result<()> {
     check(&compare::cluster(&arguments, this_binary()?).await?)
+}
+
+async fn measure_migrations(arguments: MigrateArgs) -> anyhow::Result<()> {
+    check(&compare::migrate(&arguments, this_binary()?).await?)
 }
 
 fn check(results: &[CaseResult]) -> anyhow::Result<()> {

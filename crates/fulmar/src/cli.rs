@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, MigrateArgs, StoreArgs, Suite, cases};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -304,6 +304,8 @@ pub enum BenchAction {
     /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
     #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
     Cluster(ClusterBenchArgs),
+    /// Move a tenant between nodes under load, and measure what its clients notice
+    Migrate(MigrateArgs),
 }
 
 /// `fulmar bench report`

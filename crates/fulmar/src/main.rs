@@ -49,7 +49,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use interrupt::Interrupted;
 
-/// Allocates for Rust and for SQLite: see docs/decisions/0006 and 0016.
+/// Allocates for Rust and for SQLite: see docs/decisions/0016.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -31,7 +31,7 @@ pub struct Owner {
 pub enum TransactionOutcome {
     /// It was committed.
     Committed,
-    /// It was not committed, and cannot be any more.
+    /// It was not committed, and can no longer be.
     Aborted,
     /// It is too long ago: unknown.
     Forgotten,
@@ -173,7 +173,7 @@ pub trait Cluster: Send + Sync + 'static {
     /// Waits until this node may answer. Fails if its incarnation has ended.
     async fn wait_to_answer(&self) -> Result<()>;
 
-    /// Asks the owner of a partition what became of a transaction. A transaction that was not
+    /// Asks the owner of a partition for the outcome of a transaction. A transaction that was not
     /// committed cannot be committed after the answer.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 

@@ -18,7 +18,7 @@
 //! does the expensive part of the password computation. Of all attempts whose delay ends at the
 //! same time, one is checked. If it fails, the others see the new failure and wait again, counted
 //! from that failure. If it succeeds, the others are checked immediately. Without recent failures
-//! nothing is delayed, so an application can open all its connections at once.
+//! nothing is delayed, so an application can open all its connections concurrently.
 //!
 //! Only failures of the same address *and* user restart the wait of an attempt that is already
 //! waiting. Other failures extend the delay up to 5 s, counted from the attempt's arrival.

@@ -5,7 +5,7 @@
 //!
 //! In a cluster, a client's connection is a *front* ([`crate::relay`]) at its own node, and a session
 //! at the node that owns its partition. Both have the same process id, whose upper bits name the
-//! front's node, so that a cancel request can arrive at any node. Fronts have entries of their own:
+//! front's node, so that a cancel request can arrive at any node. Fronts have their own entries:
 //! they are closed and cancelled like sessions, but system tables show only sessions.
 //!
 //! A session is ended in one of two ways: [`Handle::close`] lets the running statement complete,

@@ -298,7 +298,7 @@ impl Maintenance {
             };
             let now = node.clock.tick();
             let timeline = Timeline { lineage: lineage.unwrap_or(now), epoch };
-            // The new version gets a millisecond of its own: restore points are addressed in
+            // The new version gets a new millisecond: restore points are addressed in
             // milliseconds, and the previous version has one too.
             node.clock.observe(((now >> 16) + 1) << 16);
             let (outcomes_horizon, outcomes) = partition.durable_outcomes();

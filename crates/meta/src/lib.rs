@@ -9,7 +9,8 @@
 //!        v   |
 //!   MetadataStore          keys, values, revisions: get, scan, transact, follow
 //!        |
-//!   Embedded               one SQLite file, one thread, group commit (later also etcd)
+//!   Embedded               one SQLite file, one thread, group commit
+//!   EtcdStore              a prefix of keys in etcd
 //!   CatalogReplica         read-only: a catalog that another node published in the object store
 //! ```
 //!

@@ -25,7 +25,7 @@ impl Default for Predictor {
 }
 
 impl Predictor {
-    /// The cost of copying so many bytes, at most at a rate.
+    /// The cost of copying this number of bytes, at most at a rate.
     pub fn predict(&self, bytes: u64, max_bytes_per_s: Option<u64>) -> Prediction {
         let rate = max_bytes_per_s.map_or(self.bytes_per_s, |max| self.bytes_per_s.min(max as f64));
         Prediction {

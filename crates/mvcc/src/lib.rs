@@ -18,7 +18,7 @@
 //! serializable, including phantoms, because the pages of indexes are pages too.
 //!
 //! A version is in memory, in the store, or both. A commit appends the differences of its pages to
-//! the commit log, and is visible to other transactions at once; it is durable when the log is.
+//! the commit log, and is visible to other transactions immediately; it is durable when the log is.
 //! Later a flush writes the pages to the store, and they can be evicted. A statement that needs an
 //! evicted page waits on its fiber while the page is read, with the following ones if it is part of
 //! a scan.

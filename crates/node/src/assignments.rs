@@ -1,7 +1,7 @@
 //! What this node owns, for its engine.
 //!
 //! The engine asks when it opens a partition. The answer is withheld until no earlier owner can
-//! answer any more (`wait_out_lease`): until the lease of this node's previous incarnation has run
+//! still answer (`wait_out_lease`): until the lease of this node's previous incarnation has run
 //! out, and that of the dead owner if the epoch began by a failover. Nothing of a partition is
 //! answered, committed or released before it is open, so the wait covers all three.
 

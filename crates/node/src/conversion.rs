@@ -1,4 +1,4 @@
-//! The records of a cluster that a single node founds with its data.
+//! The first records of a cluster that a single node becomes.
 //!
 //! The node gets the id [`FIRST_NODE`]. Id 1 would give its logs in the store the names of the single
 //! node's logs ([`log_node`](crate::logs::log_node)), which are no logs of incarnations.

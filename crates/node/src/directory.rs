@@ -50,8 +50,8 @@ impl DirectoryOwner {
     }
 }
 
-/// The conversion of a single node to the first node of a cluster, from the time when it cannot run
-/// as a single node any more until it has joined the cluster.
+/// The conversion of a single node to the first node of a cluster, from the time when it can no
+/// longer run as a single node until it has joined the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversion {
     v: u32,

@@ -44,7 +44,7 @@ pub enum Error {
     /// All terms are used.
     #[error("the cluster has used all of its 8388607 terms; create a new cluster and import the databases")]
     OutOfTerms,
-    /// Other nodes change the same records all the time.
+    /// Every attempt conflicted with a change by another node.
     #[error("the cluster's record is being changed by too many nodes; start the node again")]
     Contended,
     /// The metadata store failed.

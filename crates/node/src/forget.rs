@@ -1,10 +1,10 @@
-//! Removing a node that does not come back, so that its name can be used again.
+//! Removing a lost node, so that its name can be used again.
 //!
 //! One transaction deletes the node's member record, and compares it and the node's record, which
-//! must be `sealed`. The node's record stays: a sealed log is not needed any more, but its seal, and
-//! who made the segments of the node, still are. It gets a new random number, so the old data
-//! directory does not match it ([`fulmar_cluster::directory`]): a process of the node that has read its
-//! member record before the transaction cannot begin an incarnation after it.
+//! must be `sealed`. The node's record stays, because its seal and the maker of its segments are still
+//! needed. It gets a new random number, so the old data directory does not match it
+//! ([`fulmar_cluster::directory`]): a process of the node that has read its member record before the
+//! transaction cannot begin an incarnation after it.
 //!
 //! Partitions are assigned only to nodes that are `alive`, which the same comparison excludes. So the
 //! node gets none after they were read. Its id is not used again.
@@ -94,7 +94,7 @@ impl Node {
         });
         if !needed.is_empty() {
             let hint =
-                "Move them to another node (ALTER DATABASE ... SET node), which flushes them, and retry.";
+                "Move them to another node (ALTER DATABASE ... MOVE TO), which flushes them, and retry.";
             return in_use("has logs that databases need", &needed, hint);
         }
         Ok(())

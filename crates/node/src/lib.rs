@@ -11,11 +11,11 @@
 //! ```
 //!
 //! - [`registration`]: the records of the cluster and its members.
-//! - [`conversion`]: the records of a cluster that a single node founds with its data.
+//! - [`conversion`]: the first records of a cluster that a single node becomes.
 //! - [`environment`], [`logs`], [`directory`]: what the protocols run on.
 //! - [`owners`]: a copy of the ownership records, for routing.
 //! - [`rpc`]: the listener and the connections to other nodes.
-//! - `assignments`: the answer to the engine's question for what it owns.
+//! - `assignments`: states which partitions the engine may open.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `forget`: removes a node that does not come back.
@@ -34,7 +34,7 @@
 //! then gets both ([`Node::serve`]).
 //!
 //! # End
-//! An incarnation that was declared dead is *fenced*: it cannot commit or answer any more.
+//! An incarnation that was declared dead is *fenced*: it can no longer commit or answer.
 //! [`Node::fenced`] completes, and the process must start again. Before a planned stop
 //! [`Node::drain`] hands all partitions over, and [`Node::leave`] ends the incarnation.
 

@@ -63,7 +63,7 @@ pub(crate) enum Request {
     },
     /// Report the number of clients of the partition at this node.
     Sessions { partition: u64 },
-    /// Report what became of a transaction.
+    /// Report the outcome of a transaction.
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
     Disown { incarnation: u64, segments: Vec<String> },
@@ -112,7 +112,7 @@ pub(crate) enum Answer {
     Committed,
     /// The transaction was not committed, and cannot be.
     Aborted,
-    /// The outcome is not known any more.
+    /// The outcome is no longer known.
     Forgotten,
     /// The segments that the incarnation does not need, and its time in milliseconds since 1970.
     Disowned { segments: Vec<String>, unix_ms: u64 },

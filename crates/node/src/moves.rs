@@ -278,6 +278,7 @@ impl Node {
                 .unchanged(key.as_str(), read.revision)
                 .unchanged(node, self.begun().read.revision)
                 .delete(fulmar_cluster::quarantine::key(partition))
+                .delete(fulmar_cluster::migration::key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());

@@ -166,7 +166,7 @@ impl Objects {
     }
 }
 
-/// Logs a failure of the store, and waits: the protocol tries again at once.
+/// Logs a failure of the store, and waits: the protocol retries immediately.
 async fn answer<T>(result: fulmar_engine::Result<T>) -> Result<T, Uncertain> {
     match result {
         Ok(answer) => Ok(answer),

@@ -86,7 +86,7 @@ pub trait Partitions: Send + Sync + 'static {
     /// Records an event in the event log.
     fn record(&self, event: Event);
 
-    /// Reports what became of a transaction. One that was not committed cannot be any more.
+    /// Reports the outcome of a transaction. One that was not committed can no longer be.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
     /// Returns those of these segments that this node does not need, and promises not to name them

@@ -1,4 +1,4 @@
-//! Quarantined partitions: statements of theirs have killed two nodes ([`fulmar_cluster::quarantine`]).
+//! Quarantined partitions, whose statements have killed two nodes ([`fulmar_cluster::quarantine`]).
 //!
 //! The handler of a fatal signal records the partition in the data directory. The next incarnation
 //! reports it before it serves ([`Node::join`]). From then on no node opens the partition, and the
@@ -20,7 +20,7 @@ use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, protocol_error};
 use crate::directory::CRASH_FILE;
 
-/// How often a node looks for quarantined partitions that it has open: one that was being opened
+/// How often a node checks for quarantined partitions that it has open: one that was being opened
 /// when the quarantine began.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -6,8 +6,8 @@
 //! | `member/NAME` | [`MemberRecord`]: the id of the node NAME and its addresses |
 //! | `term/TERM` | [`TermRecord`]: the incarnation that uses the term, or some until it |
 //!
-//! The first node that finds no `cluster` creates it. A name belongs to one node for ever: another
-//! process with the same name is the same node, and is refused if its data directory is another one
+//! The first node that finds no `cluster` creates it. A name belongs to one node permanently:
+//! another process with the same name is the same node, and is refused if its data directory is another one
 //! ([`fulmar_cluster::directory`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,7 +102,7 @@ pub struct Registration {
     pub cluster: u128,
     /// The id of the node.
     pub node: NodeId,
-    /// Whether the node has just founded the cluster.
+    /// Whether the node has just created the cluster.
     pub is_founder: bool,
 }
 

@@ -25,7 +25,7 @@ impl LocalPartition {
     }
 
     /// Creates a session on another partition that shares this session's canceller.
-    pub fn beside(&self, partition: PartitionId) -> LocalPartition {
+    pub fn session_on(&self, partition: PartitionId) -> LocalPartition {
         LocalPartition { engine: self.engine.clone(), partition, session: self.session.session_on(partition) }
     }
 

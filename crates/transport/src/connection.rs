@@ -173,7 +173,7 @@ impl Connection {
     }
 
     /// Sends a request and receives its answer, on a stream of their own. If the future is dropped,
-    /// the peer is told to abandon the request.
+    /// the peer is asked to abandon the request.
     pub async fn call(&self, request: &[u8]) -> Result<Bytes, Error> {
         let mut stream = self.open()?;
         stream.send(request).await?;

@@ -1,4 +1,4 @@
-//! The handshake: both sides state who they are, and refuse a peer that they must not talk to.
+//! The handshake: both sides identify themselves, and refuse a wrong peer.
 //!
 //! ```text
 //!   dialing node                             accepting node

@@ -21,7 +21,7 @@
 //!   does not read stops the sender of its stream, and no other one. A receiver therefore buffers
 //!   at most [`WINDOW_BYTES`] per stream, and at most [`MAX_STREAMS`] streams. A connection buffers
 //!   about [`MAX_OUTPUT_BYTES`] that the peer has not taken yet; then its senders wait.
-//! - **Failure.** When a connection ends, all its streams end with an error. An error never tells
+//! - **Failure.** When a connection ends, all its streams end with an error. An error never states
 //!   whether the peer has processed a message: the cluster's protocols settle that
 //!   (`ask_outcome` in `docs/architecture/ownership.md`).
 //! - **Identity.** Both sides state their cluster, node, incarnation and protocol versions before
@@ -30,7 +30,7 @@
 //!
 //! # Why not gRPC
 //! A forwarded statement is one small message in each direction. HTTP/2 with protobuf costs several
-//! times the CPU of the statement itself, and would be a second connection between the nodes beside
+//! times the CPU of the statement itself, and would be a second connection between the nodes, next to
 //! the one for data. One transport carries both.
 //!
 //! The crate starts no task and reads no clock: the caller polls [`Driver::run`] and applies its

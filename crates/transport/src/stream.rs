@@ -96,8 +96,8 @@ impl StreamState {
     }
 }
 
-/// A stream of messages in both directions. Dropping it before both sides have finished tells the
-/// peer to abandon it.
+/// A stream of messages in both directions. Dropping it before both sides have finished asks
+/// the peer to abandon it.
 #[derive(Debug)]
 pub struct Stream {
     sender: Sender,

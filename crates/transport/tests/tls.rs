@@ -228,7 +228,7 @@ async fn other_node_than_the_expected_one_is_refused() {
     let cluster = Cluster::new();
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let (dialed, accepted) = connect(&a, &b, "c").await;
-    assert_refused(dialed, &["node \"c\" was rejected", "not valid for \"c\", but for \"b\""]);
+    assert_refused(dialed, &["node \"c\" was rejected", "valid for \"b\", not for \"c\""]);
     assert_refused(accepted, &["the name of this node that the peer expects"]);
     let (dialed, _) = connect(&a, &b, "no name").await;
     assert_refused(dialed, &["not a DNS name"]);

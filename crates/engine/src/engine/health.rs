@@ -23,7 +23,7 @@ impl Engine {
     /// The shared log does not count: without it the node still serves all databases that do not
     /// commit to it.
     pub fn accepts_commits(&self) -> bool {
-        let can_read = self.replica().is_none_or(|beside| beside.is_healthy());
+        let can_read = self.replica().is_none_or(|replica| replica.is_healthy());
         let owns_store = !self.node().is_taken_over();
         can_read && owns_store && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }

@@ -78,7 +78,7 @@ impl Engine {
     async fn open_shared_log(self: &Arc<Self>) -> Result<()> {
         let engine = self.clone();
         // Runs in the engine's runtime, since the caller's may end before the log does. The opening
-        // is a task of its own, so that it completes if the caller is dropped and later callers
+        // is a separate task, so that it completes if the caller is dropped and later callers
         // wait for it: a second opening would seal the log.
         let opening = self.node().spill.runtime().spawn(async move {
             let node = engine.node();

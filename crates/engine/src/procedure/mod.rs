@@ -62,7 +62,7 @@ use fulmar_sqlite::{
 
 use crate::connection::Connection;
 
-/// Runs a CALL, on the fiber. Outside of a transaction it runs in one of its own, which is
+/// Runs a CALL, on the fiber. Outside of a transaction it begins one, which is
 /// committed or rolled back as a whole.
 pub(crate) fn call_here(
     connection: &mut Connection,

@@ -35,7 +35,7 @@ impl Engine {
 
     /// Statistics of a replica; None on a primary.
     pub fn replica_statistics(&self) -> Option<ReplicaStatistics> {
-        self.replica().map(|beside| beside.statistics(self.node()))
+        self.replica().map(|replica| replica.statistics(self.node()))
     }
 
     /// Fails on a replica: the operation needs the primary.
@@ -49,29 +49,29 @@ impl Engine {
     /// Returns a partition whose snapshot is at most `staleness` old; any age if None.
     pub(crate) fn replica_partition<'a>(
         &'a self,
-        beside: &'a Arc<Replica>,
+        replica: &'a Arc<Replica>,
         id: PartitionId,
         staleness: Option<Duration>,
     ) -> BoxFuture<'a, Result<ReplicaSnapshot>> {
         async move {
             for _ in 0..MAX_OPENINGS {
-                let durability = beside.catalog_state(id).map(|state| state.durability);
+                let durability = replica.catalog_state(id).map(|state| state.durability);
                 let poll = match durability {
-                    Some(Durability::Shared) => Some(beside.poll_owner(self.node(), id, staleness).await?),
+                    Some(Durability::Shared) => Some(replica.poll_owner(self.node(), id, staleness).await?),
                     _ => None,
                 };
                 // After the poll, which brings the catalog of a cluster up to date.
-                if beside.catalog_state(id).is_none() {
+                if replica.catalog_state(id).is_none() {
                     return Err(self.forget_dropped(id));
                 }
-                self.forget_left_behind(beside, id);
+                self.forget_left_behind(replica, id);
                 let partition = match self.partitions().partition(id).await {
                     Err(_) if self.is_left_behind(id) => continue,
                     opened => opened?,
                 };
                 let seen = match poll {
                     Some((follower, poll)) => {
-                        self.caught_up(beside, partition.clone(), &follower, poll).await
+                        self.caught_up(replica, partition.clone(), &follower, poll).await
                     }
                     None => self.at_manifest(partition.clone(), staleness).await,
                 };
@@ -90,7 +90,7 @@ impl Engine {
     /// Applies the log up to a poll's end. Returns None if the partition must be reopened.
     async fn caught_up(
         &self,
-        beside: &Arc<Replica>,
+        replica: &Arc<Replica>,
         partition: Arc<Partition>,
         follower: &Arc<LogFollower>,
         poll: LogPoll,
@@ -110,15 +110,15 @@ impl Engine {
                 partition.mark_stale();
                 follower.end(self.node(), Some(Duration::ZERO)).await?;
             }
-            ApplyResult::Restored => self.restored(beside, &partition).await?,
+            ApplyResult::Restored => self.restored(replica, &partition).await?,
         }
         Ok(None)
     }
 
     /// Handles a restore found in the log: waits until the catalog shows the new epoch.
-    async fn restored(&self, beside: &Replica, partition: &Partition) -> Result<()> {
+    async fn restored(&self, replica: &Replica, partition: &Partition) -> Result<()> {
         let catalog_updated = async {
-            while beside
+            while replica
                 .catalog_state(partition.id)
                 .is_some_and(|standing| standing.timeline.epoch <= partition.epoch)
             {
@@ -178,9 +178,9 @@ impl Engine {
 
     /// Closes an open partition that was left behind or has changed in the catalog. The next access
     /// reopens it.
-    fn forget_left_behind(&self, beside: &Replica, id: PartitionId) {
-        let standing = beside.catalog_state(id);
-        let source = beside.ownership(id).map(|ownership| ownership.source);
+    fn forget_left_behind(&self, replica: &Replica, id: PartitionId) {
+        let standing = replica.catalog_state(id);
+        let source = replica.ownership(id).map(|ownership| ownership.source);
         let is_over = |partition: &Partition| {
             let known = partition.replica_state.get().map(|following| CatalogState {
                 timeline: Timeline { lineage: partition.lineage, epoch: partition.epoch },
@@ -192,7 +192,7 @@ impl Engine {
         if let Some(partition) = self.partitions().take_open(id, is_over) {
             partition.mark_stale();
             partition.release_resources();
-            beside.resyncs.fetch_add(1, Ordering::Relaxed);
+            replica.resyncs.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -201,7 +201,7 @@ impl Engine {
 /// contain by now, closes idle partitions.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let node = engine.node();
-    let Some(beside) = engine.replica() else { return };
+    let Some(replica) = engine.replica() else { return };
     let now_ms = node.clock.monotonic_ms();
     let changed_bytes =
         engine.partitions().open_partitions().iter().map(|partition| partition.changed_bytes()).sum();
@@ -220,7 +220,7 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         let is_due = partition.replica_state.get().is_some_and(|following| {
             following.durability == Durability::Shared && !is_idle && following.is_due(now_ms, period_ms)
         });
-        if is_due && let Err(error) = adopt_newest(node, beside, &partition).await {
+        if is_due && let Err(error) = adopt_newest(node, replica, &partition).await {
             tracing::warn!(
                 %error,
                 partition = %partition.id,
@@ -232,9 +232,9 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         if is_idle {
             engine.partitions().close_if_unused(id);
         }
-        engine.forget_left_behind(beside, id);
+        engine.forget_left_behind(replica, id);
     }
-    beside.forget_unused_logs(now_ms);
+    replica.forget_unused_logs(now_ms);
     engine
         .maintenance()
         .historical_versions()
@@ -245,13 +245,13 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         .into_iter()
         .chain(engine.maintenance().historical_versions().open());
     let used = used.filter_map(|partition| partition.manifest_name()).collect();
-    beside.pins.renew(node, used).await;
+    replica.pins.renew(node, used).await;
     node.memory.flush_ended();
 }
 
-async fn adopt_newest(node: &Node, beside: &Replica, partition: &Partition) -> Result<()> {
+async fn adopt_newest(node: &Node, replica: &Replica, partition: &Partition) -> Result<()> {
     match node.store.latest_manifest(partition.id, partition.epoch, partition.manifest_name()).await {
-        Ok(Some(manifest)) => match beside.pins.pin(node, ManifestName::of(&manifest)).await {
+        Ok(Some(manifest)) => match replica.pins.pin(node, ManifestName::of(&manifest)).await {
             true => partition.adopt_manifest(&manifest).await,
             false => Ok(()),
         },

@@ -1,4 +1,4 @@
-//! Autocommitted statements: each is a transaction of its own.
+//! Autocommitted statements: each is its own transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

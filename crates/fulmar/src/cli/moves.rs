@@ -41,7 +41,7 @@ pub struct MoveArgs {
     /// How to move the tenant [default: albatross]
     #[arg(long, value_name = "MECHANISM", requires = "to")]
     pub using: Option<MoveMechanism>,
-    /// Copy at most so many bytes per second
+    /// Maximum number of bytes copied per second
     #[arg(long, value_name = "SIZE", requires = "to")]
     pub max_rate: Option<Bytes>,
     /// Cancel the tenant's move. It stays at its node

@@ -135,7 +135,7 @@ mod tests {
         assert!(node_tls(&RpcTlsArgs::default(), "n1", rpc).unwrap().is_none());
         let error = node_tls(&arguments, "n2", rpc).unwrap_err().to_string();
         assert!(
-            error.contains("--rpc-cert") && error.contains("not valid for \"n2\", but for \"n1\""),
+            error.contains("--rpc-cert") && error.contains("valid for \"n1\", not for \"n2\""),
             "{error}"
         );
     }

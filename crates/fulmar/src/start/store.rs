@@ -266,7 +266,7 @@ pub(super) async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
             .then_some(())
             .ok_or_else(belongs_to_another)?,
     }
-    if put_if_absent(store, OWNER_OBJECT, Bytes::from_static(b"nobody\n")).await? {
+    if put_if_absent(store, OWNER_OBJECT, Bytes::from_static(b"probe\n")).await? {
         store.delete(OWNER_OBJECT).await.map_err(|failure| cannot_use(store, failure))?;
         bail!(
             "cannot use the store {store}: it overwrites existing objects and does not support \
@@ -334,8 +334,7 @@ fn sweep(backend: Backend, began: SystemTime) {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-    use fulmar_store::{Failure, Listing, Piece, Upload};
+    use fulmar_store::{FaultyStore, StoreFault, StoreOperation};
 
     use super::binding::BINDING_FILE;
     use super::*;
@@ -452,40 +451,12 @@ mod tests {
         assert!(binding.shutdown_id.is_some());
     }
 
-    /// A store that ignores `If-None-Match`.
-    #[derive(Debug)]
-    struct OverwritingStore(Backend);
-
-    impl std::fmt::Display for OverwritingStore {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            self.0.fmt(f)
-        }
-    }
-
-    #[async_trait]
-    impl Store for OverwritingStore {
-        async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
-            self.0.delete(name).await?;
-            self.0.put(name, bytes).await
-        }
-        async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
-            self.0.upload(name).await
-        }
-        async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-            self.0.get(name, span).await
-        }
-        async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-            self.0.list(directory, after).await
-        }
-        async fn delete(&self, name: &str) -> Result<(), Failure> {
-            self.0.delete(name).await
-        }
-    }
-
     #[tokio::test]
     async fn store_without_conditional_puts_is_rejected_and_not_modified() {
         let backend = Backend::memory();
-        let store = Reliable::new(Arc::new(OverwritingStore(backend.clone())), Limits::default());
+        let overwriting = FaultyStore::new(Arc::new(backend.clone()));
+        overwriting.always(StoreOperation::Put, Some(StoreFault::Overwrite));
+        let store = Reliable::new(Arc::new(overwriting), Limits::default());
         let error = claim(&store, 1).await.unwrap_err().to_string();
         assert!(error.contains("does not support conditional puts"), "{error}");
         assert_eq!(read(&store, OWNER_OBJECT).await.unwrap(), None);

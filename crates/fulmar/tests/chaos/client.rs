@@ -178,7 +178,7 @@ impl Client {
     }
 }
 
-/// What the failure of a COMMIT, or of an autocommitted statement, tells.
+/// The outcome that an error of a COMMIT, or of an autocommitted statement, implies.
 fn at_commit(error: &tokio_postgres::Error) -> End {
     let failure = describe(error);
     match error.code() {

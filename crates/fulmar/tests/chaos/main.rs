@@ -1,4 +1,4 @@
-//! A cluster of real processes under faults: three nodes, each in a network namespace of its own,
+//! A cluster of real processes under faults: three nodes, each in its own network namespace,
 //! etcd with three members, and an S3 server. Needs the rights of root.
 //!
 //! ```text

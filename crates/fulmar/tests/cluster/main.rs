@@ -9,6 +9,7 @@ mod damaged_log;
 mod driver;
 mod full_etcd;
 mod garbage;
+mod migrations;
 mod refusals;
 mod replica;
 mod slow_nodes;
@@ -143,7 +144,7 @@ async fn moves_do_not_fail_transactions() {
     for round in 0..6 {
         move_to(&cluster, 1, "shop", round % 3).await;
         let seen = values(&cluster, 2, "shop").await.len();
-        // The writer goes on after each move.
+        // The writer continues after each move.
         wait_until("progress", async || values(&cluster, 2, "shop").await.len() > seen + 5).await;
     }
     stop.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! ObjectKind administrative statements change, and steps that several statements share.
+//! The components that administrative statements change, and steps that several statements share.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -115,7 +115,7 @@ kinds! {
     LimitChanged Info "limit.changed" "database limit changed"
     /// By ALTER DATABASE.
     DurabilityChanged Info "durability.changed" "database durability changed"
-    /// By ALTER DATABASE ... SET node.
+    /// By ALTER DATABASE ... MOVE TO.
     DatabaseMoved Info "database.moved" "database moved to another node"
     /// Two nodes have died in its statements.
     DatabaseQuarantined Error "database.quarantined" "database quarantined: its statements have killed two nodes"

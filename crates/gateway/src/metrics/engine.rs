@@ -28,7 +28,7 @@ const ENGINE: &[Metric<EngineStatistics>] = &[
     counter("fulmar_commits_total", "Commits.", |engine| engine.commits),
     counter(
         "fulmar_conflicts_total",
-        "Transactions that had read pages that were changed meanwhile.",
+        "Transactions that had read pages which another commit changed.",
         |engine| engine.conflicts,
     ),
     counter("fulmar_replays_total", "Transactions that were replayed.", |engine| engine.replays),

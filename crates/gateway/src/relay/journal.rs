@@ -33,7 +33,7 @@ const HEADER_BYTES: usize = 5;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mismatch;
 
-/// What the session has told the front.
+/// A message of the session to the front.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// Another node owns the partition.
@@ -41,7 +41,7 @@ pub(super) enum Told {
         /// A part of the unfinished unit was committed.
         in_part: bool,
     },
-    /// The session has ended, and the client has been told why.
+    /// The session has ended, and the client has the reason.
     End,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Journal {
     pub(super) is_unrepeatable: bool,
     /// The status that the client knows.
     pub(super) status: TransactionStatus,
-    /// The status that the session has told last. Differs while units are repeated.
+    /// The status that the session has reported last. Differs while units are repeated.
     session_status: TransactionStatus,
     /// The id of the open transaction.
     transaction_id: u64,
@@ -128,7 +128,7 @@ pub(super) struct Journal {
     /// Parse messages of the prepared statements.
     statements: BTreeMap<Box<[u8]>, Box<[u8]>>,
     statement_bytes: usize,
-    /// The parameters, as the session told them.
+    /// The parameters, as the session reported them.
     pub(super) values: Values,
     /// The client has sent Terminate.
     pub(super) is_terminated: bool,

@@ -24,25 +24,25 @@
 //!
 //! The front continues with a session at the new owner, which it waits for up to 30 s:
 //!
-//! - The session told that the partition has moved: its unfinished statements had no effect. The
+//! - The session reported that the partition has moved: its unfinished statements had no effect. The
 //!   front repeats the open transaction and the unanswered messages.
-//! - The connection broke: the front first asks what became of the transaction of each unanswered
-//!   unit. A commit is answered, and so is an autocommitted statement: its session has sent the
-//!   answer before it waited until the transaction was durable. Others that were committed get
-//!   08007, because their answer is lost. The question decides transactions that were not committed:
-//!   they cannot be committed any more, and are repeated, with a new id.
+//! - The connection broke: the front first asks for the outcome of the transaction of each
+//!   unanswered unit. A commit is answered, and so is an autocommitted statement: its session has
+//!   sent the answer before it waited until the transaction was durable. Others that were committed
+//!   get 08007, because their answer is lost. The question decides transactions that were not
+//!   committed: they can no longer be committed, and are repeated, with a new id.
 //!
-//! Answers to repeated messages are compared with what the client has got. If they differ, the
+//! Answers to repeated messages are compared with what the client has received. If they differ, the
 //! transaction fails with 40001, as it does if it is too long to be repeated. The client's session
-//! otherwise continues as if nothing had happened. Lost are temporary tables, advisory locks of the
-//! session, and portals of earlier transactions.
+//! otherwise continues normally. Lost are temporary tables, advisory locks of the session, and
+//! portals of earlier transactions.
 //!
 //! # Nothing is done twice
 //!
-//! A message is sent again in two cases only. (1) Its session told that it had no effect. The
-//! session tells that for a statement that failed with PARTITION_MOVED, which the engine guarantees
+//! A message is sent again in two cases only. (1) Its session reported that it had no effect. The
+//! session does so for a statement that failed with PARTITION_MOVED, which the engine guarantees
 //! to have had no durable effect, and at a shutdown between two messages. If a transaction has ended
-//! earlier in the same unit, also by a COMMIT among its statements, the session tells that too, and
+//! earlier in the same unit, also by a COMMIT among its statements, the session reports that too, and
 //! the client gets 08007. (2) The cluster has decided that the unit's transaction is aborted. A unit
 //! has one transaction, whose id the front has chosen, unless its text may contain the end of one
 //! before other statements, or the begin of one after them ([`control`]): such a unit is never

@@ -38,7 +38,7 @@ impl Front {
                 self.journal.transaction_committed();
                 self.answer_with(&executed_in_part(), TransactionStatus::Idle)?;
             }
-            // A unit that is a transaction of its own, or ends one, may have been committed.
+            // A unit that is its own transaction, or ends one, may have been committed.
             Stop::Mismatch if may_have_committed => {
                 self.fail_transaction(&unknown_outcome(0))?;
             }
@@ -186,7 +186,7 @@ impl Front {
         let _ = timeout(RETRY_INTERVAL, changed).await; // tries again in either case
     }
 
-    /// Finds out what became of the units without an answer, whose session is lost. Answers those
+    /// Finds out the outcome of the units without an answer, whose session is lost. Answers those
     /// that were committed; the others are repeated.
     async fn settle(&mut self) -> Result<(), Settle> {
         let ids = self.journal.transactions_in_doubt();

@@ -107,7 +107,7 @@ impl Importing {
     async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
         admin::own_created(&self.tenant, &session.context.administration).await?;
-        let mut temporary = session.link.partition.beside(self.tenant.partition);
+        let mut temporary = session.link.partition.session_on(self.tenant.partition);
         std::mem::swap(&mut session.link.partition, &mut temporary);
         let checked = quick_check(session).await;
         std::mem::swap(&mut session.link.partition, &mut temporary);

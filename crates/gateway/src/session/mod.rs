@@ -20,7 +20,7 @@
 //! | [`state`], [`context`], [`outcome`] | a session's state, the components it uses, outcomes |
 //! | [`serve`], [`receive`], [`handoff`] | the loop; long messages; migration between workers |
 //! | [`simple`], [`extended`], [`copy`] | the protocols |
-//! | [`relayed`] | what a session tells the front that its client is connected to |
+//! | [`relayed`] | messages between a session and the front that its client is connected to |
 //! | [`run`], [`command`], [`link`] | running statements, in the engine or here |
 //! | [`statements`], [`portals`], [`rows`] | prepared statements, portals, results |
 //! | [`memory_quota`], [`limits`], [`privileges`] | memory accounting; changes of limits and access rights |

@@ -14,9 +14,9 @@ pub(crate) enum End {
     Client,
     /// The server shuts down, or the session was terminated.
     Server,
-    /// Another node owns the partition. What the client has not got an answer for had no effect.
+    /// Another node owns the partition. Requests without an answer had no effect.
     Moved,
-    /// The node may not answer any more, because its incarnation has ended.
+    /// The node must not answer, because its incarnation has ended.
     Fenced,
     /// The client violated the protocol.
     Malformed(Malformed),

@@ -1,5 +1,5 @@
-//! What a session tells the front that its client is connected to ([`crate::relay`]), in messages
-//! between the ones for the client.
+//! Messages between a session and the front that its client is connected to ([`crate::relay`]),
+//! sent between those for the client.
 
 use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::frontend::Frame;
@@ -21,7 +21,7 @@ impl Session {
     }
 
     /// Handles a message of the front.
-    pub(super) async fn told(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+    pub(super) async fn handle_front_message(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         if self.link.status() != TransactionStatus::Idle || self.link.implicit {
             return Ok(());
         }

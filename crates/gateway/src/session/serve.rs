@@ -134,7 +134,7 @@ impl Session {
                 Ok(Some(frame)) => {
                     used += frame.size;
                     if self.relayed && message::is_internal(frame.kind) {
-                        match Box::pin(self.told(&frame)).await {
+                        match Box::pin(self.handle_front_message(&frame)).await {
                             Ok(()) => continue,
                             ended => break ended,
                         }

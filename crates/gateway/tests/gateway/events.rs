@@ -1,4 +1,4 @@
-//! The event log: what it records, who may read it, and that it contains no secrets.
+//! The event log: what it records, which users may read it, and that it contains no secrets.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ async fn databases_can_be_branched_and_restored() {
     for a in 1..=3 {
         shop.batch_execute(&format!("INSERT INTO t VALUES ({a})")).await.unwrap();
         node.engine.flush().await.unwrap();
-        // Restore points are named by milliseconds, so each must be in a millisecond of its own.
+        // Restore points are named by milliseconds, so each needs a different millisecond.
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     let times = texts(&shop, "SELECT time FROM fulmar.history ORDER BY version").await;

@@ -148,11 +148,11 @@ impl Partition {
         self.commits.lock().large.retain(|large| large.number > manifest.version.number);
     }
 
-    /// Calls `look` with the segments that the newest manifest names, oldest first, and its size in
+    /// Calls `read` with the segments that the newest manifest names, oldest first, and its size in
     /// pages.
-    pub fn with_named<T>(&self, look: impl FnOnce(&[NamedSegment], u32) -> T) -> T {
+    pub fn with_named<T>(&self, read: impl FnOnce(&[NamedSegment], u32) -> T) -> T {
         let named = self.named.lock();
-        look(&named.segments, named.page_count)
+        read(&named.segments, named.page_count)
     }
 
     /// Replaces adjacent segments by the one that they were merged into; the next manifest names

@@ -250,7 +250,7 @@ impl Partition {
         Ok(ApplyResult::UpToDate)
     }
 
-    /// A page as it is in the batch, or else at the base version.
+    /// A page as it is in the batch, otherwise at the base version.
     async fn base(&self, batch: &Batch, no: PageNo, current: &Snapshot) -> Result<PageBytes> {
         let mut page = PageBytes::zeroed();
         if let Some(Frame { segment, location }) = batch.frames.get(&no) {

@@ -18,7 +18,7 @@
 //! # Crash points
 //! | killed | what happens |
 //! | --- | --- |
-//! | the node that a client asked | the migration goes on; the client reconnects and sees it in `fulmar.migrations` |
+//! | the node that a client asked | the migration continues; the client reconnects and sees it in `fulmar.migrations` |
 //! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, it copies again |
 //! | the source after the change of owner | the destination finishes the journal. There is no report |
 //! | the destination while copying | the source's request fails, and the migration is undone |
@@ -110,11 +110,20 @@ impl Node {
         }
         let start = (mechanism, max_bytes_per_s);
         let started = migration::start(self.environment(), partition, &read.record, to, start).await;
-        let started = started.map_err(|error| protocol_error(&error))?;
-        started.map(Some).ok_or_else(|| {
-            Error::new(sqlstate::OBJECT_IN_USE, format!("partition {partition} is already being moved"))
-                .hint("The table fulmar.migrations shows its progress.")
-        })
+        if let Some(number) = started.map_err(|error| protocol_error(&error))? {
+            return Ok(Some(number));
+        }
+        // The same request may have been sent twice.
+        match self.read_journal(partition).await? {
+            Some(running) if running.step != Step::Finished && running.destination == to => {
+                Ok(Some(running.number))
+            }
+            _ => Err(Error::new(
+                sqlstate::OBJECT_IN_USE,
+                format!("partition {partition} is already being moved"),
+            )
+            .hint("The table fulmar.migrations shows its progress.")),
+        }
     }
 
     /// Migrates a partition, from whichever node owns it, and waits until that has ended.
@@ -182,7 +191,10 @@ impl Node {
                     tokio::spawn(async move {
                         let ended = node.run_migration(partition).await;
                         node.running.partitions.lock().remove(&partition);
-                        if let Some((report, destination)) = ended {
+                        // An idle database has no latency.
+                        if let Some((report, destination)) =
+                            ended.filter(|(report, _)| report.latency_before_us > 0)
+                        {
                             node.complete_report(report, destination).await;
                         }
                     });

@@ -29,7 +29,7 @@ const WARM_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the destination may take to open a partition. It is opened later if that fails.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the nodes may take to report the waits of their clients.
-const WAITS_TIMEOUT: Duration = Duration::from_secs(5);
+const WAITS_TIMEOUT: Duration = Duration::from_secs(1);
 /// When the waits of clients are read, after the handover.
 const WAITS_DELAY: Duration = Duration::from_millis(500);
 /// When the latency at the destination is read, after the handover.
@@ -132,7 +132,7 @@ impl Source for CopySource<'_> {
 }
 
 impl Node {
-    async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
+    pub(super) async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
         let read = timeout(METADATA_TIMEOUT, migration::journal(self.environment(), partition)).await;
         let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
         Ok(read.map(|read| read.record))
@@ -165,7 +165,7 @@ impl Node {
                 let destination = read.record.destination;
                 let closed = self.hand_over(partition, destination, Transfer::Migrated(read)).await?;
                 let open = self.call(destination, Request::Open { partition: partition.0 });
-                // The next statement opens it in any case.
+                // The next statement opens it anyway.
                 let _ = timeout(OPEN_TIMEOUT, open).await;
                 if let Some(closed) = closed {
                     measured.0.lock().freeze = closed.elapsed();
@@ -275,20 +275,16 @@ impl Node {
 
     /// The waits of the partition's clients at all nodes since the last call.
     async fn waits(&self, partition: PartitionId) -> Waits {
+        let living = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
+        let asked = living.map(|known| {
+            let request = Request::Waits { partition: partition.0 };
+            timeout(WAITS_TIMEOUT, self.call(known.id, request))
+        });
         let mut total = Waits::default();
-        for known in self.owners().nodes() {
-            let timed = if known.id == self.id() {
-                self.partitions().map(|partitions| partitions.take_waits(partition)).unwrap_or_default()
-            } else if known.alive().is_some() {
-                let request = Request::Waits { partition: partition.0 };
-                match timeout(WAITS_TIMEOUT, self.call(known.id, request)).await {
-                    Ok(Ok(Ok(Answer::Waits { waits }))) => waits,
-                    _ => continue,
-                }
-            } else {
-                continue;
-            };
-            total.add(timed);
+        for answer in futures::future::join_all(asked).await {
+            if let Ok(Ok(Ok(Answer::Waits { waits }))) = answer {
+                total.add(waits);
+            }
         }
         total
     }

@@ -147,48 +147,11 @@ fn partition_directories(
 mod tests {
     use std::sync::Arc;
 
-    use async_trait::async_trait;
     use bytes::Bytes;
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::store::{Backend, Piece, Span, Upload};
-
-    /// A store that lists a few names per page.
-    #[derive(Debug)]
-    struct Paged(Backend, usize);
-
-    impl std::fmt::Display for Paged {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            self.0.fmt(f)
-        }
-    }
-
-    #[async_trait]
-    impl Store for Paged {
-        async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
-            self.0.put(name, bytes).await
-        }
-
-        async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
-            self.0.upload(name).await
-        }
-
-        async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-            self.0.get(name, span).await
-        }
-
-        async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-            let mut listing = self.0.list(directory, after).await?;
-            listing.more = listing.names.len() > self.1;
-            listing.names.truncate(self.1);
-            Ok(listing)
-        }
-
-        async fn delete(&self, name: &str) -> Result<(), Failure> {
-            self.0.delete(name).await
-        }
-    }
+    use crate::store::{Backend, FaultyStore, StoreFault, StoreOperation};
 
     /// Each partition is listed once, with all of its objects, whatever the pages are.
     #[tokio::test]
@@ -203,7 +166,9 @@ mod tests {
                 let anchor = format!("manifests/{}/anchor-00000001-{objects:016x}", PartitionId(id));
                 backend.put(&anchor, Bytes::from_static(b"x")).await.unwrap();
             }
-            let store = PageStore::open(Arc::new(Paged(backend, page)));
+            let pages = FaultyStore::new(Arc::new(backend));
+            pages.always(StoreOperation::List, Some(StoreFault::ShortPage(page)));
+            let store = PageStore::open(Arc::new(pages));
             let (mut after, mut found) = (None, Vec::new());
             loop {
                 let (mut listed, more) = store.list_partitions_after(after).await.unwrap();

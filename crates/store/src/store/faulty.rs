@@ -28,6 +28,11 @@ pub enum StoreFault {
     /// A listing returns an empty page that is not the last one. Other operations are performed
     /// normally.
     EmptyPage,
+    /// A listing returns at most this many names. Other operations are performed normally.
+    ShortPage(usize),
+    /// A put overwrites an existing object, as in a store without conditional puts. Other
+    /// operations are performed normally.
+    Overwrite,
 }
 
 /// Uploads as seen by the underlying store, whatever their callers have observed.
@@ -155,7 +160,9 @@ impl FaultyStore {
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match fault {
-            None | Some(StoreFault::EmptyPage) => done.await,
+            None | Some(StoreFault::EmptyPage | StoreFault::ShortPage(_) | StoreFault::Overwrite) => {
+                done.await
+            }
             Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "injected fault")),
             Some(StoreFault::LoseResponse) => {
                 done.await?;
@@ -194,7 +201,12 @@ impl Store for FaultyStore {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         let fault = self.begin(StoreOperation::Put, name).await;
         let (store, name) = (self.store.clone(), name.to_owned());
-        let put = async move { Self::apply_fault(fault, store.put(&name, bytes)).await };
+        let put = async move {
+            if fault == Some(StoreFault::Overwrite) {
+                store.delete(&name).await?;
+            }
+            Self::apply_fault(fault, store.put(&name, bytes)).await
+        };
         if !matches!(fault, Some(StoreFault::Linger(_))) {
             return put.await;
         }
@@ -226,6 +238,12 @@ impl Store for FaultyStore {
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
         match self.begin(StoreOperation::List, directory).await {
             Some(StoreFault::EmptyPage) => Ok(Listing { names: Vec::new(), more: true }),
+            Some(StoreFault::ShortPage(names)) => {
+                let mut listing = self.store.list(directory, after).await?;
+                listing.more |= listing.names.len() > names;
+                listing.names.truncate(names);
+                Ok(listing)
+            }
             fault => Self::apply_fault(fault, self.store.list(directory, after)).await,
         }
     }

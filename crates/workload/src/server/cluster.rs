@@ -48,7 +48,7 @@ pub struct ClusterSetup {
     pub store: ClusterStore,
     /// Memory for the pages of each node.
     pub memory_bytes: u64,
-    /// Runs each node in a network namespace of its own, so that it can be cut off
+    /// Runs each node in its own network namespace, so that it can be cut off
     /// ([`Cluster::network`]). This process must be in a private namespace
     /// ([`run_in_private`](super::run_in_private)). Clients then log in with a password.
     pub isolated: bool,

@@ -3,7 +3,7 @@
 //! ```text
 //!   this process, etcd, S3 server          10.99.0.1 on a bridge
 //!      |            |            |
-//!    node 1       node 2       node 3      10.99.1.N, each in a namespace of its own
+//!    node 1       node 2       node 3      10.99.1.N, each in its own namespace
 //! ```
 //!
 //! The bridge is in the namespace of this process, which must be a private one: [`run_in_private`]
@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The address of this process and of the servers that are not nodes.
 pub const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
-/// Runs this program again, with these arguments, in a network namespace of its own, and returns
+/// Runs this program again, with these arguments, in its own network namespace, and returns
 /// how it ended. Returns None if it already runs in one.
 pub fn run_in_private(arguments: &[String]) -> anyhow::Result<Option<ExitStatus>> {
     if std::env::var_os(MARK).is_some() {

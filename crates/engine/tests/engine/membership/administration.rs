@@ -130,7 +130,7 @@ async fn branch_is_made_once() {
     assert_eq!(rig.manifests(11).await, [] as [String; 0]);
 }
 
-/// A node releases a partition for a change of its own, and is failed over or takes it back.
+/// A node releases a partition for its own change, and is failed over or takes it back.
 #[tokio::test(flavor = "multi_thread")]
 async fn release_to_change_loses_nothing() {
     let rig = Rig::new();

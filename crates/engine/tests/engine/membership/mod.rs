@@ -1,6 +1,7 @@
 //! Engines of a cluster: partitions move between nodes and survive the death of their owner.
 
 mod administration;
+mod arrivals;
 mod garbage;
 mod random;
 mod rig;

@@ -1,8 +1,7 @@
 //! `cutoff-ms` and `heal-ms`: a node loses all its connections, and gets them back.
 //!
-//! The clients are connected to the other nodes. A cut drops every packet of the node, so nothing
-//! tells the others that it is gone but its silence. When the cut has ended, the node finds that it
-//! was replaced, starts again as a new incarnation, and serves as a gateway.
+//! The clients are connected to the other nodes. A cut drops every packet of the node, so the
+//! others notice only its silence. When the cut has ended, the node finds that it was replaced, starts again as a new incarnation, and serves as a gateway.
 
 use std::cell::RefCell;
 use std::rc::Rc;

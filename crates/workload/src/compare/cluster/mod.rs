@@ -1,6 +1,6 @@
 //! `bench cluster`: three nodes with etcd and an S3 server, all on this machine.
 //!
-//! Cases that cut a node off run each node in a network namespace of its own, which needs the rights
+//! Cases that cut a node off run each node in its own network namespace, which needs the rights
 //! of root. The cases measure a cluster of one build. `docs/benchmarks.md` describes each case.
 
 mod cut;

@@ -1,0 +1,204 @@
+//! Migrations: their reports, cancellation, refusals, and the death of either end.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::*;
+
+/// Slower than any test takes to copy a few pages.
+const SLOWLY: &str = "LIMIT '1kB'";
+const ROWS: i64 = 2000;
+
+/// The newest report of a database's migrations, as `fulmar moves` prints it.
+fn newest_report(cluster: &Cluster, through: usize, database: &str) -> Option<Value> {
+    let server = cluster.url(through, "fulmar");
+    let reports = stdout(&run(&["moves", database, "--server", &server, "--json"]));
+    let reports: Vec<Value> = serde_json::from_str(&reports).unwrap();
+    reports.into_iter().next()
+}
+
+/// Fills a table with rows of a kilobyte, so that some hundred pages are cached.
+async fn fill(cluster: &Cluster, database: &str) {
+    create(cluster, database).await;
+    let sql = format!(
+        "CREATE TABLE big(id INTEGER PRIMARY KEY, text TEXT); \
+         INSERT INTO big SELECT value, hex(randomblob(500)) FROM generate_series(1, {ROWS})"
+    );
+    execute(cluster, 0, database, &sql).await;
+    assert_eq!(rows(cluster, 0, database).await, ROWS);
+}
+
+/// Reads all rows.
+async fn rows(cluster: &Cluster, through: usize, database: &str) -> i64 {
+    let client = connect(cluster, through, database).await;
+    let sql = "SELECT count(*) FROM big WHERE length(text) = 1000";
+    with_timeout(sql, client.query_one(sql, &[])).await.unwrap().get(0)
+}
+
+/// The step of the database's newest migration.
+async fn step(cluster: &Cluster, through: usize, database: &str) -> Option<String> {
+    let client = connect(cluster, through, "fulmar").await;
+    let sql = "SELECT step FROM fulmar.migrations WHERE tenant = $1 ORDER BY started DESC LIMIT 1";
+    let row = with_timeout("the step", client.query_opt(sql, &[&database])).await.unwrap();
+    row.map(|row| row.get(0))
+}
+
+async fn wait_for_step(cluster: &Cluster, through: usize, database: &str, expected: &str) {
+    let what = format!("migration is {expected}");
+    wait_until(&what, async || step(cluster, through, database).await.as_deref() == Some(expected)).await;
+}
+
+/// Starts a move that copies slowly, through a node that is neither its source nor its destination if
+/// that is possible. Returns its result.
+fn start_slow_move(
+    cluster: &Cluster,
+    through: usize,
+    to: usize,
+) -> tokio::task::JoinHandle<Result<(), tokio_postgres::Error>> {
+    let (url, sql) = (
+        cluster.url(through, "fulmar"),
+        format!("ALTER DATABASE shop MOVE TO '{}' USING albatross {SLOWLY}", cluster.name(to)),
+    );
+    tokio::spawn(async move { try_connect(&url).await?.batch_execute(&sql).await })
+}
+
+fn message(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn report_says_what_was_copied_and_the_destination_is_warm() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let to = (source + 1) % 3;
+    let server = cluster.url((source + 2) % 3, "fulmar");
+    let moved = stdout(&run(&["move", "shop", "--to", cluster.name(to), "--server", &server]));
+    assert!(moved.starts_with(&format!("moved shop to {}", cluster.name(to))), "{moved}");
+    assert_eq!(owner(&cluster, 0, "shop").await, to);
+    wait_for_step(&cluster, 0, "shop", "moved").await;
+    let report = newest_report(&cluster, 0, "shop").unwrap();
+    assert_eq!((&report["mechanism"], &report["failed"]), (&"albatross".into(), &0.into()), "{report}");
+    assert_eq!(report["source"], cluster.name(source));
+    // The rows alone fill 500 pages.
+    let bytes = report["bytes"].as_u64().unwrap();
+    assert!(bytes > 400 * 4096, "{report}");
+    assert_eq!(report["rounds"].as_array().unwrap()[0]["bytes"].as_u64().unwrap(), bytes, "{report}");
+
+    // The pages were in memory when the destination became the owner.
+    assert_eq!(rows(&cluster, to, "shop").await, ROWS);
+    let client = connect(&cluster, to, "shop").await;
+    let sql = "SELECT page_misses FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+    let misses: i64 = with_timeout(sql, client.query_one(sql, &[])).await.unwrap().get(0);
+    assert!(misses < 50, "{misses} pages were read after the move");
+
+    // With an empty cache. A move to the owner does nothing.
+    for to in [source, source] {
+        execute(
+            &cluster,
+            0,
+            "fulmar",
+            &format!("ALTER DATABASE shop MOVE TO '{}' USING flush", cluster.name(to)),
+        )
+        .await;
+    }
+    wait_until("the report of the second move", async || {
+        let report = newest_report(&cluster, 1, "shop").unwrap();
+        report["number"] == 2 && report["outcome"] == "moved"
+    })
+    .await;
+    let report = newest_report(&cluster, 1, "shop").unwrap();
+    assert_eq!((&report["mechanism"], &report["bytes"]), (&"flush".into(), &0.into()), "{report}");
+    assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn move_can_be_cancelled_until_the_handover() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let moving = start_slow_move(&cluster, 0, (source + 1) % 3);
+    wait_for_step(&cluster, 1, "shop", "copying").await;
+    let client = connect(&cluster, 1, "fulmar").await;
+    let again = format!("ALTER DATABASE shop MOVE TO '{}'", cluster.name((source + 2) % 3));
+    let error = with_timeout("a second move", client.batch_execute(&again)).await.unwrap_err();
+    assert!(message(&error).contains("is already being moved"), "{error:?}");
+    stdout(&run(&["move", "shop", "--cancel", "--server", &cluster.url(2, "fulmar")]));
+    let error = with_timeout("the cancelled move", moving).await.unwrap().unwrap_err();
+    assert!(message(&error).contains("cancelled by an administrator"), "{error:?}");
+    assert_eq!(owner(&cluster, 0, "shop").await, source);
+    let error = with_timeout("a cancel", client.batch_execute("ALTER DATABASE shop CANCEL MOVE")).await;
+    assert!(message(&error.unwrap_err()).contains("no migration that can be cancelled"));
+    move_to(&cluster, 0, "shop", (source + 2) % 3).await;
+    assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn source_that_dies_while_copying_is_failed_over_and_the_move_is_undone() {
+    let mut cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let (to, other) = ((source + 1) % 3, (source + 2) % 3);
+    let moving = start_slow_move(&cluster, other, to);
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    cluster.kill(source).unwrap();
+    let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
+    assert!(message(&error).contains("was not moved"), "{error:?}");
+    assert_eq!(rows(&cluster, other, "shop").await, ROWS);
+    let now = owner(&cluster, other, "shop").await;
+    assert_ne!(now, source);
+    let next = if now == to { other } else { to };
+    move_to(&cluster, to, "shop", next).await;
+    assert_eq!((owner(&cluster, to, "shop").await, rows(&cluster, to, "shop").await), (next, ROWS));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn destination_that_dies_while_pages_are_copied_leaves_the_database_at_its_node() {
+    let mut cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let (to, other) = ((source + 1) % 3, (source + 2) % 3);
+    let moving = start_slow_move(&cluster, other, to);
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    cluster.kill(to).unwrap();
+    let client = connect(&cluster, other, "fulmar").await;
+    // The source waits until it may send the next pages.
+    let _ = with_timeout("a cancel", client.batch_execute("ALTER DATABASE shop CANCEL MOVE")).await;
+    with_timeout("the move", moving).await.unwrap().unwrap_err();
+    assert_eq!(owner(&cluster, other, "shop").await, source);
+    assert_eq!(rows(&cluster, other, "shop").await, ROWS);
+    move_to(&cluster, other, "shop", other).await;
+    assert_eq!(rows(&cluster, source, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn impossible_moves_are_refused_before_anything_happens() {
+    let cluster = start().await;
+    create(&cluster, "shop").await;
+    execute(&cluster, 0, "fulmar", "CREATE DATABASE here WITH DURABILITY local").await;
+    let client = connect(&cluster, 0, "fulmar").await;
+    for (sql, state, expected) in [
+        ("ALTER DATABASE shop MOVE TO 'n9'", "22023", "node \"n9\" does not exist"),
+        ("ALTER DATABASE shop MOVE TO 'n2' USING magic", "22023", "\"magic\" does not exist"),
+        ("ALTER DATABASE shop MOVE TO 'n2' LIMIT 'fast'", "22023", "invalid rate"),
+        ("ALTER DATABASE nothing MOVE TO 'n2'", "3D000", "does not exist"),
+        ("ALTER DATABASE shop CANCEL MOVE", "55000", "no migration that can be cancelled"),
+    ] {
+        let error = with_timeout(sql, client.batch_execute(sql)).await.unwrap_err();
+        assert_eq!(error.code().map(tokio_postgres::error::SqlState::code), Some(state), "{sql}");
+        assert!(message(&error).contains(expected), "{sql}: {error:?}");
+    }
+    let source = owner(&cluster, 0, "shop").await;
+    for (mechanism, database) in [("live", "shop"), ("albatross", "here")] {
+        let to = (owner(&cluster, 0, database).await + 1) % 3;
+        let sql = format!("ALTER DATABASE {database} MOVE TO '{}' USING {mechanism}", cluster.name(to));
+        let error = with_timeout(&sql, client.batch_execute(&sql)).await.unwrap_err();
+        assert_eq!(error.code().map(tokio_postgres::error::SqlState::code), Some("0A000"), "{error:?}");
+    }
+    assert_eq!(owner(&cluster, 0, "shop").await, source);
+    assert_eq!(step(&cluster, 0, "shop").await, None);
+    let output = run(&["move", "shop", "--server", &cluster.url(0, "fulmar")]);
+    assert!(!output.status.success(), "a move needs a destination");
+    tokio::time::timeout(Duration::from_secs(60), async { values(&cluster, 0, "shop").await }).await.unwrap();
+}
