@@ -47,7 +47,7 @@ async fn check(embedded_metadata: bool) {
     assert!(error.contains("by another authority") && error.contains("fulmar cert node"), "{error}");
     set(&mut cluster, 1, &certificate(&own, "n3"));
     let error = refusal(cluster.command(1)).await;
-    assert!(error.contains("not valid for \"n2\", but for \"n3\""), "{error}");
+    assert!(error.contains("is valid for \"n3\", not for \"n2\""), "{error}");
     cluster.set_arguments(1, &[]);
     let error = refusal(cluster.command(1)).await;
     assert!(error.contains("the node uses TLS") && error.contains("--rpc-ca"), "{error}");
