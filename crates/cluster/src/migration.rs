@@ -304,12 +304,17 @@ pub const CANCELLED: &str = "cancelled by an administrator";
 /// Cancels a migration that is copying. Returns false if there is none: the handover has begun, or
 /// the migration has ended.
 pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
+    let mut tried = None;
     loop {
         let Some(read) = journal(env, partition).await? else { return Ok(false) };
         match read.record.step {
             Step::Undoing => return Ok(true),
-            Step::HandingOver | Step::Finished => return Ok(false),
-            Step::Copying => {}
+            Step::HandingOver | Step::Finished => {
+                // It may have ended since it was cancelled.
+                let is_cancelled = read.record.cause.as_deref() == Some(CANCELLED);
+                return Ok(is_cancelled && tried == Some(read.record.number));
+            }
+            Step::Copying => tried = Some(read.record.number),
         }
         let cause = Some(CANCELLED.to_owned());
         let next = Journal { step: Step::Undoing, cause, ..read.record.clone() };

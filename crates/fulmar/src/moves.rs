@@ -86,7 +86,7 @@ pub async fn list(arguments: MovesArgs) -> anyhow::Result<()> {
     }
     let sql = "SELECT coalesce(tenant, 'partition ' || partition), mechanism, source, destination, step, bytes, \
                total_ms, freeze_ms, pause_ms, failed, coalesce(error, '') FROM fulmar.migrations \
-               WHERE $1 = '' OR tenant = $1 ORDER BY started DESC LIMIT $2";
+               WHERE $1 = '' OR tenant = $1 ORDER BY started DESC LIMIT $2::bigint";
     let (name, limit) = (arguments.name.as_deref().unwrap_or_default(), i64::from(arguments.limit));
     let rows = client.query(sql, &[&name, &limit]).await.map_err(|error| server_error(&error))?;
     let mut table = output::table([
@@ -133,8 +133,8 @@ async fn reports(
     tenant: Option<&str>,
     limit: u32,
 ) -> anyhow::Result<Vec<serde_json::Value>> {
-    let sql =
-        "SELECT report FROM fulmar.migrations WHERE $1 = '' OR tenant = $1 ORDER BY started DESC LIMIT $2";
+    let sql = "SELECT report FROM fulmar.migrations WHERE $1 = '' OR tenant = $1 ORDER BY started DESC \
+               LIMIT $2::bigint";
     let parameters: (&str, i64) = (tenant.unwrap_or_default(), i64::from(limit));
     let rows = client.query(sql, &[&parameters.0, &parameters.1]).await;
     let rows = rows.map_err(|error| server_error(&error))?;

@@ -49,6 +49,6 @@ pub trait Source: Send + Sync {
     /// The destination reads these pages. Returns how many it had not in memory.
     fn warm(&self, pages: &[PageNo]) -> impl Future<Output = Result<u64>> + Send;
 
-    /// A round has ended. Fails if the migration was cancelled.
-    fn round_ended(&self, rounds: &[Round]) -> impl Future<Output = Result<()>> + Send;
+    /// A round has ended.
+    fn round_ended(&self, rounds: &[Round]) -> impl Future<Output = ()> + Send;
 }

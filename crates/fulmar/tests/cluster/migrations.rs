@@ -23,7 +23,8 @@ async fn fill(cluster: &Cluster, database: &str) {
     create(cluster, database).await;
     let sql = format!(
         "CREATE TABLE big(id INTEGER PRIMARY KEY, text TEXT); \
-         INSERT INTO big SELECT value, hex(randomblob(500)) FROM generate_series(1, {ROWS})"
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) \
+         INSERT INTO big SELECT i, hex(randomblob(500)) FROM n"
     );
     execute(cluster, 0, database, &sql).await;
     assert_eq!(rows(cluster, 0, database).await, ROWS);
@@ -143,11 +144,15 @@ async fn source_that_dies_while_copying_is_failed_over_and_the_move_is_undone() 
     let moving = start_slow_move(&cluster, other, to);
     wait_for_step(&cluster, other, "shop", "copying").await;
     cluster.kill(source).unwrap();
-    let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
-    assert!(message(&error).contains("was not moved"), "{error:?}");
+    let moved = with_timeout("the move", moving).await.unwrap();
     assert_eq!(rows(&cluster, other, "shop").await, ROWS);
     let now = owner(&cluster, other, "shop").await;
     assert_ne!(now, source);
+    // The failover may have chosen the destination.
+    match moved {
+        Ok(()) => assert_eq!(now, to),
+        Err(error) => assert!(now == other && message(&error).contains("was not moved"), "{error:?}"),
+    }
     let next = if now == to { other } else { to };
     move_to(&cluster, to, "shop", next).await;
     assert_eq!((owner(&cluster, to, "shop").await, rows(&cluster, to, "shop").await), (next, ROWS));
@@ -162,9 +167,6 @@ async fn destination_that_dies_while_pages_are_copied_leaves_the_database_at_its
     let moving = start_slow_move(&cluster, other, to);
     wait_for_step(&cluster, other, "shop", "copying").await;
     cluster.kill(to).unwrap();
-    let client = connect(&cluster, other, "fulmar").await;
-    // The source waits until it may send the next pages.
-    let _ = with_timeout("a cancel", client.batch_execute("ALTER DATABASE shop CANCEL MOVE")).await;
     with_timeout("the move", moving).await.unwrap().unwrap_err();
     assert_eq!(owner(&cluster, other, "shop").await, source);
     assert_eq!(rows(&cluster, other, "shop").await, ROWS);

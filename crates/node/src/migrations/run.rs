@@ -21,6 +21,7 @@ use super::progress::Progress;
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
 use crate::messages::{Answer, Request};
+use crate::moves::not_alive;
 
 /// How long a command may take at another node.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -86,7 +87,6 @@ impl Participants for Coordinator<'_> {
 struct CopySource<'a> {
     node: &'a Node,
     partition: PartitionId,
-    number: u64,
     destination: NodeId,
     timeline: Timeline,
     predictor: Predictor,
@@ -116,18 +116,11 @@ impl Source for CopySource<'_> {
         }
     }
 
-    async fn round_ended(&self, rounds: &[Round]) -> Result<()> {
-        let journal = self.node.read_journal(self.partition).await?;
-        let is_current = journal
-            .is_some_and(|journal| journal.number == self.number && journal.step == migration::Step::Copying);
-        if !is_current {
-            return Err(Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED));
-        }
+    async fn round_ended(&self, rounds: &[Round]) {
         let pages = rounds.first().map_or(0, |round| round.pages);
         let bytes = pages * fulmar_pages::PAGE_SIZE as u64;
         let prediction = self.predictor.predict(bytes, self.max_bytes_per_s);
         self.node.show_progress(self.partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
-        Ok(())
     }
 }
 
@@ -182,16 +175,21 @@ impl Node {
         let source = CopySource {
             node: self,
             partition,
-            number: journal.number,
             destination: journal.destination,
             timeline: self.timeline(partition).await?,
             predictor,
             max_bytes_per_s: journal.max_bytes_per_s,
         };
-        let copied = match journal.mechanism {
-            Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await?,
-            // These copy nothing, or are refused when the migration starts.
-            Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Copied::default(),
+        let copying = async {
+            match journal.mechanism {
+                Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await,
+                // These copy nothing, or are refused when the migration starts.
+                Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Ok(Copied::default()),
+            }
+        };
+        let copied = tokio::select! {
+            copied = copying => copied?,
+            error = self.copy_interrupted(partition, journal) => return Err(error),
         };
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
@@ -243,6 +241,27 @@ impl Node {
             report.latency_after_us = Some(us);
         }
         self.store_report(&report).await;
+    }
+
+    /// Completes when a copy must end: the migration was cancelled, or its destination has died.
+    async fn copy_interrupted(&self, partition: PartitionId, journal: &Journal) -> Error {
+        let incarnation = || self.owners().node(journal.destination).and_then(|known| known.alive());
+        let destination = incarnation();
+        loop {
+            let (changed, nodes) = (self.migrations().changed(), self.owners().nodes_changed());
+            // What this node knows may be older than the journal.
+            let is_later = |now: Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
+            if self.migrations().journal(partition).is_some_and(is_later) {
+                return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+            }
+            if incarnation() != destination {
+                return not_alive(journal.destination);
+            }
+            tokio::select! {
+                () = changed => {}
+                () = nodes => {}
+            }
+        }
     }
 
     fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {

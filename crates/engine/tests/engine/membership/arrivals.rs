@@ -16,7 +16,10 @@ async fn cached(member: &Member) -> Vec<PageNo> {
 
 async fn fill(member: &Member) {
     member.client(7).run("CREATE TABLE big(id INTEGER PRIMARY KEY, text TEXT)").await.unwrap();
-    let sql = format!("INSERT INTO big SELECT value, hex(randomblob(500)) FROM generate_series(1, {ROWS})");
+    let sql = format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) \
+         INSERT INTO big SELECT i, hex(randomblob(500)) FROM n"
+    );
     member.client(7).run(&sql).await.unwrap();
 }
 
