@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 use tokio::time::timeout;
 
 use crate::messages::{self, Heartbeat, Opening};
+use crate::slow_nodes::Latencies;
 use crate::{Node, rpc};
 
 /// How often a heartbeat is sent.
@@ -54,6 +55,8 @@ pub(crate) struct Heard {
     pub serves: bool,
     /// Whether its partitions are handed over to others.
     pub is_draining: bool,
+    /// What it measures.
+    pub latencies: Latencies,
 }
 
 /// What a heartbeat has shown.
@@ -96,6 +99,7 @@ impl Watch {
                 at: now,
                 serves: heartbeat.serves,
                 is_draining: heartbeat.is_draining,
+                latencies: heartbeat.latencies,
             }),
             _ => None,
         }
@@ -279,14 +283,17 @@ impl Node {
             || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
     }
 
-    /// The nodes that partitions can be given to; those that live, if there are none.
+    /// The nodes that partitions can be given to, without slow ones if there are others; those that
+    /// live, if there are none.
     pub(crate) fn serving(&self) -> Vec<NodeId> {
         let living = self.living();
         let serves = |id: &NodeId| match *id == self.id() {
             true => self.serves(),
             false => self.heard.lock().get(id).is_some_and(|heard| heard.serves),
         };
-        serving_or_all(living, serves)
+        let serving = serving_or_all(living, serves);
+        let slow = self.slow_nodes.lock();
+        serving_or_all(serving, |id| slow.of(*id).is_none())
     }
 
     /// The nodes that live, as far as this node knows.

@@ -10,7 +10,7 @@ use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, Position};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
@@ -227,6 +227,7 @@ impl Cluster for Node {
                     },
                     incarnation,
                     partitions: self.owners().count(known.id).all(),
+                    slow: self.slow_nodes.lock().of(known.id),
                     heard: heard.filter(|_| known.id != self.id()).map(|(heard, _)| heard.at.elapsed()),
                     name: known.name,
                     rpc: known.rpc,
@@ -234,6 +235,10 @@ impl Cluster for Node {
                 }
             })
             .collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        self.collected.lock().statistics()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
 use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
+use fulmar_gateway::events::{Event, Kind};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
@@ -23,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::collector::Collected;
 use crate::detector::Heard;
 use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
@@ -32,6 +34,7 @@ use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
+use crate::slow_nodes::{Measurements, SlowNodes};
 use crate::transaction_ids::TransactionIds;
 use crate::{Error, metadata, quarantine, rpc};
 
@@ -71,6 +74,8 @@ pub struct Node {
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
+    pub(crate) store: Reliable,
+    logs: Arc<StoreLogs>,
     metadata: Arc<dyn MetadataStore>,
     /// The metadata store, if other nodes use it.
     served_metadata: Option<Arc<dyn MetadataStore>>,
@@ -85,6 +90,11 @@ pub struct Node {
     pub(crate) running: migrations::Running,
     peers: Peers,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
+    /// The latencies of this node, and the nodes that are slower than the others.
+    pub(crate) measurements: Mutex<Measurements>,
+    pub(crate) slow_nodes: Mutex<SlowNodes>,
+    /// What this node has done as the garbage collector.
+    pub(crate) collected: Mutex<Collected>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
     /// Partitions whose records are being shortened.
@@ -110,12 +120,13 @@ impl Node {
     ) -> Result<Arc<Node>, Error> {
         let Registration { cluster, node: id, .. } = registration;
         check_directory(&options, cluster)?;
-        let logs = Arc::new(StoreLogs::new(store, cluster));
+        let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
-        let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        let environment = NodeEnvironment::new(metadata.clone(), logs.clone(), directory);
         check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
         metadata.follow(owners.clone()).await?;
+        check_peers(&options, id, cluster, &owners).await?;
         let migrations = Arc::new(Migrations::default());
         metadata.follow(migrations.clone()).await?;
         let term = registration::next_term(&*metadata).await?;
@@ -135,6 +146,8 @@ impl Node {
             rpc,
             tls: options.tls,
             environment,
+            store,
+            logs,
             served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
@@ -147,6 +160,9 @@ impl Node {
             running: migrations::Running::default(),
             peers: Peers::new(rpc::TcpDial(peering.clone())),
             heard: Mutex::default(),
+            measurements: Mutex::default(),
+            slow_nodes: Mutex::default(),
+            collected: Mutex::default(),
             moving: Mutex::default(),
             dropping_ranges: Mutex::default(),
             partitions: OnceLock::new(),
@@ -194,7 +210,9 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.common_store()));
+        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
+        tokio::spawn(self.clone().watch_latencies(partitions.clone()));
+        tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
@@ -232,6 +250,19 @@ impl Node {
             Err(_) => tracing::warn!(
                 "the metadata store or the store did not answer; other nodes will miss this node's heartbeats"
             ),
+        }
+    }
+
+    /// Records damaged objects of logs in the event log.
+    async fn report_damaged_logs(self: Arc<Self>, partitions: Arc<dyn Partitions>) {
+        let mut damaged = self.logs.damaged();
+        loop {
+            if let Some(error) = damaged.borrow_and_update().clone() {
+                partitions.record(Event::new(Kind::NodeLogDamaged).detail("error", error));
+            }
+            if damaged.changed().await.is_err() {
+                return;
+            }
         }
     }
 
@@ -401,6 +432,7 @@ impl Node {
                 is_valid: self.has_lease(),
                 serves: self.serves(),
                 is_draining: self.is_draining.load(Ordering::Relaxed),
+                latencies: self.measurements.lock().latencies(Instant::now()),
             };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;
@@ -422,6 +454,36 @@ async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result
             Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }
     }
+}
+
+/// Refuses to join if another process runs as this node, or if the nodes that live refuse this one:
+/// it has a wrong certificate or another protocol version. It could not hear the others, and would
+/// fail them over. If at least one accepts it, the fault is with the others.
+async fn check_peers(options: &NodeOptions, id: NodeId, cluster: u128, owners: &Owners) -> Result<(), Error> {
+    let own = options.rpc.to_string();
+    // A process at the own address has ended: this one listens there.
+    let nodes = owners.nodes().into_iter().filter(|known| !known.rpc.is_empty() && known.rpc != own);
+    let alive: Vec<_> = nodes.filter_map(|known| Some((known.alive()?, known))).collect();
+    let ask = |(incarnation, known): &(_, crate::owners::KnownNode)| {
+        let (incarnation, known, tls) = (*incarnation, known.clone(), options.tls.clone());
+        async move {
+            let answer = rpc::introduce(&known.rpc, &known.name, cluster, tls.as_deref()).await;
+            (incarnation, known, answer)
+        }
+    };
+    let (mut accepted, mut rejected) = (false, None);
+    for (incarnation, known, answer) in futures::future::join_all(alive.iter().map(ask)).await {
+        let (name, address) = (known.name, known.rpc);
+        match answer {
+            Ok(Some(peer)) if known.id == id && (peer.node, peer.incarnation) == (id.0, incarnation) => {
+                return Err(Error::Running { name, address });
+            }
+            Ok(answer) => accepted |= answer.is_some_and(|peer| peer.node != id.0),
+            Err(_) if known.id == id => {}
+            Err(error) => rejected = Some(Error::Rejected { name, address, cause: error.to_string() }),
+        }
+    }
+    rejected.filter(|_| !accepted).map_or(Ok(()), Err)
 }
 
 /// Refuses a data directory that belongs to another node or cluster.

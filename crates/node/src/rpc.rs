@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::NodeId;
-use fulmar_transport::hello::METADATA_CLIENT;
+use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
 use fulmar_transport::tls::{NodeStream, NodeTls};
 use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identity, Incoming, Stream};
 use parking_lot::Mutex;
@@ -21,6 +21,9 @@ use crate::owners::Owners;
 
 /// How long a connection and its handshake may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a node that starts waits for the answers of the others. One that starts as well answers
+/// later.
+const INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt to open a TCP connection may take. The kernel repeats a lost packet only
 /// after 1 s, and then after twice the time. The nodes of a cluster are close to each other.
 const TCP_CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -148,6 +151,30 @@ impl Dial for TcpDial {
         let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
         tokio::spawn(driver.run());
         Ok(connection)
+    }
+}
+
+/// Introduces a process that is about to join the cluster to the node `name` at an address. Returns
+/// who answers; `None` if there is no answer.
+pub(crate) async fn introduce(
+    address: &str,
+    name: &str,
+    cluster: u128,
+    tls: Option<&NodeTls>,
+) -> Result<Option<Identity>, TransportError> {
+    let identity = Identity { cluster, node: METADATA_CLIENT, incarnation: 0, versions: VERSIONS };
+    let connect = async {
+        let tcp = timeout(TCP_CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        let tcp = tcp.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+        let stream = NodeStream::connect(tcp, tls, name).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        let (connection, _) = fulmar_transport::connect(reader, writer, &identity, None).await?;
+        Ok(connection.peer().clone())
+    };
+    match timeout(INTRODUCTION_TIMEOUT, connect).await {
+        Ok(Ok(peer)) => Ok(Some(peer)),
+        Ok(Err(error @ TransportError::Refused(_))) => Err(error),
+        Ok(Err(_)) | Err(_) => Ok(None),
     }
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Member {
     pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
     /// Held while they are flushed.
     pub(super) flushing: tokio::sync::Mutex<()>,
+    /// Partitions that cannot be opened, and whose records were copied to this incarnation's log.
+    copied: Mutex<HashSet<PartitionId>>,
     /// Partitions that are about to be moved to this node.
     pub(crate) arrivals: Arrivals,
     /// Partitions whose ranges were tried to be dropped in this round.
@@ -74,6 +76,7 @@ impl Member {
             moves: Mutex::default(),
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
+            copied: Mutex::default(),
             arrivals: Arrivals::default(),
             skipped: Mutex::default(),
         }
@@ -120,8 +123,18 @@ impl Member {
         Ok((opened, hot_pages))
     }
 
+    /// Whether the unapplied records of a partition are in this incarnation's shared log.
+    pub(crate) fn has_copied(&self, id: PartitionId) -> bool {
+        self.copied.lock().contains(&id)
+    }
+
+    /// Records that they are, or will be.
+    pub(super) fn set_copied(&self, id: PartitionId) {
+        self.copied.lock().insert(id);
+    }
+
     /// Reads a partition's records from the ranges of its assignment.
-    async fn read_ranges(
+    pub(super) async fn read_ranges(
         &self,
         node: &Node,
         log: &CommitLog,
@@ -170,6 +183,7 @@ impl Member {
     /// Forgets a partition that was handed over.
     pub(super) fn forget(&self, id: PartitionId) {
         self.epochs.lock().remove(&id);
+        self.copied.lock().remove(&id);
         self.moves.lock().remove(&id);
     }
 }
@@ -187,7 +201,7 @@ fn numbers(opened: Option<(u32, u64)>, epoch: u32, newest: u64) -> (u64, u64) {
 }
 
 /// The shared log, which a member always has.
-pub(super) fn shared_log(node: &Node) -> Result<Arc<CommitLog>> {
+pub(crate) fn shared_log(node: &Node) -> Result<Arc<CommitLog>> {
     let log = node.shared_log.get().cloned();
     log.ok_or_else(|| Error::new(sqlstate::INTERNAL, "member of a cluster has no shared log"))
 }

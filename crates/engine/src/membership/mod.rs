@@ -48,7 +48,7 @@ mod member;
 mod moves;
 
 pub(crate) use inherited::spawn_settling;
-pub(crate) use member::Member;
+pub(crate) use member::{Member, shared_log};
 pub use moves::{CachedPages, Released};
 
 use async_trait::async_trait;

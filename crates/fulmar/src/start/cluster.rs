@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
@@ -26,7 +26,7 @@ use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYST
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Registration};
-use fulmar_node::{NodeOptions, rpc};
+use fulmar_node::{NodeOptions, ReplicaOwners, rpc};
 use fulmar_pages::Durability;
 use fulmar_store::{Limits, Reliable, Store, StoreUrl};
 
@@ -238,6 +238,41 @@ async fn start_engine(
         engine = Engine::start(config) => engine.context("cannot start the engine"),
         reason = member.fenced() => Err(rejoin(&reason, Instant::now()).await),
     }
+}
+
+/// Opens the catalog of the cluster in `--meta` and follows its owners, for a replica. `None`
+/// without `--meta`.
+pub(super) async fn open_for_replica(
+    arguments: &StartArgs,
+    store: &Arc<dyn Store>,
+    url: &StoreUrl,
+) -> anyhow::Result<Option<(Arc<Catalog>, ReplicaOwners)>> {
+    let metadata: Arc<dyn MetadataStore> = match &arguments.cluster.meta {
+        None => return Ok(None),
+        Some(MetaUrl::Embedded) => {
+            bail!(
+                "--read-only needs --meta etcd://HOST:PORT: embedded metadata cannot be read by other processes"
+            )
+        }
+        Some(MetaUrl::Etcd { endpoints, cluster }) => {
+            let mut etcd = EtcdOptions::new(endpoints.clone(), cluster);
+            security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
+            Arc::new(EtcdStore::open(etcd).await.map_err(with_remedy)?)
+        }
+    };
+    reject_unfinished(&*metadata).await.map_err(with_remedy)?;
+    let Some(cluster) = registration::find_cluster(&*metadata).await? else {
+        bail!("--meta contains no cluster; start its first node, or check the address and the name")
+    };
+    let owner = store::owner(&Reliable::new(store.clone(), Limits::default())).await?;
+    ensure!(
+        owner == Some(cluster),
+        "the store {url} is not that of the cluster in --meta ({cluster:032x}); use the --store and --meta of one \
+         cluster"
+    );
+    let catalog = Catalog::read_only(metadata.clone()).await.map_err(with_remedy)?;
+    let owners = ReplicaOwners::follow(metadata, cluster).await.map_err(with_remedy)?;
+    Ok(Some((catalog, owners)))
 }
 
 /// Opens the store of the cluster, and registers the node. Founds the cluster if there is none.

@@ -40,6 +40,8 @@ pub struct ClusterSetup {
     pub nodes: usize,
     /// The number of members of etcd.
     pub etcd_members: usize,
+    /// Additional arguments of each member of etcd.
+    pub etcd_arguments: Vec<String>,
     /// Embeds the metadata store in the first node. etcd runs, but is not used.
     pub embedded_metadata: bool,
     /// The store.
@@ -59,6 +61,7 @@ impl Default for ClusterSetup {
         ClusterSetup {
             nodes: 3,
             etcd_members: 1,
+            etcd_arguments: Vec::new(),
             embedded_metadata: false,
             store: ClusterStore::default(),
             memory_bytes: 64 << 20,
@@ -74,6 +77,8 @@ struct ClusterNode {
     data: PathBuf,
     log: PathBuf,
     ports: [ReservedPort; 3],
+    /// Additional arguments of its next start.
+    arguments: Vec<String>,
     /// Environment variables of its next start.
     environment: Vec<(String, String)>,
     child: Option<Child>,
@@ -125,7 +130,10 @@ impl Cluster {
         let directory = directory.context("could not create a temporary directory")?;
         let network = setup.isolated.then(Network::create).transpose()?;
         let host = if setup.isolated { HUB } else { Ipv4Addr::LOCALHOST };
-        let etcd = Etcd::start_with(setup.etcd_members, EtcdSetup { host, ..EtcdSetup::default() })?;
+        let etcd = Etcd::start_with(
+            setup.etcd_members,
+            EtcdSetup { host, arguments: setup.etcd_arguments.clone(), ..EtcdSetup::default() },
+        )?;
         let s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
         let (binary, nodes) = (binary.to_owned(), Vec::new());
         let mut cluster = Cluster { binary, nodes, etcd, s3, network, directory, setup };
@@ -145,8 +153,8 @@ impl Cluster {
         let ports =
             [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
         let (data, log) = (self.path(&name), self.path(&format!("{name}.log")));
-        let environment = Vec::new();
-        self.nodes.push(ClusterNode { name, data, log, ports, environment, child: None });
+        let (arguments, environment) = (Vec::new(), Vec::new());
+        self.nodes.push(ClusterNode { name, data, log, ports, arguments, environment, child: None });
         Ok(number)
     }
 
@@ -171,7 +179,11 @@ impl Cluster {
         match (self.setup.embedded_metadata, number) {
             (false, _) => command.arg("--meta").arg(format!("etcd://{}", self.etcd.endpoints().join(","))),
             (true, 0) => command.args(["--meta", "embedded"]),
-            (true, _) => command.arg("--join").arg(format!("{}:{}", self.host(0), self.rpc_port(0))),
+            (true, _) => {
+                // With TLS between nodes, which node arguments enable, the name is required.
+                let name = if node.arguments.is_empty() { "" } else { "n1@" };
+                command.arg("--join").arg(format!("{name}{}:{}", self.host(0), self.rpc_port(0)))
+            }
         };
         command.arg("--memory").arg(self.setup.memory_bytes.to_string());
         match &self.s3 {
@@ -183,9 +195,14 @@ impl Cluster {
                 command.arg("--store").arg(url);
             }
         }
-        command.args(&self.setup.arguments);
+        command.args(&self.setup.arguments).args(&node.arguments);
         command.envs(node.environment.iter().map(|(name, value)| (name, value)));
         command
+    }
+
+    /// Sets the arguments of a node's next starts, besides those of all nodes.
+    pub fn set_arguments(&mut self, number: usize, arguments: &[&str]) {
+        self.nodes[number].arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     }
 
     /// Sets the environment variables of a node's next starts, besides those of this process.

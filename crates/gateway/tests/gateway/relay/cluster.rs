@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
@@ -241,9 +241,14 @@ impl Cluster for Member {
             rpc: String::new(),
             sql: format!("127.0.0.1:{id}"),
             partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
+            slow: None,
             heard: None,
         };
         nodes.into_iter().map(info).collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        CollectorStatistics::default()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {
