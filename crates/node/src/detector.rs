@@ -303,7 +303,14 @@ impl Node {
     }
 
     /// Fails over an incarnation of a node.
-    async fn fail_over(&self, dead: NodeId, incarnation: Incarnation, reason: &str) {
+    async fn fail_over(self: &Arc<Self>, dead: NodeId, incarnation: Incarnation, reason: &'static str) {
+        // Thousands of databases may be placed, which would delay heartbeats.
+        let node = self.clone();
+        let failing = self.runtime.spawn(async move { node.run_failover(dead, incarnation, reason).await });
+        let _ = failing.await;
+    }
+
+    async fn run_failover(&self, dead: NodeId, incarnation: Incarnation, reason: &str) {
         let mut living = self.living();
         living.retain(|id| *id != dead);
         if living.first() != Some(&self.id()) {
@@ -402,7 +409,13 @@ mod tests {
     }
 
     fn answer(incarnation: Incarnation) -> Beat {
-        Beat::Heard(Heartbeat { incarnation, is_valid: true, serves: true, is_draining: false })
+        Beat::Heard(Heartbeat {
+            incarnation,
+            is_valid: true,
+            serves: true,
+            is_draining: false,
+            latencies: Latencies::default(),
+        })
     }
 
     #[test]

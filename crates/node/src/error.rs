@@ -89,6 +89,14 @@ pub enum Error {
         /// The cause.
         cause: String,
     },
+    /// A thread could not be started.
+    #[error(
+        "cannot start a thread: {cause}; raise the limits of threads and open files (ulimit -u, ulimit -n)"
+    )]
+    Thread {
+        /// The cause.
+        cause: String,
+    },
 }
 
 impl From<fulmar_cluster::Error> for Error {

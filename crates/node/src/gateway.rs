@@ -23,6 +23,7 @@ use crate::detector::{Heard, Placement};
 use crate::messages::{Answer, Opening, Request};
 use crate::moves::ROUTING_TIMEOUT;
 use crate::owners::Ownership;
+use crate::slow_nodes::Latencies;
 use crate::{Node, registration};
 
 /// How long reading an owner may take.
@@ -281,7 +282,13 @@ impl Node {
     fn last_heard(&self, node: NodeId, incarnation: Incarnation) -> Option<(Heard, bool)> {
         if node == self.id() {
             let is_draining = self.is_draining.load(Ordering::Relaxed);
-            let own = Heard { incarnation, at: Instant::now(), serves: self.serves(), is_draining };
+            let own = Heard {
+                incarnation,
+                at: Instant::now(),
+                serves: self.serves(),
+                is_draining,
+                latencies: Latencies::default(),
+            };
             return Some((own, true));
         }
         let heard = self.heard.lock().get(&node).copied();
@@ -308,7 +315,13 @@ mod tests {
 
     #[test]
     fn node_is_shown_as_alive_when_it_serves() {
-        let heard = |serves, is_draining| Heard { incarnation: 2, at: Instant::now(), serves, is_draining };
+        let heard = |serves, is_draining| Heard {
+            incarnation: 2,
+            at: Instant::now(),
+            serves,
+            is_draining,
+            latencies: Latencies::default(),
+        };
         assert_eq!(shown_state(None), "starting");
         assert_eq!(shown_state(Some((heard(false, false), true))), "starting");
         assert_eq!(shown_state(Some((heard(true, false), true))), "alive");

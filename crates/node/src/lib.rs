@@ -57,6 +57,7 @@ mod node;
 mod objects;
 pub mod owners;
 mod partitions;
+mod pulse;
 mod quarantine;
 pub mod registration;
 mod replica;

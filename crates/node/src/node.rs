@@ -21,6 +21,7 @@ use fulmar_transport::{Error as TransportError, Identity, Peers, Stream};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -36,7 +37,7 @@ use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
 use crate::slow_nodes::{Measurements, SlowNodes};
 use crate::transaction_ids::TransactionIds;
-use crate::{Error, metadata, quarantine, rpc};
+use crate::{Error, metadata, pulse, quarantine, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,6 +47,8 @@ const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_LEASE_POLL_INTERVAL: Duration = Duration::from_millis(80);
 /// Delay after a failed request to the store, during the start.
 const STORE_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long a node that was declared dead leaves its databases to the node that takes them over.
+const MAX_FAILOVER_WAIT: Duration = Duration::from_secs(5);
 /// How long ending the own incarnation may take at a planned stop.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -89,6 +92,9 @@ pub struct Node {
     /// The migrations that this node runs.
     pub(crate) running: migrations::Running,
     peers: Peers,
+    /// The runtime of the caller, for everything except [`crate::pulse`].
+    pub(crate) runtime: Handle,
+    pulse: Handle,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
     /// The latencies of this node, and the nodes that are slower than the others.
     pub(crate) measurements: Mutex<Measurements>,
@@ -123,22 +129,30 @@ impl Node {
         let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
         let environment = NodeEnvironment::new(metadata.clone(), logs.clone(), directory);
-        check_not_restored(&environment, id).await?;
         let owners = Arc::new(Owners::default());
-        metadata.follow(owners.clone()).await?;
-        check_peers(&options, id, cluster, &owners).await?;
         let migrations = Arc::new(Migrations::default());
-        metadata.follow(migrations.clone()).await?;
-        let term = registration::next_term(&*metadata).await?;
+        let following = async {
+            metadata.follow(owners.clone()).await?;
+            metadata.follow(migrations.clone()).await.map_err(Error::from)
+        };
+        // A term that is taken and not used costs nothing.
+        let ((), (), term) = tokio::try_join!(
+            check_not_restored(&environment, id),
+            following,
+            registration::next_term(&*metadata)
+        )?;
+        check_peers(&options, id, cluster, &owners).await?;
+        owners.wait_for_failover(id, MAX_FAILOVER_WAIT).await;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
-        registration::record_term(&*metadata, term, id, begun.incarnation).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         let ids = TransactionIds::reserve(&environment, id, &begun).await?;
         report_crash(&environment, id).await?;
         quarantine::record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
+        let (runtime, pulse) = (Handle::current(), pulse::start()?);
         let peering = rpc::Peering::new(identity, options.tls.clone(), owners.clone());
+        let dial = rpc::TcpDial { peering: peering.clone(), runtime: pulse.clone() };
         let node = Arc::new(Node {
             name: options.name,
             cluster,
@@ -158,7 +172,9 @@ impl Node {
             owners,
             migrations,
             running: migrations::Running::default(),
-            peers: Peers::new(rpc::TcpDial(peering.clone())),
+            peers: Peers::new(dial),
+            runtime,
+            pulse: pulse.clone(),
             heard: Mutex::default(),
             measurements: Mutex::default(),
             slow_nodes: Mutex::default(),
@@ -170,14 +186,18 @@ impl Node {
             fenced: watch::Sender::new(None),
             is_draining: AtomicBool::new(false),
         });
-        tokio::spawn(node.clone().keep_lease());
+        pulse.spawn(node.clone().keep_lease());
         tokio::spawn(node.clone().reserve_ids());
         let serving = node.clone();
         let serve = Arc::new(move |peer, stream| {
-            tokio::spawn(serving.clone().serve_stream(peer, stream));
+            serving.pulse.spawn(serving.clone().serve_stream(peer, stream));
         });
-        tokio::spawn(rpc::accept(listener, peering, serve));
-        registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql).await?;
+        rpc::spawn_accept(&pulse, listener, peering, serve)?;
+        // Nothing uses the term before this function returns.
+        tokio::try_join!(
+            registration::record_term(&*node.metadata, term, id, node.incarnation()),
+            registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql)
+        )?;
         tracing::info!(
             node = node.name,
             id = id.0,
@@ -217,7 +237,7 @@ impl Node {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
         });
-        tokio::spawn(self.clone().detect());
+        self.pulse.spawn(self.clone().detect());
         tokio::spawn(self.clone().close_quarantined());
         tokio::spawn(self.clone().run_migrations());
     }
@@ -393,21 +413,29 @@ impl Node {
         Ok(answer.into_result())
     }
 
-    /// Serves a stream of another node.
+    /// Serves a stream of another node. Everything but heartbeats continues on the caller's runtime.
     async fn serve_stream(self: Arc<Self>, peer: u32, mut stream: Stream) {
         let Ok(Ok(Some(opening))) = timeout(OPENING_TIMEOUT, stream.receive()).await else { return };
         match messages::decode::<Opening>(&opening) {
-            Ok(Opening::Metadata) => match &self.served_metadata {
+            Ok(Opening::Heartbeat) if peer != METADATA_CLIENT => self.answer_heartbeats(stream).await,
+            Ok(opening) => drop(self.runtime.clone().spawn(self.serve_opened(peer, opening, stream))),
+            Err(error) => stream.reset(&error),
+        }
+    }
+
+    async fn serve_opened(self: Arc<Self>, peer: u32, opening: Opening, mut stream: Stream) {
+        match opening {
+            Opening::Metadata => match &self.served_metadata {
                 Some(store) => metadata::server::serve(store.clone(), stream).await,
                 None => metadata::server::refuse(&self.name, stream).await,
             },
-            Ok(_) if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
-            Ok(Opening::Session) => match self.sessions.get() {
+            _ if peer == METADATA_CLIENT => stream.reset("the caller is not a node of the cluster"),
+            Opening::Session => match self.sessions.get() {
                 Some(serve) => serve(stream),
                 None => stream.reset("the node is starting"),
             },
-            Ok(Opening::Heartbeat) => self.answer_heartbeats(stream).await,
-            Ok(Opening::Control { request }) => {
+            Opening::Heartbeat => self.answer_heartbeats(stream).await,
+            Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.
                 if stream.send(&messages::encode(&answer)).await.is_ok() {
@@ -416,7 +444,6 @@ impl Node {
                     let _ = timeout(OPENING_TIMEOUT, stream.receive()).await;
                 }
             }
-            Err(error) => stream.reset(&error),
         }
     }
 

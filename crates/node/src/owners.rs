@@ -22,6 +22,9 @@ use crate::registration::{MEMBER_PREFIX, MemberRecord};
 /// Number of lists of waiting tasks. A change wakes the tasks of one list.
 const WAITER_SHARDS: usize = 64;
 
+/// How often a node that was failed over checks whether that is complete.
+const FAILOVER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// The owner of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
@@ -167,6 +170,29 @@ impl Owners {
     pub fn observed_ended(&self, node: NodeId, incarnation: Incarnation) -> Option<Duration> {
         let state = self.state.read();
         state.ended.get(&node).filter(|(ended, _)| *ended >= incarnation).map(|(_, at)| *at)
+    }
+
+    /// Returns true if another node is failing this one over: its newest incarnation has ended, and it
+    /// still owns databases.
+    fn is_failing_over(&self, node: NodeId) -> bool {
+        let has_ended = self.node(node).and_then(|own| own.state).is_some_and(|(_, state)| match state {
+            NodeState::Alive => false,
+            NodeState::Ended => true,
+            NodeState::Sealed { .. } => self.count(node).shared > 0,
+        });
+        has_ended && self.nodes().iter().any(|other| other.id != node && other.alive().is_some())
+    }
+
+    /// Waits until no other node is failing this one over, at most for `max`. Otherwise a node that is
+    /// cut off only from the other nodes would begin its next incarnation before they have taken its
+    /// databases over, keep them, and be declared dead again.
+    pub(crate) async fn wait_for_failover(&self, node: NodeId, max: Duration) {
+        let ended = async {
+            while self.is_failing_over(node) {
+                tokio::time::sleep(FAILOVER_POLL_INTERVAL).await;
+            }
+        };
+        let _ = tokio::time::timeout(max, ended).await;
     }
 
     /// Returns true if no node may open a partition.
@@ -380,6 +406,44 @@ mod tests {
         let key = owner_key(PartitionId(2));
         owners.changed(&[Change { key, value: None, revision: Revision(2) }]);
         assert_eq!((owners.owner(PartitionId(2)), owners.count(NodeId(2)).shared), (None, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ended_node_waits_until_it_was_failed_over() {
+        let owners = Owners::default();
+        let from = Position { incarnation: 1, slot: 0 };
+        let own = |node| {
+            let record = encode(&PartitionRecord::new(NodeId(node), LogKind::Shared, from)).unwrap();
+            put(&owners, owner_key(PartitionId(1)), record);
+        };
+        let set = |node, state| {
+            let member = format!("{{\"v\":1,\"id\":{node},\"rpc\":\"\",\"sql\":\"\"}}");
+            put(&owners, format!("{MEMBER_PREFIX}n{node}"), member.into_bytes());
+            put(&owners, node_key(NodeId(node)), encode(&NodeRecord::new(1, state, 1)).unwrap());
+        };
+        let max = Duration::from_secs(5);
+        let sealed = NodeState::Sealed { end: 1, kept_from: from };
+        own(1);
+        set(1, NodeState::Ended);
+        let is_failing_over = || owners.is_failing_over(NodeId(1));
+        assert!(!is_failing_over(), "there is no other node");
+        set(2, NodeState::Alive);
+        assert!(is_failing_over());
+        let waiting = owners.wait_for_failover(NodeId(1), max);
+        futures::pin_mut!(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        set(1, sealed);
+        assert!(is_failing_over(), "its database has not moved yet");
+        own(2);
+        waiting.await;
+        assert!(!is_failing_over());
+        // A node that dies during the failover is not waited for.
+        own(1);
+        let begun = tokio::time::Instant::now();
+        owners.wait_for_failover(NodeId(1), max).await;
+        assert_eq!(begun.elapsed(), max);
+        set(1, NodeState::Alive);
+        assert!(!is_failing_over(), "a node that was not declared dead keeps its databases");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identi
 use parking_lot::Mutex;
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -131,26 +132,18 @@ impl RefusalLog {
 }
 
 /// Dials nodes over TCP.
-pub(crate) struct TcpDial(pub Peering);
+pub(crate) struct TcpDial {
+    pub peering: Peering,
+    /// Runs the connections.
+    pub runtime: Handle,
+}
 
 #[async_trait]
 impl Dial for TcpDial {
     async fn dial(&self, node: u32, address: &str) -> Result<Connection, TransportError> {
-        let Peering { identity, tls, refusals, .. } = &self.0;
-        let connect = async {
-            let tcp = connect_tcp(address).await?;
-            tcp.set_nodelay(true)?;
-            let name = self.0.name(NodeId(node)).await;
-            let stream = NodeStream::connect(tcp, tls.as_deref(), &name).await?;
-            let (reader, writer) = tokio::io::split(stream);
-            fulmar_transport::connect(reader, writer, identity, Some(node)).await
-        };
-        let connected = timeout(CONNECT_TIMEOUT, connect).await.unwrap_or_else(|_| {
-            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer from {address}")).into())
-        });
-        let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
-        tokio::spawn(driver.run());
-        Ok(connection)
+        let dialing = dial(self.peering.clone(), node, address.to_owned());
+        // The runtime that opens a connection is the one that polls its socket.
+        self.runtime.spawn(dialing).await.unwrap_or_else(|_| Err(TransportError::Closed))
     }
 }
 
@@ -178,6 +171,25 @@ pub(crate) async fn introduce(
     }
 }
 
+/// Opens a connection, and runs it on the current runtime.
+async fn dial(peering: Peering, node: u32, address: String) -> Result<Connection, TransportError> {
+    let Peering { identity, tls, refusals, .. } = &peering;
+    let connect = async {
+        let tcp = connect_tcp(&address).await?;
+        tcp.set_nodelay(true)?;
+        let name = peering.name(NodeId(node)).await;
+        let stream = NodeStream::connect(tcp, tls.as_deref(), &name).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        fulmar_transport::connect(reader, writer, identity, Some(node)).await
+    };
+    let connected = timeout(CONNECT_TIMEOUT, connect).await.unwrap_or_else(|_| {
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer from {address}")).into())
+    });
+    let (connection, driver) = connected.inspect_err(|error| refusals.record(node, error))?;
+    tokio::spawn(driver.run());
+    Ok(connection)
+}
+
 /// Opens a TCP connection, in as many attempts as necessary.
 async fn connect_tcp(address: &str) -> std::io::Result<TcpStream> {
     loop {
@@ -187,13 +199,24 @@ async fn connect_tcp(address: &str) -> std::io::Result<TcpStream> {
     }
 }
 
-/// Accepts connections and passes their streams to `serve`, with the node that opened them, until the
-/// listener is dropped.
-pub(crate) async fn accept(
+/// Accepts connections on this runtime ([`accept`]), whichever the listener was made on.
+pub(crate) fn spawn_accept(
+    runtime: &Handle,
     listener: TcpListener,
     peering: Peering,
     serve: Arc<dyn Fn(u32, Stream) + Send + Sync>,
-) {
+) -> Result<(), Error> {
+    let failed = |error: std::io::Error| Error::Thread { cause: error.to_string() };
+    let listener = listener.into_std().map_err(failed)?;
+    let _entered = runtime.enter();
+    let listener = TcpListener::from_std(listener).map_err(failed)?;
+    runtime.spawn(accept(listener, peering, serve));
+    Ok(())
+}
+
+/// Accepts connections and passes their streams to `serve`, with the node that opened them, until the
+/// listener is dropped.
+async fn accept(listener: TcpListener, peering: Peering, serve: Arc<dyn Fn(u32, Stream) + Send + Sync>) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { return };
@@ -290,7 +313,10 @@ mod tests {
         tls: Option<Arc<NodeTls>>,
         owners: &Arc<Owners>,
     ) -> Result<(), TransportError> {
-        let peers = Peers::new(TcpDial(Peering::new(identity(id), tls, owners.clone())));
+        let peers = Peers::new(TcpDial {
+            peering: Peering::new(identity(id), tls, owners.clone()),
+            runtime: Handle::current(),
+        });
         let answer = async { peers.connection(2, address).await?.call(b"?").await };
         let answer = timeout(DEADLINE, answer).await.expect("no answer in time")?;
         assert_eq!(answer, "yes");
@@ -355,7 +381,8 @@ mod tests {
         let mut streams = Vec::new();
         for incarnation in [1, 2] {
             let identity = Identity { incarnation, ..identity(1) };
-            let dial = TcpDial(Peering::new(identity, None, owners.clone()));
+            let dial =
+                TcpDial { peering: Peering::new(identity, None, owners.clone()), runtime: Handle::current() };
             let connection = dial.dial(2, &address).await.unwrap();
             let mut stream = connection.open().unwrap();
             stream.send(b"?").await.unwrap();
@@ -369,6 +396,38 @@ mod tests {
         let (_, next) = &mut streams[1];
         next.send(b"!").await.unwrap();
         assert_eq!(timeout(DEADLINE, next.receive()).await.unwrap().unwrap().unwrap(), "!");
+    }
+
+    /// A listener is polled by the runtime that it was made on, and a socket by the one that opened it.
+    #[test]
+    fn connections_are_served_while_the_callers_runtime_is_blocked() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let (runtime, pulse) = (runtime.unwrap(), crate::pulse::start().unwrap());
+        let owners = Arc::new(Owners::default());
+        let serve = |_, mut stream: Stream| {
+            tokio::spawn(async move {
+                stream.receive().await.unwrap();
+                stream.send(b"yes").await.unwrap();
+                stream.finish();
+                let _ = stream.receive().await;
+            });
+        };
+        let address = runtime.block_on(async {
+            let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let peering = Peering::new(identity(2), None, owners.clone());
+            spawn_accept(&pulse, listener, peering, Arc::new(serve)).unwrap();
+            address
+        });
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        runtime.spawn(async move {
+            begun.send(()).unwrap();
+            let _ = released.recv();
+        });
+        has_begun.recv().unwrap();
+        pulse.block_on(ask(&address, 1, None, &owners)).unwrap();
+        drop(release);
     }
 
     #[tokio::test]

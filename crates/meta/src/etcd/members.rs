@@ -8,6 +8,9 @@
 //!   a lease renewal by 300 ms.
 //! - **Changes** are sent once. Only if it is certain that a member did not carry it out (no
 //!   connection, no leader) is the next one asked. Otherwise the outcome is unknown.
+//! - **Connection attempts** are hedged too: every 250 ms another one begins, and the first one that
+//!   ends counts. The kernel repeats the first packet of a connection only after 1 s, so after a cut
+//!   a single attempt would find the network back up to 1 s late.
 //! - **A silent connection is replaced**: later requests and the watch use a new one. After a cut,
 //!   TCP repeats lost packets only at intervals that double, so the old connection could stay
 //!   silent for as long again as the cut has lasted.
@@ -21,7 +24,7 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, KvClient, TlsOp
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::{OnceCell, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::EtcdOptions;
 use super::failure::Failure;
@@ -35,6 +38,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A connection without an answer for this time is replaced.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Another attempt to connect to a member begins if none has ended for this time.
+const CONNECT_HEDGE_DELAY: Duration = Duration::from_millis(250);
+/// Maximum number of attempts for one connection. The first one times out when the last one begins.
+const MAX_CONNECT_ATTEMPTS: usize = 8;
 /// etcd closes connections that are pinged more often than every 5 s.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -167,6 +174,10 @@ impl Members {
     }
 
     async fn connect(&self, endpoint: &str, guard: &Guard) -> Result<Member, Failure> {
+        hedged(CONNECT_HEDGE_DELAY, MAX_CONNECT_ATTEMPTS, || self.connect_once(endpoint, guard)).await
+    }
+
+    async fn connect_once(&self, endpoint: &str, guard: &Guard) -> Result<Member, Failure> {
         let not_sent = |error| match Failure::of(endpoint, error) {
             // No request of the caller was sent.
             Failure::Unknown(cause) => Failure::NotSent(cause),
@@ -327,9 +338,72 @@ impl Members {
     }
 }
 
+/// Begins an attempt at intervals of `delay`, up to `max` of them. Returns the result of the first one
+/// that ends.
+async fn hedged<T, F: Future<Output = T>>(delay: Duration, max: usize, attempt: impl Fn() -> F) -> T {
+    let mut running = FuturesUnordered::from_iter([attempt()]);
+    loop {
+        tokio::select! {
+            biased;
+            Some(result) = running.next() => return result,
+            () = sleep(delay), if running.len() < max => running.push(attempt()),
+        }
+    }
+}
+
 fn unknown(cause: &str) -> MetaError {
     MetaError::OutcomeUnknown {
         cause: format!("did not answer a change: etcd at {cause}"),
         remedy: "Check whether the change was made, and repeat it if not.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::pending;
+
+    use super::*;
+    use crate::Revision;
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_attempt_does_not_delay_the_next_one() {
+        let (begun, attempts) = (Instant::now(), Cell::new(0));
+        let attempt = || {
+            attempts.set(attempts.get() + 1);
+            let number = attempts.get();
+            async move { if number < 3 { pending().await } else { number } }
+        };
+        assert_eq!(hedged(CONNECT_HEDGE_DELAY, MAX_CONNECT_ATTEMPTS, attempt).await, 3);
+        assert_eq!(begun.elapsed(), 2 * CONNECT_HEDGE_DELAY);
+    }
+
+    /// The first packet of a connection may have been lost, or its member may hang.
+    #[tokio::test]
+    async fn member_without_an_answer_is_connected_again() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let options = EtcdOptions::new(vec![listener.local_addr().unwrap().to_string()], "c");
+        let (members, guard) = (Members::new(&options).unwrap(), Guard::new("c", Revision(0)));
+        let connecting = members.member(0, &guard);
+        let accepting = async {
+            let _first = listener.accept().await.unwrap();
+            listener.accept().await.unwrap();
+        };
+        tokio::select! {
+            _ = connecting => panic!("the member has not answered"),
+            accepted = tokio::time::timeout(Duration::from_secs(60), accepting) => accepted.unwrap(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn number_of_attempts_is_limited() {
+        let attempts = Cell::new(0);
+        let attempt = || {
+            attempts.set(attempts.get() + 1);
+            pending::<()>()
+        };
+        let hedging = hedged(CONNECT_HEDGE_DELAY, MAX_CONNECT_ATTEMPTS, attempt);
+        tokio::time::timeout(Duration::from_hours(1), hedging).await.expect_err("no attempt ends");
+        assert_eq!(attempts.get(), MAX_CONNECT_ATTEMPTS);
     }
 }

@@ -181,6 +181,9 @@ impl EtcdStore {
     }
 }
 
+/// Nice value of the store's thread. The default of other threads is 0.
+const NICENESS: i32 = -10;
+
 fn start_thread(
     watcher: Watcher,
 ) -> Result<(Handle, oneshot::Sender<()>, std::thread::JoinHandle<()>), MetaError> {
@@ -194,6 +197,10 @@ fn start_thread(
     let thread = std::thread::Builder::new()
         .name("fulmar-etcd".to_owned())
         .spawn(move || {
+            // Leases are renewed here. Without the right to do so the thread has the default priority.
+            if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+                tracing::debug!(%error, "cannot raise the priority of the thread for etcd");
+            }
             runtime.spawn(watcher.run());
             // Ends with an error when the sender is dropped.
             let _ = runtime.block_on(stopped);

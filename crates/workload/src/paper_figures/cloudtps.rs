@@ -1,10 +1,12 @@
-//! Figure 13 of CloudTPS: how much of the data must be in memory for TPC-W's shopping path.
+//! Figures 7 and 8 of CloudTPS: the throughput of TPC-W's shopping path through the death of a node
+//! and through a partition, with 500 browsers (DAS-3) and with 50 (EC2). See [`super::timeline`].
 //!
-//! In the paper, 20 transaction managers run 4,800 transactions/s over a slow store. Each keeps
+//! Figure 13: how much of the data must be in memory for the shopping path. In the paper, 20 transaction managers run 4,800 transactions/s over a slow store. Each keeps
 //! items in memory: at least 397 or 741 of them, and 100,000 when none is evicted. Here a single
 //! node gets a twentieth of the load, and its memory is a share of the data.
 
 use super::point::{Load, Point};
+use super::timeline::Timeline;
 use super::{Figure, Scaling};
 use crate::tpcw::Tpcw;
 
@@ -17,14 +19,30 @@ const CONNECTIONS: usize = 32;
 const ITEM_BYTES: f64 = 75.0;
 const ORDER_BYTES: f64 = 250.0;
 
-pub(super) const FIGURES: [Figure; 1] = [Figure {
-    name: "cloudtps/13",
-    title: "Response time and memory (CloudTPS, figure 13)",
-    x: "memory, % of the data",
-    points,
-    paper_x_label: Some("items in memory at each of 20 nodes"),
-    ..Figure::DEFAULT
-}];
+pub(super) const FIGURES: [Figure; 3] = [
+    Figure {
+        name: "cloudtps/7",
+        title: "Death of a node and partition, 500 browsers (CloudTPS, figure 7)",
+        x: "time, s",
+        timeline: Some(Timeline { browsers: 500, databases: 20 }),
+        ..Figure::DEFAULT
+    },
+    Figure {
+        name: "cloudtps/8",
+        title: "Death of a node and partition, 50 browsers (CloudTPS, figure 8)",
+        x: "time, s",
+        timeline: Some(Timeline { browsers: 50, databases: 10 }),
+        ..Figure::DEFAULT
+    },
+    Figure {
+        name: "cloudtps/13",
+        title: "Response time and memory (CloudTPS, figure 13)",
+        x: "memory, % of the data",
+        points,
+        paper_x_label: Some("items in memory at each of 20 nodes"),
+        ..Figure::DEFAULT
+    },
+];
 
 fn points(scaled: &Scaling) -> Vec<Point> {
     let sizes = [("10,000 items", 10_000.0), ("1,000,000 items", 1_000_000.0)];

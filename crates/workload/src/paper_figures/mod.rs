@@ -18,6 +18,7 @@ mod estore;
 mod page;
 mod papers;
 mod point;
+mod timeline;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +29,8 @@ use serde::Serialize;
 
 pub use self::point::Measured;
 use self::point::{Node, Point, ServerName};
-use crate::server::{Fulmar, Postgres, Product, Server};
+use self::timeline::{Course, Timeline};
+use crate::server::{Fulmar, Postgres, Product, Server, run_in_private};
 use crate::tenants;
 
 /// The minimum memory of a node.
@@ -47,8 +49,8 @@ const FULL_TIME_SCALE: f64 = 0.1;
 pub struct FigureArgs {
     /// The figure: elastras/4 (load), elastras/5 (transaction size), elastras/6 (reads), elastras/7
     /// (database size), elastras/8 (cache), elastras/7.3.2 (peaks), elastras/9 (TPC-C), elastras/10
-    /// and elastras/11 (tenants), elastras/12 (a noisy tenant), estore/3 (skew), cloudtps/13
-    /// (memory)
+    /// and elastras/11 (tenants), elastras/12 (a noisy tenant), estore/3 (skew), cloudtps/7 and
+    /// cloudtps/8 (death of a node, partition; as root), cloudtps/13 (memory)
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Size of the data and memory, as a fraction of the paper's
@@ -112,6 +114,8 @@ struct Figure {
     over_first: bool,
     /// The label of the paper's x axis, if it differs from `x`.
     paper_x_label: Option<&'static str>,
+    /// Measures the throughput of a cluster over time, instead of points.
+    timeline: Option<Timeline>,
 }
 
 impl Figure {
@@ -125,13 +129,14 @@ impl Figure {
         by_tenant: false,
         over_first: false,
         paper_x_label: None,
+        timeline: None,
     };
 }
 
 fn figures() -> impl Iterator<Item = &'static Figure> {
     static ELASTRAS: [Figure; 10] = elastras::FIGURES;
     static ESTORE: [Figure; 1] = estore::FIGURES;
-    static CLOUDTPS: [Figure; 1] = cloudtps::FIGURES;
+    static CLOUDTPS: [Figure; 3] = cloudtps::FIGURES;
     ELASTRAS.iter().chain(&ESTORE).chain(&CLOUDTPS)
 }
 
@@ -160,6 +165,33 @@ pub async fn figure(
         let names = figures().map(|figure| figure.name).collect::<Vec<_>>().join(", ");
         format!("unknown figure \"{}\"; the figures are {names}", arguments.name)
     })?;
+    let Course { rows, notes } = match &figure.timeline {
+        Some(timeline) => {
+            let own: Vec<String> = std::env::args().skip(1).collect();
+            if let Some(status) = run_in_private(&own)? {
+                std::process::exit(status.code().unwrap_or(1));
+            }
+            let step = |text: &str| step(&format!("{}: {text}", figure.name));
+            timeline::measure(timeline, &arguments.scaled(), &fulmar_binary, step).await?
+        }
+        None => {
+            Course { rows: measure_points(figure, arguments, fulmar_binary, step).await?, notes: Vec::new() }
+        }
+    };
+    if let Some(path) = &arguments.output {
+        let page = page::html(figure, arguments, &rows, &notes);
+        std::fs::write(path, page).with_context(|| format!("could not write {}", path.display()))?;
+    }
+    let notes: String = notes.iter().map(|note| format!("# {note}\n")).collect();
+    Ok(csv(figure, &rows) + &notes)
+}
+
+async fn measure_points(
+    figure: &Figure,
+    arguments: &FigureArgs,
+    fulmar_binary: PathBuf,
+    step: impl Fn(&str),
+) -> anyhow::Result<Vec<FigureRow>> {
     let points = points(figure, arguments)?;
     let warm_up = arguments.time().min(MAX_WARM_UP);
     let mut servers = Servers { fulmar_binary, warm_up, running: None };
@@ -179,11 +211,7 @@ pub async fn figure(
             Err(error) => rows.push(FigureRow { line, x, measured: Err(format!("{error:#}")) }),
         }
     }
-    if let Some(path) = &arguments.output {
-        let page = page::html(figure, arguments, &rows);
-        std::fs::write(path, page).with_context(|| format!("could not write {}", path.display()))?;
-    }
-    Ok(csv(figure, &rows))
+    Ok(rows)
 }
 
 /// The points of a figure, or of one of its lines if requested.

@@ -34,7 +34,7 @@ const OVER_FIRST: [(Measure, &str, &str); 2] = [
     (MEAN, "mean_over_first", "Mean latency relative to the first point"),
 ];
 
-pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow]) -> String {
+pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow], notes: &[String]) -> String {
     let papers = papers::of(figure.name);
     let mut body = format!(
         "<p>Data and memory: {} times the paper's. {} s per point. Dashed lines are the paper's \
@@ -42,6 +42,7 @@ pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow]) 
         arguments.scale,
         arguments.time().as_secs_f64()
     );
+    notes.iter().for_each(|note| body.push_str(&format!("<p>{}</p>\n", escape(note))));
     charts(figure, rows, &papers).iter().for_each(|chart| body.push_str(&chart.svg()));
     body.push_str(&failures(rows));
     body.push_str(&measured_table(figure, rows));
@@ -189,7 +190,7 @@ mod tests {
             seconds: Some(10),
             output: None,
         };
-        html(figure, &arguments, rows)
+        html(figure, &arguments, rows, &[])
     }
 
     fn row(x: f64, mean_ms: f64) -> FigureRow {

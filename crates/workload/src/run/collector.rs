@@ -159,6 +159,7 @@ impl Collector {
             elapsed: Duration::from_secs_f64((self.warm_up.as_secs_f64() + ends_s).max(0.0)),
             of: self.warm_up + self.measure,
             throughput_tps: ended as f64 / seconds,
+            mean_ms: latency.mean_ms,
             p50_ms: latency.p50_ms,
             p99_ms: latency.p99_ms,
             lost_connections: state.lost_connections,

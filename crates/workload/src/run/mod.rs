@@ -242,6 +242,8 @@ pub struct RunTick {
     pub of: Duration,
     /// Transactions per second that committed or rolled back as intended.
     pub throughput_tps: f64,
+    /// Mean latency, in milliseconds.
+    pub mean_ms: f64,
     /// Median latency, in milliseconds.
     pub p50_ms: f64,
     /// 99th percentile of latency, in milliseconds.

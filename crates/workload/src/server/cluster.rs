@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -46,6 +47,8 @@ pub struct ClusterSetup {
     pub embedded_metadata: bool,
     /// The store.
     pub store: ClusterStore,
+    /// Delays each PUT of the S3 server by a random time in this range.
+    pub put_delay: Option<RangeInclusive<Duration>>,
     /// Memory for the pages of each node.
     pub memory_bytes: u64,
     /// Runs each node in its own network namespace, so that it can be cut off
@@ -64,6 +67,7 @@ impl Default for ClusterSetup {
             etcd_arguments: Vec::new(),
             embedded_metadata: false,
             store: ClusterStore::default(),
+            put_delay: None,
             memory_bytes: 64 << 20,
             isolated: false,
             arguments: Vec::new(),
@@ -134,7 +138,10 @@ impl Cluster {
             setup.etcd_members,
             EtcdSetup { host, arguments: setup.etcd_arguments.clone(), ..EtcdSetup::default() },
         )?;
-        let s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
+        let mut s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
+        if let (Some(s3), Some(delay)) = (&mut s3, &setup.put_delay) {
+            s3.delay_puts(host, delay.clone())?;
+        }
         let (binary, nodes) = (binary.to_owned(), Vec::new());
         let mut cluster = Cluster { binary, nodes, etcd, s3, network, directory, setup };
         for _ in 0..cluster.setup.nodes {

@@ -14,6 +14,7 @@ mod network;
 mod ports;
 mod postgres;
 mod s3;
+mod slow_puts;
 mod usage;
 
 use std::fs::File;

@@ -1,6 +1,7 @@
 //! Runs an S3 server on a temporary directory: versitygw, which `make tools` builds.
 
 use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use tempfile::TempDir;
 
 use super::POLL_INTERVAL;
 use super::ports::ReservedPort;
+use super::slow_puts::SlowPuts;
 use super::{Certificate, certificate};
 
 /// Where `make tools` installs versitygw.
@@ -29,6 +31,8 @@ pub struct S3Server {
     // Dropped last, after the process has ended.
     directory: TempDir,
     _port: ReservedPort,
+    /// The proxy that delays requests.
+    proxy: Option<SlowPuts>,
 }
 
 impl S3Server {
@@ -40,6 +44,16 @@ impl S3Server {
     /// Like [`S3Server::start`], on this address.
     pub fn start_on(host: Ipv4Addr) -> anyhow::Result<S3Server> {
         Self::start_program(Path::new(PROGRAM), host, false)
+    }
+
+    /// Delays each PUT by a random time in `delay`, for clients that use [`S3Server::environment`]
+    /// from now on.
+    pub fn delay_puts(&mut self, host: Ipv4Addr, delay: RangeInclusive<Duration>) -> anyhow::Result<()> {
+        let server = self.endpoint.strip_prefix("http://").context("the S3 server uses TLS")?;
+        let proxy = SlowPuts::start(host, server.to_owned(), delay)?;
+        self.endpoint = format!("http://{}", proxy.address());
+        self.proxy = Some(proxy);
+        Ok(())
     }
 
     /// Starts the versitygw at `program`.
@@ -79,7 +93,7 @@ impl S3Server {
         // The certificate is for a host name, not for an address.
         let name = if host == Ipv4Addr::LOCALHOST { "localhost".to_owned() } else { host.to_string() };
         let endpoint = format!("{scheme}://{name}:{port}");
-        let mut server = S3Server { child, endpoint, tls, directory, _port: reserved_port };
+        let mut server = S3Server { child, endpoint, tls, directory, _port: reserved_port, proxy: None };
         server.wait_for(host, port)?;
         Ok(server)
     }

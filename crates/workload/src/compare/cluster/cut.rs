@@ -26,6 +26,8 @@ const ACTIVE: u32 = 60;
 const QUIET: Duration = Duration::from_secs(3);
 /// How long one attempt to get an answer through the node may take, and all attempts together.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(200);
+/// Pause between two attempts, and so the resolution of the time.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(5);
 const HEAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>> {
@@ -50,7 +52,7 @@ async fn cut_nodes(
         let node = 1 + round as usize % (NODES - 1);
         let others: Vec<usize> = (0..NODES).filter(|other| *other != node).collect();
         bench.progress.step(&format!("{CUTOFF}: round {} of {}", round + 1, bench.arguments.rounds));
-        spread(cluster, active).await?;
+        spread(cluster, active, 0).await?;
         let mut clients = JoinSet::new();
         let samples: Vec<Samples> = active.iter().map(|_| Rc::new(RefCell::new(Vec::new()))).collect();
         for (number, (database, samples)) in active.iter().zip(&samples).enumerate() {
@@ -84,6 +86,8 @@ async fn answer_through(target: &Target) -> anyhow::Result<()> {
     };
     while !matches!(timeout(ATTEMPT_TIMEOUT, read()).await, Ok(Ok(()))) {
         ensure!(begun.elapsed() < HEAL_TIMEOUT, "the node did not answer within {HEAL_TIMEOUT:?}");
+        // The address refuses connections while the node starts.
+        tokio::time::sleep(ATTEMPT_PAUSE).await;
     }
     Ok(())
 }

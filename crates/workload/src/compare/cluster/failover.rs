@@ -60,7 +60,7 @@ async fn kill_nodes(
             kill + 1,
             bench.arguments.kills
         ));
-        spread(cluster, active).await?;
+        spread(cluster, active, 0).await?;
         let control = Instant::now();
         tokio::time::sleep(QUIET).await;
         failed_before += errors(&samples, control, node).count();
@@ -131,15 +131,25 @@ fn errors(samples: &[Samples], begin: Instant, killed: usize) -> impl Iterator<I
     })
 }
 
-/// Moves the tenants so that each node owns the same number of them.
-pub(super) async fn spread(cluster: &Cluster, active: &[String]) -> anyhow::Result<()> {
+/// Moves the tenants so that each node owns the same number of them. `first` is the node of the first
+/// one.
+pub(super) async fn spread(cluster: &Cluster, active: &[String], first: usize) -> anyhow::Result<()> {
+    move_tenants(cluster, active, |number| (first + number) % NODES).await
+}
+
+/// Moves each tenant to the node of its number.
+pub(super) async fn move_tenants(
+    cluster: &Cluster,
+    tenants: &[String],
+    node_of: impl Fn(usize) -> usize,
+) -> anyhow::Result<()> {
     let target = cluster.target(0);
     let move_one = async |(number, database): (usize, &String)| {
         let mut client = Client::connect(&target).await?;
-        let node = cluster.name(number % NODES);
+        let node = cluster.name(node_of(number));
         client.query(&format!("ALTER DATABASE {database} MOVE TO '{node}'")).await?;
         client.close().await
     };
-    let moves = stream::iter(active.iter().enumerate()).map(move_one).buffer_unordered(CONCURRENT);
+    let moves = stream::iter(tenants.iter().enumerate()).map(move_one).buffer_unordered(CONCURRENT);
     moves.try_collect::<()>().await.context("could not move a tenant")
 }

@@ -4,22 +4,26 @@
 //! of root. The cases measure a cluster of one build. `docs/benchmarks.md` describes each case.
 
 mod cut;
+mod driver;
 mod failover;
 mod forward;
 mod probe;
+mod seal;
+mod single;
 mod steady;
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::Args;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::cases::Case;
-use super::print_results;
 use super::result::{Bound, CaseResult};
 use super::rounds::Progress;
+use super::{other_command, print_results};
 use crate::client::Client;
 use crate::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
 use crate::tenants;
@@ -33,10 +37,11 @@ const CONCURRENT: usize = 16;
 #[derive(Args, Clone, Debug)]
 pub struct ClusterBenchArgs {
     /// Run only this case (repeatable): failover-median-ms (with failover-worst-ms and
-    /// failover-failed), cutoff-ms (with heal-ms), forward-ratio, idle-core-percent, metadata-per-txn
+    /// failover-failed), cutoff-ms (with heal-ms), seal-worst-ms, forward-ratio, driver-forwarded,
+    /// idle-core-percent, metadata-per-txn, single-node-cpu (needs --before)
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
-    /// Nodes that are killed, one after the other
+    /// Nodes that are killed, one after the other, and take-overs of seal-worst-ms
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub kills: u32,
     /// Tenants under load while nodes are killed
@@ -57,6 +62,9 @@ pub struct ClusterBenchArgs {
     /// Memory of each node (--memory) in MiB
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
+    /// Another fulmar executable for single-node-cpu, such as the previous release
+    #[arg(long, value_name = "COMMAND")]
+    pub before: Option<PathBuf>,
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
@@ -71,20 +79,26 @@ const WORST: &str = "failover-worst-ms";
 const FAILED: &str = "failover-failed";
 const CUTOFF: &str = "cutoff-ms";
 const HEAL: &str = "heal-ms";
+const SEAL: &str = "seal-worst-ms";
 const FORWARD: &str = "forward-ratio";
+const DRIVER: &str = "driver-forwarded";
 const IDLE: &str = "idle-core-percent";
 const METADATA: &str = "metadata-per-txn";
+const SINGLE: &str = "single-node-cpu";
 
 #[rustfmt::skip]
-static CASES: [Case; 8] = [
+static CASES: [Case; 11] = [
     row(MEDIAN, "from kill -9 of a node until the last active tenant answers", "ms", Bound::AtMost(2500.0)),
     row(WORST, "the longest of these times", "ms", Bound::AtMost(8000.0)),
     row(FAILED, "failed transactions of clients of other nodes, above a run without kills", "", Bound::AtMost(0.0)),
     row(CUTOFF, "from cutting a node off until its last tenant answers elsewhere", "ms", Bound::AtMost(4000.0)),
     row(HEAL, "from the end of the cut until a statement through the node is answered", "ms", Bound::AtMost(500.0)),
+    row(SEAL, "the longest take-over from a node that commits 200 times per second, of 20", "ms", Bound::AtMost(5000.0)),
     row(FORWARD, "YCSB with 8 connections through a node that owns nothing, over the owner", "ratio", Bound::AtLeast(0.35)),
+    row(DRIVER, "statements of the Rust driver that are forwarded, after its first answer", "", Bound::AtMost(0.0)),
     row(IDLE, "CPU of three idle nodes together, of one core", "%", Bound::AtMost(4.0)),
     row(METADATA, "requests to etcd per transaction, above an idle cluster", "", Bound::AtMost(0.001)),
+    row(SINGLE, "CPU per transaction of ycsb-8 on a single node, over --before", "ratio", Bound::AtMost(1.2)),
 ];
 
 fn case(name: &str) -> anyhow::Result<&'static Case> {
@@ -140,11 +154,11 @@ impl Bench<'_> {
 /// executable to start.
 pub async fn cluster(arguments: &ClusterBenchArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted: Vec<&'static Case> = match arguments.case.as_slice() {
-        [] => CASES.iter().collect(),
+        [] => CASES.iter().filter(|case| case.name != SINGLE || arguments.before.is_some()).collect(),
         names => names.iter().map(|name| case(name)).collect::<anyhow::Result<_>>()?,
     };
     let is_wanted = |names: &[&str]| wanted.iter().any(|case| names.contains(&case.name));
-    if is_wanted(&[CUTOFF, HEAL]) {
+    if is_wanted(&[CUTOFF, HEAL, SEAL]) {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         if let Some(status) = run_in_private(&arguments)? {
             std::process::exit(status.code().unwrap_or(1));
@@ -153,7 +167,17 @@ pub async fn cluster(arguments: &ClusterBenchArgs, binary: PathBuf) -> anyhow::R
     let measuring = async {
         let bench = Bench { arguments, binary: &binary, progress: Progress::new() };
         let mut results = Vec::new();
-        for names in [&[MEDIAN, WORST, FAILED][..], &[CUTOFF, HEAL], &[FORWARD], &[IDLE], &[METADATA]] {
+        let groups = [
+            &[MEDIAN, WORST, FAILED][..],
+            &[CUTOFF, HEAL],
+            &[SEAL],
+            &[FORWARD],
+            &[DRIVER],
+            &[IDLE],
+            &[METADATA],
+            &[SINGLE],
+        ];
+        for names in groups {
             if is_wanted(names) {
                 let failed = |error: anyhow::Error| {
                     let failed =
@@ -178,6 +202,14 @@ fn measure<'a>(
             MEDIAN => failover::measure(bench).await,
             CUTOFF => cut::measure(bench).await,
             FORWARD => forward::measure(bench).await.map(|result| vec![result]),
+            SEAL => seal::measure(bench).await.map(|result| vec![result]),
+            DRIVER => driver::measure(bench).await.map(|result| vec![result]),
+            SINGLE => {
+                let before = bench.arguments.before.as_deref();
+                let before = before.context("single-node-cpu needs another executable: --before COMMAND")?;
+                let measured = single::measure(bench, &other_command(before)?).await;
+                measured.map(|result| vec![result])
+            }
             IDLE => steady::idle(bench).await.map(|result| vec![result]),
             _ => steady::metadata(bench).await.map(|result| vec![result]),
         }
