@@ -33,6 +33,9 @@ pub const BATCH_PARTITIONS: usize = 120;
 
 /// Maximum number of concurrent transactions.
 const CONCURRENT_BATCHES: usize = 8;
+/// Limits of the pause between two scans.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +62,34 @@ pub async fn fail_over<E: Environment>(
     incarnation: Incarnation,
     mut choose: impl FnMut(PartitionId) -> Option<NodeId> + Send,
 ) -> Result<Outcome, Error> {
+    let mut pace = Pace::default();
     loop {
         let Some(ended) = end(env, dead, incarnation).await? else { return Ok(Outcome::Restarted) };
-        if assign(env, dead, &ended, &mut choose).await? {
-            return Ok(Outcome::Completed);
+        match assign(env, dead, &ended, &mut choose).await? {
+            0 => return Ok(Outcome::Completed),
+            unassigned => env.sleep(pace.pause(unassigned)).await,
         }
-        env.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The pauses between the scans of a failover. They grow while no partition is assigned, because no
+/// other node is alive for example: a scan reads all records.
+#[derive(Default)]
+struct Pace {
+    unassigned: usize,
+    pause: Duration,
+}
+
+impl Pace {
+    /// The pause after a scan that found this number of partitions.
+    fn pause(&mut self, unassigned: usize) -> Duration {
+        let has_progressed = unassigned < self.unassigned;
+        self.unassigned = unassigned;
+        self.pause = match has_progressed {
+            true => MIN_PAUSE,
+            false => (self.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE),
+        };
+        self.pause
     }
 }
 
@@ -100,21 +125,21 @@ pub async fn end<E: Environment>(
 /// A partition to assign, and its current record.
 type Unassigned = (PartitionId, Read<PartitionRecord>);
 
-/// Assigns the partitions of a node. Returns true if it then owns none.
+/// Assigns the partitions of a node. Returns how many it found.
 async fn assign<E: Environment>(
     env: &E,
     dead: NodeId,
     ended: &Ended,
     choose: &mut (impl FnMut(PartitionId) -> Option<NodeId> + Send),
-) -> Result<bool, Error> {
-    let mut is_complete = true;
+) -> Result<usize, Error> {
+    let mut unassigned = 0;
     let mut by_owner: BTreeMap<NodeId, Vec<Unassigned>> = BTreeMap::new();
     for (id, read) in metadata::partitions(env).await? {
         let waits = read.record.log() == LogKind::Local && env.rules().local_stays;
         if read.record.owner != dead || waits {
             continue;
         }
-        is_complete = false;
+        unassigned += 1;
         if let Some(owner) = choose(id) {
             by_owner.entry(owner).or_default().push((id, read));
         }
@@ -134,7 +159,7 @@ async fn assign<E: Environment>(
         change?;
     }
     // Whether these changes were applied shows when the records are read again.
-    Ok(is_complete)
+    Ok(unassigned)
 }
 
 /// Assigns partitions to one owner, by one transaction.
@@ -162,5 +187,19 @@ async fn unsealed<E: Environment>(env: &E, log: LogId) -> Sealed {
             return Sealed { end, kept_from: Position::default() };
         }
         retry::pause(env).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_grows_to_a_second_while_no_partition_is_assigned() {
+        let mut pace = Pace::default();
+        let pauses: Vec<u128> = (0..9).map(|_| pace.pause(7).as_millis()).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        assert_eq!(pace.pause(6), MIN_PAUSE, "progress resets the pause");
+        assert_eq!(pace.pause(6), MIN_PAUSE * 2);
     }
 }

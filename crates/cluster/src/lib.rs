@@ -7,7 +7,8 @@
 //! is restored to an earlier version ([`restore`]), changes its durability ([`durability`]), and reads
 //! the commits of earlier owners ([`recovery`]). One elected node ([`election`]) deletes what no
 //! manifest needs ([`collection`], [`hold`]), and logs that no partition needs ([`truncation`]). A
-//! partition whose statements kill nodes is quarantined ([`quarantine`]).
+//! partition whose statements kill nodes is quarantined ([`quarantine`]). Transaction ids do not repeat
+//! ([`ids`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
@@ -46,6 +47,7 @@ mod error;
 pub mod failover;
 pub mod handover;
 pub mod hold;
+pub mod ids;
 pub mod incarnation;
 pub mod metadata;
 pub mod migration;

@@ -370,6 +370,12 @@ pub fn node_key(node: NodeId) -> String {
     format!("node/{:08x}", node.0)
 }
 
+/// The node of a key made by [`node_key`].
+pub fn node_of_key(key: &str) -> Option<NodeId> {
+    let id = NodeId(u32::from_str_radix(key.strip_prefix("node/")?, 16).ok()?);
+    (node_key(id) == key).then_some(id)
+}
+
 /// The key of a partition's record.
 pub fn owner_key(partition: PartitionId) -> String {
     format!("owner/{:016x}", partition.0)

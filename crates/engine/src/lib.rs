@@ -65,15 +65,17 @@ mod temporary;
 mod tests;
 
 pub use engine::{
-    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MIN_STATEMENT_BYTES,
-    PartitionStatistics,
+    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, LogDurations,
+    MIN_STATEMENT_BYTES, PartitionStatistics,
 };
 pub use fulmar_maintenance::{
     CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
     RetentionSource, Verified, verify_directory, verify_store,
 };
-pub use fulmar_mvcc::CachedPage;
-pub use fulmar_mvcc::{SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource, huge_pages};
+pub use fulmar_mvcc::{
+    CachedPage, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
+    huge_pages,
+};
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{
     CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,
@@ -86,6 +88,6 @@ pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
 pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
-pub use replica::{CatalogState, CatalogStateSource, Primary, ReplicaStatistics};
+pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
 pub use session::Session;
 pub use temporary::TemporarySpace;

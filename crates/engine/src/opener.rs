@@ -11,7 +11,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::log_routing::LogRouter;
-use crate::membership::Member;
+use crate::membership::{Member, shared_log};
 use crate::replica::Replica;
 
 /// Opens partitions from their newest manifests: those of an owner with the records of their log,
@@ -83,7 +83,10 @@ impl Opener for NodeOpener {
     }
 
     fn log_of(&self, node: &Node, id: PartitionId) -> Result<Arc<CommitLog>> {
-        self.log_router.log_of(node, id)
+        match &self.member {
+            Some(member) if member.has_copied(id) => shared_log(node),
+            _ => self.log_router.log_of(node, id),
+        }
     }
 
     fn log_settled(&self, id: PartitionId) -> BoxFuture<'_, ()> {

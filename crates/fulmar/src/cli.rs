@@ -120,9 +120,10 @@ pub struct StartArgs {
     /// Data directory. Created if missing; locked while a node uses it
     #[arg(long, value_name = "DIR", required_unless_present = "read_only")]
     pub data: Option<PathBuf>,
-    /// Run a read-only replica of the node that owns --store. It has no data directory, and writes
-    /// nothing to the store except garbage-collection holds. Large results are spilled to TMPDIR
-    #[arg(long, requires = "store", conflicts_with = "data")]
+    /// Run a read-only replica of the node that owns --store, or with --meta of a cluster. It has no
+    /// data directory, and writes nothing to the store except garbage-collection holds. Large results
+    /// are spilled to TMPDIR
+    #[arg(long, requires = "store", conflicts_with = "data", group = "role")]
     pub read_only: bool,
     /// Store for segments, manifests and shared logs: file:///directory, s3://bucket/prefix, or
     /// memory: for tests. A data directory is bound to its store [default: DIR/store]

@@ -25,6 +25,8 @@ struct NodeRow {
     partitions: i64,
     sql: String,
     rpc: String,
+    /// In which respect the node is many times slower than the others.
+    slow: Option<String>,
 }
 
 /// A drained database, for `--json`.
@@ -61,10 +63,10 @@ async fn forget(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
 }
 
 async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeRow>> {
-    let sql = "SELECT name, state, incarnation, partitions, sql, rpc FROM fulmar.nodes ORDER BY name";
+    let sql = "SELECT name, state, incarnation, partitions, sql, rpc, slow FROM fulmar.nodes ORDER BY name";
     let rows = client.query(sql, &[]).await.map_err(|error| server_error(&error))?;
     let node = |row: &tokio_postgres::Row| -> Result<NodeRow, tokio_postgres::Error> {
-        Ok(from_row!(row => NodeRow { name, state, incarnation, partitions, sql, rpc }))
+        Ok(from_row!(row => NodeRow { name, state, incarnation, partitions, sql, rpc, slow }))
     };
     Ok(rows.iter().map(node).collect::<Result<_, _>>()?)
 }
@@ -73,10 +75,12 @@ fn list(nodes: &[NodeRow], json: bool) -> anyhow::Result<()> {
     if json {
         return output::json(&nodes);
     }
-    let mut table = output::table(["node", "state", "incarnation", "databases", "sql", "rpc"]);
+    let mut table = output::table(["node", "state", "incarnation", "databases", "sql", "rpc", "slow"]);
     for node in nodes {
         let (incarnation, partitions) = (node.incarnation.to_string(), node.partitions.to_string());
-        table.add_row([&*node.name, &*node.state, &*incarnation, &*partitions, &*node.sql, &*node.rpc]);
+        let slow = node.slow.as_deref().unwrap_or_default();
+        let (sql, rpc) = (&*node.sql, &*node.rpc);
+        table.add_row([&*node.name, &*node.state, &*incarnation, &*partitions, sql, rpc, slow]);
     }
     output::line(&table.to_string())
 }
@@ -84,7 +88,9 @@ fn list(nodes: &[NodeRow], json: bool) -> anyhow::Result<()> {
 /// Moves all databases of a node, each to the node that has the fewest by then.
 async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeArgs) -> anyhow::Result<()> {
     ensure!(nodes.iter().any(|node| node.name == name), "node \"{name}\" does not exist");
-    let others = nodes.iter().filter(|node| node.name != name && node.state == "alive");
+    let others: Vec<_> = nodes.iter().filter(|node| node.name != name && node.state == "alive").collect();
+    let has_fast = others.iter().any(|node| node.slow.is_none());
+    let others = others.iter().filter(|node| !has_fast || node.slow.is_none());
     let mut counts: BTreeMap<&str, i64> = others.map(|node| (node.name.as_str(), node.partitions)).collect();
     ensure!(!counts.is_empty(), "no other node is alive; start one first");
     let sql =

@@ -44,7 +44,8 @@ pub struct NodeInfo {
     pub id: u32,
     /// Its name.
     pub name: String,
-    /// `alive`, `ended` or `sealed`; `suspect` if this node does not hear from it.
+    /// `starting` until it serves clients, `alive`, `draining`, `ended` or `sealed`; `suspect` if this
+    /// node does not hear from it.
     pub state: &'static str,
     /// Its newest incarnation.
     pub incarnation: u64,
@@ -54,8 +55,43 @@ pub struct NodeInfo {
     pub sql: String,
     /// How many partitions it owns.
     pub partitions: u64,
+    /// In which respect it is many times slower than the others, if it is.
+    pub slow: Option<Slowness>,
     /// How long ago this node heard from it. `None` for itself and for nodes it never heard.
     pub heard: Option<Duration>,
+}
+
+/// A respect in which a node is many times slower than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowness {
+    /// `log puts`, `store reads`, `disk syncs` or `CPU`.
+    pub resource: &'static str,
+    /// Its latency.
+    pub latency: Duration,
+    /// The median latency of the others.
+    pub others: Duration,
+}
+
+impl fmt::Display for Slowness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (own, others) = (self.latency.as_millis(), self.others.as_millis());
+        write!(f, "{}: {own} ms, others {others} ms", self.resource)
+    }
+}
+
+/// What this node has done as the cluster's garbage collector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectorStatistics {
+    /// It is the collector now.
+    pub is_elected: bool,
+    /// Passes over the store.
+    pub passes: u64,
+    /// Segments and manifests that it has deleted.
+    pub objects: u64,
+    /// Log objects of ended incarnations that it has deleted.
+    pub log_objects: u64,
+    /// The time since its last complete pass, if there was one.
+    pub last_pass: Option<Duration>,
 }
 
 /// How a partition is to be moved.
@@ -193,6 +229,9 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// All nodes, by id.
     fn nodes(&self) -> Vec<NodeInfo>;
+
+    /// What this node has done as the garbage collector.
+    fn collector(&self) -> CollectorStatistics;
 
     /// All partitions, by id.
     fn partitions(&self) -> Vec<PartitionInfo>;

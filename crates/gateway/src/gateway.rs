@@ -164,6 +164,11 @@ impl GatewaySessions {
         self.registry.kill(partition);
     }
 
+    /// Records an event of the cluster in the event log.
+    pub fn record(&self, event: Event) {
+        self.event_log.record(event);
+    }
+
     /// Records in the event log that a partition was quarantined.
     pub fn record_quarantine(&self, partition: PartitionId) {
         if let Some(tenant) = self.catalog.tenant_of(partition) {
@@ -216,6 +221,7 @@ impl Gateway {
             logins: logins.clone(),
             authorizer,
             scaler,
+            cluster: config.cluster.clone(),
             workers: workers.clone(),
             regular,
         });
@@ -227,7 +233,8 @@ impl Gateway {
         };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
-        tokio::spawn(events::monitor_health(engine, event_log, closing.clone()));
+        let cluster = config.cluster.clone();
+        tokio::spawn(events::monitor_health(engine, cluster, event_log, closing.clone()));
         let shutdown_grace = config.shutdown_grace;
         Ok(Gateway {
             registry,

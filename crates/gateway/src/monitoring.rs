@@ -8,6 +8,7 @@ use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, Tenant};
 use fulmar_pages::PartitionId;
 
+use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlots;
 use crate::memory::SessionMemory;
 use crate::metrics::{self, TenantMetrics};
@@ -27,6 +28,8 @@ pub(crate) struct MetricsSource {
     pub(crate) logins: Arc<ConnectionSlots>,
     pub(crate) authorizer: Authorizer,
     pub(crate) scaler: Arc<WorkerScaler>,
+    /// The cluster that the node belongs to.
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
     pub(crate) workers: Arc<[Worker]>,
     /// The number of regular workers. The workers after them are spare.
     pub(crate) regular: usize,
@@ -54,6 +57,7 @@ impl MetricsSource {
                     logins: self.logins.count(),
                     memory: self.memory.usage(),
                     workers_active: self.scaler.active() as u64,
+                    collector: self.cluster.as_ref().map(|cluster| cluster.collector()),
                 },
                 &self.engine.statistics(),
                 self.engine.replica_statistics().as_ref(),

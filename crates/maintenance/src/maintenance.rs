@@ -4,12 +4,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mvcc::{Node, Partitions, SnapshotBounds};
+use fulmar_mvcc::{Node, Partitions, Replay, SnapshotBounds};
 use fulmar_pages::PartitionId;
+use fulmar_sqlite::Result;
 use fulmar_store::CommitLog;
 use parking_lot::Mutex;
 
 use crate::background::Background;
+use crate::flush;
 use crate::flusher::Flusher;
 use crate::hot::HotLists;
 use crate::pins::Pins;
@@ -106,6 +108,12 @@ impl Maintenance {
     /// Bounds of snapshots.
     pub fn snapshot_bounds(&self) -> &SnapshotBounds {
         &self.flusher.snapshots
+    }
+
+    /// Appends the unapplied records of a partition, which are in other logs, to this one. Returns
+    /// once the copies are durable.
+    pub async fn copy_to_log(&self, log: &CommitLog, replay: &Replay) -> Result<()> {
+        flush::copy_to(self, log, replay).await
     }
 
     /// Removes a partition from the queue of compactions, until it is flushed or opened again.

@@ -54,8 +54,44 @@ const ID_COUNTER_BITS: u32 = 21;
 /// millisecond and node; beyond that ids are ahead of the clock.
 pub const ID_NODE_BITS: u32 = 11;
 
+/// How far an id may be ahead of a node's clock. Clocks differ, and a node that has restarted assigns
+/// ids above those that it had reserved before ([`IdReservation`]).
+pub const MAX_ID_LEAD: u64 = 64_000 << ID_COUNTER_BITS;
+
+/// The times of the ids that this process may assign, in milliseconds since 1970: from `from_ms` on,
+/// which earlier processes have not reached.
+#[derive(Debug)]
+pub struct IdReservation {
+    from_ms: u64,
+    until_ms: AtomicU64,
+}
+
+impl IdReservation {
+    /// Reserved times.
+    pub fn new(from_ms: u64, until_ms: u64) -> Self {
+        IdReservation { from_ms, until_ms: AtomicU64::new(until_ms) }
+    }
+
+    /// Times up to this one are reserved as well.
+    pub fn extend(&self, until_ms: u64) {
+        self.until_ms.fetch_max(until_ms, Ordering::AcqRel);
+    }
+}
+
+impl Default for IdReservation {
+    /// All times.
+    fn default() -> Self {
+        IdReservation::new(0, u64::MAX)
+    }
+}
+
 /// Maximum lead of hybrid timestamps over the system clock before it is reported.
 pub const MAX_CLOCK_LEAD_MS: u64 = 60_000;
+
+/// The first id of a time.
+fn id_at(unix_ms: u64) -> u64 {
+    unix_ms.saturating_sub(EPOCH_MS).min(u64::MAX >> ID_COUNTER_BITS) << ID_COUNTER_BITS
+}
 
 /// Hybrid timestamps and transaction ids of a node.
 pub struct Clock {
@@ -66,6 +102,7 @@ pub struct Clock {
     id: AtomicU64,
     /// The node in the lowest bits of transaction ids; None if it is the only one.
     id_node: Option<u32>,
+    reserved: Arc<IdReservation>,
 }
 
 impl Clock {
@@ -77,12 +114,14 @@ impl Clock {
             is_ahead: AtomicBool::new(false),
             id: AtomicU64::new(0),
             id_node: None,
+            reserved: Arc::default(),
         }
     }
 
     /// Makes transaction ids unique in a cluster. `node` has at most [`ID_NODE_BITS`] bits.
-    pub fn for_node(self, node: u32) -> Self {
-        Clock { id_node: Some(node), ..self }
+    pub fn for_node(self, node: u32, reserved: Arc<IdReservation>) -> Self {
+        self.observe_id(id_at(reserved.from_ms));
+        Clock { id_node: Some(node), reserved, ..self }
     }
 
     /// Milliseconds since 1970 (UTC).
@@ -131,7 +170,10 @@ impl Clock {
     /// Returns a new transaction id, which contains the time of its assignment.
     pub fn transaction_id(&self) -> u64 {
         let Some(node) = self.id_node else { return self.above(&self.id, self.newest_id()) };
-        let now = self.newest_id() >> ID_NODE_BITS;
+        // At the end of the reserved times, for example without the metadata store, ids are behind the
+        // clock.
+        let end = id_at(self.reserved.until_ms.load(Ordering::Acquire));
+        let now = self.newest_id().min(end) >> ID_NODE_BITS;
         let next = |seen: u64| now.max((seen >> ID_NODE_BITS) + 1) << ID_NODE_BITS | u64::from(node);
         let seen = self.id.update(Ordering::AcqRel, Ordering::Acquire, next);
         next(seen)
@@ -139,7 +181,7 @@ impl Clock {
 
     /// An upper bound of all ids assigned so far, by the current time.
     pub fn newest_id(&self) -> u64 {
-        self.unix_ms().saturating_sub(EPOCH_MS) << ID_COUNTER_BITS
+        id_at(self.unix_ms())
     }
 
     /// Makes all later ids greater than one that was read from a log.
@@ -181,6 +223,32 @@ mod tests {
         assert!(b > a && a >> ID_COUNTER_BITS == 98);
         clock.observe(b << 32);
         assert!(clock.tick() > b << 32);
+    }
+
+    #[test]
+    fn ids_do_not_repeat_when_the_clock_is_set_back_over_a_restart() {
+        struct At(u64);
+        impl TimeSource for At {
+            fn unix_ms(&self) -> u64 {
+                EPOCH_MS + self.0
+            }
+            fn monotonic_ms(&self) -> u64 {
+                0
+            }
+        }
+        let reserved = |from, until| Arc::new(IdReservation::new(EPOCH_MS + from, EPOCH_MS + until));
+        let ids = |clock: &Clock| [(); 3].map(|()| clock.transaction_id());
+        let first = Clock::new(Arc::new(At(1000))).for_node(7, reserved(0, 1500));
+        let before = ids(&first);
+        assert!(before.iter().all(|id| id >> ID_COUNTER_BITS == 1000 && id % (1 << ID_NODE_BITS) == 7));
+        let second = Clock::new(Arc::new(At(990))).for_node(7, reserved(1500, 2500));
+        assert!(ids(&second).iter().all(|id| id >> ID_COUNTER_BITS == 1500), "above all that were reserved");
+        // The clock is beyond the reserved times, until more are reserved.
+        let third_reserved = reserved(2500, 3500);
+        let third = Clock::new(Arc::new(At(9000))).for_node(7, third_reserved.clone());
+        assert!(ids(&third).iter().all(|id| id >> ID_COUNTER_BITS == 3500));
+        third_reserved.extend(EPOCH_MS + 10_000);
+        assert!(ids(&third).iter().all(|id| id >> ID_COUNTER_BITS == 9000));
     }
 
     #[test]

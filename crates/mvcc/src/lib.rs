@@ -73,7 +73,7 @@ mod watch;
 
 pub use access::PartitionPages;
 pub use cache::Cache;
-pub use clock::{Clock, ID_NODE_BITS, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
+pub use clock::{Clock, ID_NODE_BITS, IdReservation, MAX_CLOCK_LEAD_MS, SystemTime, TimeSource};
 pub use disk::{Disk, Space, SpaceSource, space_of};
 pub use error::{
     dropped_error, historical_session_is_read_only, log_error, log_unreadable, moved_error,
@@ -84,9 +84,9 @@ pub use memory::{LongTermReservation, MemoryBudget, Reservation};
 pub use node::{Buffers, Node, NodeStats, SegmentPublication};
 pub use ownership::{StoreOwnership, term_of};
 pub use partition::{
-    ApplyResult, Attachment, CachedPage, CopiedFrame, Deadlock, Flush, LargeSegment, Logged, NamedSegment,
-    PageRun, Partition, PartitionStats, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn, TurnQueue,
-    page_one, read_frames,
+    ApplyResult, Attachment, CachedPage, CopiedFrame, Deadlock, Flush, LargeSegment, LogSource, Logged,
+    NamedSegment, PageRun, Partition, PartitionStats, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn,
+    TurnQueue, page_one, read_frames,
 };
 pub use partitions::{Found, Opener, Partitions, PrimaryEra, Slot, Unopened};
 pub use store::{Frame, Segments};

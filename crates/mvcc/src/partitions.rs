@@ -320,6 +320,17 @@ impl Partitions {
         Some(open)
     }
 
+    /// Keeps the log records of a partition that cannot be opened. Returns false if it is open.
+    pub fn keep_replay(&self, id: PartitionId, replay: Arc<Replay>) -> bool {
+        self.replays.lock().insert(id, replay);
+        // An opening that is in progress removes it.
+        let is_open = self.open_one(id).is_some();
+        if is_open {
+            self.forget_replay(id);
+        }
+        !is_open
+    }
+
     /// Forgets the log records of a partition that another node owns.
     pub fn forget_replay(&self, id: PartitionId) {
         self.replays.lock().remove(&id);

@@ -18,13 +18,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fulmar_cluster::collection::{Collector, Outcome};
 use fulmar_cluster::election::{self, Term};
 use fulmar_cluster::truncation;
-use fulmar_engine::{CommonStore, Error, Result, sqlstate};
+use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::cluster::CollectorStatistics;
+use fulmar_gateway::events::{Event, Kind};
 use fulmar_pages::SegmentId;
 use tokio::time::{sleep, timeout};
 
-use crate::Node;
 use crate::messages::Answer;
 use crate::objects::CollectorEnvironment;
+use crate::{Node, Partitions};
 
 /// The name of the role.
 const ROLE: &str = "collector";
@@ -36,15 +38,51 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// A pause is at least this number of times as long as the pass before it.
 const PASS_PAUSES: u32 = 10;
 
+/// What this process has done as the collector.
+#[derive(Default)]
+pub(crate) struct Collected {
+    is_elected: bool,
+    passes: u64,
+    objects: u64,
+    log_objects: u64,
+    last_pass: Option<Instant>,
+}
+
+impl Collected {
+    fn add(&mut self, is_complete: bool, objects: usize, log_objects: usize) {
+        self.passes += 1;
+        self.objects += objects as u64;
+        self.log_objects += log_objects as u64;
+        if is_complete {
+            self.last_pass = Some(Instant::now());
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> CollectorStatistics {
+        CollectorStatistics {
+            is_elected: self.is_elected,
+            passes: self.passes,
+            objects: self.objects,
+            log_objects: self.log_objects,
+            last_pass: self.last_pass.map(|at| at.elapsed()),
+        }
+    }
+}
+
 impl Node {
     /// Campaigns, and collects while elected.
-    pub(crate) async fn collect_garbage(self: Arc<Self>, store: CommonStore) {
-        let environment = CollectorEnvironment::new(self.clone(), store);
+    pub(crate) async fn collect_garbage(self: Arc<Self>, partitions: Arc<dyn Partitions>) {
+        let environment = CollectorEnvironment::new(self.clone(), partitions.common_store());
         loop {
             sleep(CAMPAIGN_INTERVAL).await;
             let node = (self.id(), &self.begun().read);
             match election::campaign(&environment, ROLE, node).await {
-                Ok(Some(term)) => self.collect_in(&environment, term).await,
+                Ok(Some(term)) => {
+                    partitions.record(Event::new(Kind::CollectorElected));
+                    self.collected.lock().is_elected = true;
+                    self.collect_in(&environment, term, &*partitions).await;
+                    self.collected.lock().is_elected = false;
+                }
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%error, "could not elect a garbage collector; will retry");
@@ -54,10 +92,11 @@ impl Node {
     }
 
     /// Collects until another node is the collector.
-    async fn collect_in(&self, environment: &CollectorEnvironment, term: Term) {
+    async fn collect_in(&self, environment: &CollectorEnvironment, term: Term, partitions: &dyn Partitions) {
         tracing::info!(term = term.number(), "this node collects the cluster's garbage");
         let (mut collector, mut truncated) = (Collector::new(term), BTreeSet::new());
         let mut pause = MIN_PAUSE;
+        let mut has_failed = false;
         loop {
             let changed = self.owners().nodes_changed();
             let begun = Instant::now();
@@ -66,10 +105,19 @@ impl Node {
                 true => collector.collect(environment, &*environment.objects).await,
                 false => Ok(Outcome::Skipped),
             };
+            let failure = truncation.as_ref().err().or(outcome.as_ref().err()).map(ToString::to_string);
+            if failure.is_some() != has_failed {
+                has_failed = failure.is_some();
+                partitions.record(match failure {
+                    Some(error) => Event::new(Kind::CollectorFailed).detail("error", error),
+                    None => Event::new(Kind::CollectorWorks),
+                });
+            }
             let found = match (truncation, outcome) {
                 (Ok(_), Ok(Outcome::Deposed)) => return,
                 (Ok(log_objects), Ok(outcome)) => {
                     let objects = if let Outcome::Collected(objects) = outcome { objects } else { 0 };
+                    self.collected.lock().add(outcome != Outcome::Skipped, objects, log_objects);
                     if objects + log_objects > 0 {
                         let ms = begun.elapsed().as_millis() as u64;
                         tracing::info!(objects, log_objects, ms, "deleted garbage from the store");

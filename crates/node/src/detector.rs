@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 use tokio::time::timeout;
 
 use crate::messages::{self, Heartbeat, Opening};
+use crate::slow_nodes::Latencies;
 use crate::{Node, rpc};
 
 /// How often a heartbeat is sent.
@@ -52,6 +53,10 @@ pub(crate) struct Heard {
     pub at: Instant,
     /// Whether partitions can be given to the node.
     pub serves: bool,
+    /// Whether its partitions are handed over to others.
+    pub is_draining: bool,
+    /// What it measures.
+    pub latencies: Latencies,
 }
 
 /// What a heartbeat has shown.
@@ -59,6 +64,94 @@ enum Beat {
     Heard(Heartbeat),
     Refused,
     Missed,
+}
+
+/// What heartbeats have shown of one incarnation of a node.
+#[derive(Debug)]
+struct Watch {
+    incarnation: Incarnation,
+    /// When it was last heard, or could have been.
+    since: Instant,
+    /// Heartbeats without a valid answer since then.
+    missed: u32,
+    /// Refused connections, in a row.
+    refused: u32,
+    was_heard: bool,
+}
+
+impl Watch {
+    /// A new incarnation has its own time-out. Otherwise a node that takes long to start would be
+    /// declared dead again whenever it has started.
+    fn new(incarnation: Incarnation, now: Instant) -> Watch {
+        Watch { incarnation, since: now, missed: 0, refused: 0, was_heard: false }
+    }
+
+    /// Waits for the full time-out again.
+    fn restart(&mut self, now: Instant) {
+        (self.since, self.missed, self.refused) = (now, 0, 0);
+    }
+
+    /// The heartbeat, if it is of this incarnation.
+    fn heard(&self, beat: &Beat, now: Instant) -> Option<Heard> {
+        match beat {
+            Beat::Heard(heartbeat) if heartbeat.incarnation == self.incarnation => Some(Heard {
+                incarnation: heartbeat.incarnation,
+                at: now,
+                serves: heartbeat.serves,
+                is_draining: heartbeat.is_draining,
+                latencies: heartbeat.latencies,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Counts a heartbeat of a node that is recorded as alive. Returns why the node is suspected, if it
+    /// is. `has_lease` is whether this node has a valid lease.
+    fn suspects(
+        &mut self,
+        beat: &Beat,
+        now: Instant,
+        has_lease: bool,
+        suspect_timeout: Duration,
+    ) -> Option<&'static str> {
+        match beat {
+            Beat::Heard(heartbeat) if heartbeat.incarnation == self.incarnation => {
+                self.restart(now);
+                self.was_heard = true;
+            }
+            // The records of the new incarnation will arrive.
+            Beat::Heard(_) => self.missed = 0,
+            Beat::Refused => (self.missed, self.refused) = (self.missed + 1, self.refused + 1),
+            Beat::Missed => (self.missed, self.refused) = (self.missed + 1, 0),
+        }
+        if !has_lease {
+            // Without the metadata store no node has a lease. When it is back, the others may renew
+            // theirs a little later.
+            self.restart(now);
+        }
+        let silent_for = now.saturating_duration_since(self.since);
+        // A node that was not heard yet may listen at another address than before.
+        let may_be_refused = self.was_heard || silent_for >= SUSPECT_TIMEOUT;
+        if self.missed >= SUSPECT_MISSED && silent_for >= suspect_timeout {
+            Some("it does not answer heartbeats")
+        } else if self.refused >= SUSPECT_REFUSED && may_be_refused {
+            Some("its connection was lost and its address refuses new ones")
+        } else {
+            None
+        }
+    }
+}
+
+/// How long a node must be silent to be suspected by one that hears `heard` of `others`, the nodes
+/// besides the two.
+fn suspect_timeout(heard: usize, others: usize) -> Duration {
+    if heard * 2 >= others { SUSPECT_TIMEOUT } else { ISOLATED_SUSPECT_TIMEOUT }
+}
+
+/// The nodes that serve. All of them, if none does.
+fn serving_or_all(nodes: Vec<NodeId>, serves: impl Fn(&NodeId) -> bool) -> Vec<NodeId> {
+    let serving: Vec<NodeId> = nodes.iter().copied().filter(serves).collect();
+    if serving.is_empty() { nodes } else { serving }
 }
 
 /// The stream for heartbeats to one node.
@@ -138,8 +231,7 @@ impl Node {
 
     async fn watch_node(self: Arc<Self>, peer: NodeId) {
         let mut pulse = Pulse::default();
-        let (mut watched, mut since, mut missed, mut refused) = (0, Instant::now(), 0u32, 0u32);
-        let mut was_heard = false;
+        let mut watch = Watch::new(0, Instant::now());
         let mut was_lost = false;
         loop {
             let state = self.owners().node(peer).and_then(|known| known.state);
@@ -147,51 +239,28 @@ impl Node {
                 was_lost = pulse.pause().await;
                 continue;
             };
-            if incarnation != watched {
-                // A new incarnation has its own time-out. Otherwise a node that takes long to start
-                // would be declared dead again whenever it has started.
-                (watched, since, missed, refused) = (incarnation, Instant::now(), 0, 0);
-                was_heard = false;
+            if incarnation != watch.incarnation {
+                watch = Watch::new(incarnation, Instant::now());
             }
             if state != NodeState::Alive {
                 let is_waiting = state == NodeState::Ended || self.owners().count(peer).shared > 0;
-                if is_waiting && since.elapsed() > SUSPECT_TIMEOUT {
+                if is_waiting && watch.since.elapsed() > SUSPECT_TIMEOUT {
                     self.fail_over(peer, incarnation, "its failover is incomplete").await;
-                    since = Instant::now();
+                    watch.since = Instant::now();
                 }
                 tokio::time::sleep(HEARTBEAT_INTERVAL).await;
                 continue;
             }
-            match pulse.beat(&self, peer).await {
-                Beat::Heard(heartbeat) if heartbeat.incarnation == incarnation => {
-                    (since, missed, refused) = (Instant::now(), 0, 0);
-                    was_heard = true;
-                    let heard = Heard { incarnation, at: since, serves: heartbeat.serves };
-                    self.heard.lock().insert(peer, heard);
-                }
-                // The records of the new incarnation will arrive.
-                Beat::Heard(_) => missed = 0,
-                Beat::Refused => (missed, refused) = (missed + 1, refused + 1),
-                Beat::Missed => (missed, refused) = (missed + 1, 0),
+            let beat = pulse.beat(&self, peer).await;
+            let now = Instant::now();
+            if let Some(heard) = watch.heard(&beat, now) {
+                self.heard.lock().insert(peer, heard);
             }
-            if !self.has_lease() {
-                // Without the metadata store no node has a lease. When it is back, the others may
-                // renew theirs a little later.
-                (since, missed, refused) = (Instant::now(), 0, 0);
-            }
-            let suspect_timeout = self.suspect_timeout(peer);
-            let is_silent = missed >= SUSPECT_MISSED && since.elapsed() >= suspect_timeout;
-            // A node that was not heard yet may listen at another address than before.
-            let is_refused = refused >= SUSPECT_REFUSED && (was_heard || since.elapsed() >= SUSPECT_TIMEOUT);
-            if is_silent || is_refused {
-                let reason = match is_silent {
-                    true => "it does not answer heartbeats",
-                    false => "its connection was lost and its address refuses new ones",
-                };
+            if let Some(reason) = watch.suspects(&beat, now, self.has_lease(), self.suspect_timeout(peer)) {
                 self.fail_over(peer, incarnation, reason).await;
-                (since, missed, refused) = (Instant::now(), 0, 0);
+                watch.restart(Instant::now());
             }
-            if was_lost || refused > 0 {
+            if was_lost || watch.refused > 0 {
                 tokio::time::sleep(RECONNECT_DELAY).await;
                 was_lost = false;
             } else {
@@ -205,8 +274,7 @@ impl Node {
         let others = self.owners().nodes().into_iter().filter(|known| known.alive().is_some());
         let others: Vec<NodeId> =
             others.map(|known| known.id).filter(|id| *id != suspect && *id != self.id()).collect();
-        let heard = others.iter().filter(|id| self.hears(**id)).count();
-        if heard * 2 >= others.len() { SUSPECT_TIMEOUT } else { ISOLATED_SUSPECT_TIMEOUT }
+        suspect_timeout(others.iter().filter(|id| self.hears(**id)).count(), others.len())
     }
 
     /// Returns true if the node answers heartbeats.
@@ -215,15 +283,17 @@ impl Node {
             || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
     }
 
-    /// The nodes that partitions can be given to; those that live, if there are none.
+    /// The nodes that partitions can be given to, without slow ones if there are others; those that
+    /// live, if there are none.
     pub(crate) fn serving(&self) -> Vec<NodeId> {
         let living = self.living();
         let serves = |id: &NodeId| match *id == self.id() {
             true => self.serves(),
             false => self.heard.lock().get(id).is_some_and(|heard| heard.serves),
         };
-        let serving: Vec<NodeId> = living.iter().copied().filter(serves).collect();
-        if serving.is_empty() { living } else { serving }
+        let serving = serving_or_all(living, serves);
+        let slow = self.slow_nodes.lock();
+        serving_or_all(serving, |id| slow.of(*id).is_none())
     }
 
     /// The nodes that live, as far as this node knows.
@@ -298,5 +368,138 @@ impl Placement {
         *count += 1;
         self.placed += 1;
         Some(*node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A watch of incarnation 3, in virtual time.
+    struct Watched {
+        watch: Watch,
+        now: Instant,
+        has_lease: bool,
+        /// Other nodes that are heard, and their number.
+        others: (usize, usize),
+    }
+
+    impl Watched {
+        fn new() -> Watched {
+            let now = Instant::now();
+            Watched { watch: Watch::new(3, now), now, has_lease: true, others: (1, 1) }
+        }
+
+        fn beat(&mut self, beat: &Beat) -> Option<&'static str> {
+            self.now += HEARTBEAT_INTERVAL;
+            let (heard, others) = self.others;
+            self.watch.suspects(beat, self.now, self.has_lease, suspect_timeout(heard, others))
+        }
+
+        /// How long the node gets the same heartbeat until it is suspected; at most a minute.
+        fn suspected_after(&mut self, beat: &Beat) -> Option<Duration> {
+            let begun = self.now;
+            while self.beat(beat).is_none() {
+                if self.now - begun > Duration::from_secs(60) {
+                    return None;
+                }
+            }
+            Some(self.now - begun)
+        }
+    }
+
+    fn answer(incarnation: Incarnation) -> Beat {
+        Beat::Heard(Heartbeat {
+            incarnation,
+            is_valid: true,
+            serves: true,
+            is_draining: false,
+            latencies: Latencies::default(),
+        })
+    }
+
+    #[test]
+    fn silent_node_is_suspected_after_the_timeout() {
+        let mut watched = Watched::new();
+        assert_eq!(watched.suspected_after(&answer(3)), None);
+        assert_eq!(watched.suspected_after(&Beat::Missed), Some(SUSPECT_TIMEOUT));
+        assert_eq!(watched.beat(&answer(3)), None, "an answer ends the suspicion");
+        assert_eq!(watched.suspected_after(&Beat::Missed), Some(SUSPECT_TIMEOUT));
+    }
+
+    #[test]
+    fn time_alone_is_no_suspicion() {
+        let mut watched = Watched::new();
+        watched.beat(&answer(3));
+        // This process was suspended.
+        watched.now += Duration::from_secs(3600);
+        assert_eq!(watched.beat(&Beat::Missed), None);
+        assert_eq!(watched.beat(&answer(3)), None);
+    }
+
+    #[test]
+    fn node_without_a_lease_suspects_nobody() {
+        let mut watched = Watched::new();
+        watched.beat(&answer(3));
+        watched.has_lease = false;
+        assert_eq!(watched.suspected_after(&Beat::Missed), None);
+        assert_eq!(watched.suspected_after(&Beat::Refused), None);
+        // The metadata store is back. The other node renews its lease a little later.
+        watched.has_lease = true;
+        assert_eq!(watched.suspected_after(&Beat::Missed), Some(SUSPECT_TIMEOUT), "from the renewal on");
+    }
+
+    #[test]
+    fn refused_connections_suspect_a_node_that_was_heard() {
+        let mut watched = Watched::new();
+        watched.beat(&answer(3));
+        assert_eq!(watched.beat(&Beat::Refused), None, "one may be chance");
+        assert_eq!(watched.beat(&Beat::Missed), None);
+        assert_eq!(watched.beat(&Beat::Refused), None, "not in a row");
+        assert!(watched.beat(&Beat::Refused).is_some());
+    }
+
+    #[test]
+    fn node_that_was_not_heard_yet_is_given_time() {
+        // It has restarted at another address, which is not known yet.
+        let mut watched = Watched::new();
+        assert_eq!(watched.suspected_after(&Beat::Refused), Some(SUSPECT_TIMEOUT));
+        let mut watched = Watched::new();
+        watched.now += SUSPECT_TIMEOUT - HEARTBEAT_INTERVAL * 3;
+        assert_eq!(watched.beat(&Beat::Refused), None);
+        assert_eq!(watched.beat(&Beat::Refused), None);
+        assert_eq!(watched.beat(&answer(3)), None, "it starts just in time");
+    }
+
+    #[test]
+    fn answers_of_another_incarnation_are_not_heard() {
+        let mut watched = Watched::new();
+        assert!(watched.watch.heard(&answer(4), watched.now).is_none());
+        assert!(watched.watch.heard(&answer(3), watched.now).is_some_and(|heard| heard.serves));
+        assert_eq!(watched.suspected_after(&answer(4)), None, "its records will arrive");
+    }
+
+    #[test]
+    fn isolated_node_waits_longer() {
+        let mut watched = Watched::new();
+        for (heard, others, expected) in [
+            (0, 0, SUSPECT_TIMEOUT), // two nodes cannot know which one is cut off
+            (0, 1, ISOLATED_SUSPECT_TIMEOUT),
+            (1, 2, SUSPECT_TIMEOUT),
+            (1, 3, ISOLATED_SUSPECT_TIMEOUT),
+            (2, 3, SUSPECT_TIMEOUT),
+        ] {
+            watched.others = (heard, others);
+            watched.beat(&answer(3));
+            let after = watched.suspected_after(&Beat::Missed);
+            assert_eq!(after, Some(expected), "{heard} of {others} others are heard");
+        }
+    }
+
+    #[test]
+    fn partitions_are_placed_on_nodes_that_serve() {
+        let nodes = || vec![NodeId(1), NodeId(2), NodeId(3)];
+        assert_eq!(serving_or_all(nodes(), |id| id.0 != 2), [NodeId(1), NodeId(3)]);
+        assert_eq!(serving_or_all(nodes(), |_| false), nodes(), "better late than never");
     }
 }

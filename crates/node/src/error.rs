@@ -54,6 +54,27 @@ pub enum Error {
         #[from]
         source: MetaError,
     },
+    /// Another process runs as the node.
+    #[error(
+        "another process runs as node \"{name}\" at {address}; stop it first, or start this one with another \
+         --node and an empty --data"
+    )]
+    Running {
+        /// The node.
+        name: String,
+        /// Where the process listens for other nodes.
+        address: String,
+    },
+    /// No living node accepts connections of this one.
+    #[error("node \"{name}\" at {address} refuses connections of this node: {cause}")]
+    Rejected {
+        /// A node that lives.
+        name: String,
+        /// Where it listens for other nodes.
+        address: String,
+        /// Its reason, or this node's, with the remedy.
+        cause: String,
+    },
     /// A protocol failed.
     #[error("{0}")]
     Protocol(fulmar_cluster::Error),

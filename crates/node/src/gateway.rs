@@ -1,15 +1,16 @@
 //! The cluster as the gateway of this node sees it.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::metadata::{self, Change};
 use fulmar_cluster::records::{self, node_key, owner_key};
-use fulmar_cluster::{LogKind, NodeId, NodeState, PartitionRecord, Position};
+use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, Position};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
@@ -18,10 +19,11 @@ use tokio::time::timeout;
 
 use crate::administration::{ADMINISTRATION_TIMEOUT, log_kind};
 use crate::assignments::{metadata_unavailable, protocol_error};
-use crate::detector::Placement;
+use crate::detector::{Heard, Placement};
 use crate::messages::{Answer, Opening, Request};
 use crate::moves::ROUTING_TIMEOUT;
 use crate::owners::Ownership;
+use crate::slow_nodes::Latencies;
 use crate::{Node, registration};
 
 /// How long reading an owner may take.
@@ -215,26 +217,29 @@ impl Cluster for Node {
         let nodes = self.owners().nodes().into_iter();
         nodes
             .map(|known| {
-                let heard = self.heard.lock().get(&known.id).copied();
                 let (incarnation, state) = known.state.unwrap_or((0, NodeState::Ended));
-                let heard = heard.filter(|heard| heard.incarnation == incarnation);
+                let heard = self.last_heard(known.id, incarnation);
                 NodeInfo {
                     id: known.id.0,
                     state: match state {
-                        NodeState::Alive if self.hears(known.id) => "alive",
-                        NodeState::Alive => "suspect",
+                        NodeState::Alive => shown_state(heard),
                         NodeState::Ended => "ended",
                         NodeState::Sealed { .. } => "sealed",
                     },
                     incarnation,
                     partitions: self.owners().count(known.id).all(),
-                    heard: heard.filter(|_| known.id != self.id()).map(|heard| heard.at.elapsed()),
+                    slow: self.slow_nodes.lock().of(known.id),
+                    heard: heard.filter(|_| known.id != self.id()).map(|(heard, _)| heard.at.elapsed()),
                     name: known.name,
                     rpc: known.rpc,
                     sql: known.sql,
                 }
             })
             .collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        self.collected.lock().statistics()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {
@@ -269,5 +274,58 @@ impl Cluster for Node {
                 tracing::warn!(%error, "cannot publish this node's address for clients");
             }
         });
+    }
+}
+
+impl Node {
+    /// The last heartbeat of an incarnation, and whether it is recent.
+    fn last_heard(&self, node: NodeId, incarnation: Incarnation) -> Option<(Heard, bool)> {
+        if node == self.id() {
+            let is_draining = self.is_draining.load(Ordering::Relaxed);
+            let own = Heard {
+                incarnation,
+                at: Instant::now(),
+                serves: self.serves(),
+                is_draining,
+                latencies: Latencies::default(),
+            };
+            return Some((own, true));
+        }
+        let heard = self.heard.lock().get(&node).copied();
+        let heard = heard.filter(|heard| heard.incarnation == incarnation)?;
+        Some((heard, self.hears(node)))
+    }
+}
+
+/// The state of a node that is recorded as alive.
+fn shown_state(heard: Option<(Heard, bool)>) -> &'static str {
+    match heard {
+        // A new incarnation is heard when it has joined.
+        None => "starting",
+        Some((_, false)) => "suspect",
+        Some((heard, true)) if heard.is_draining => "draining",
+        Some((heard, true)) if heard.serves => "alive",
+        Some((_, true)) => "starting",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_is_shown_as_alive_when_it_serves() {
+        let heard = |serves, is_draining| Heard {
+            incarnation: 2,
+            at: Instant::now(),
+            serves,
+            is_draining,
+            latencies: Latencies::default(),
+        };
+        assert_eq!(shown_state(None), "starting");
+        assert_eq!(shown_state(Some((heard(false, false), true))), "starting");
+        assert_eq!(shown_state(Some((heard(true, false), true))), "alive");
+        assert_eq!(shown_state(Some((heard(true, false), false))), "suspect");
+        assert_eq!(shown_state(Some((heard(false, true), true))), "draining");
     }
 }

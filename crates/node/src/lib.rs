@@ -19,8 +19,10 @@
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
 //! - `forget`: removes a node that does not come back.
+//! - `replica`: the records of a cluster for a read-only node.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
 //! - `moves`: hands partitions over, and drains the node.
+//! - `slow_nodes`: finds nodes that are many times slower than the others.
 //! - `migrations`: moves partitions with what their owner has cached.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
 //! - `administration`: branches, restores, changes of durability.
@@ -58,8 +60,12 @@ mod partitions;
 mod pulse;
 mod quarantine;
 pub mod registration;
+mod replica;
 pub mod rpc;
+mod slow_nodes;
+mod transaction_ids;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};
 pub use partitions::{EnginePartitions, Partitions, SessionHandler};
+pub use replica::ReplicaOwners;

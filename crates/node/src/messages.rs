@@ -14,6 +14,8 @@ use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
+use crate::slow_nodes::Latencies;
+
 /// The first message of a stream.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -85,6 +87,12 @@ pub(crate) struct Heartbeat {
     /// Whether it serves partitions: it does not while it starts or is drained.
     #[serde(default)]
     pub serves: bool,
+    /// Whether its partitions are handed over to others.
+    #[serde(default)]
+    pub is_draining: bool,
+    /// What it measures.
+    #[serde(default)]
+    pub latencies: Latencies,
 }
 
 /// The answer to a request.

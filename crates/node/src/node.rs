@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
 use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
+use fulmar_gateway::events::{Event, Kind};
 use fulmar_meta::{Catalog, MetadataStore};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
@@ -24,6 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::collector::Collected;
 use crate::detector::Heard;
 use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
@@ -33,6 +35,8 @@ use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
+use crate::slow_nodes::{Measurements, SlowNodes};
+use crate::transaction_ids::TransactionIds;
 use crate::{Error, metadata, pulse, quarantine, rpc};
 
 /// How long the first message of a stream may take.
@@ -73,12 +77,15 @@ pub struct Node {
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
+    pub(crate) store: Reliable,
+    logs: Arc<StoreLogs>,
     metadata: Arc<dyn MetadataStore>,
     /// The metadata store, if other nodes use it.
     served_metadata: Option<Arc<dyn MetadataStore>>,
     catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
+    ids: TransactionIds,
     lease: Lease,
     owners: Arc<Owners>,
     migrations: Arc<Migrations>,
@@ -89,6 +96,11 @@ pub struct Node {
     pub(crate) runtime: Handle,
     pulse: Handle,
     pub(crate) heard: Mutex<std::collections::BTreeMap<NodeId, Heard>>,
+    /// The latencies of this node, and the nodes that are slower than the others.
+    pub(crate) measurements: Mutex<Measurements>,
+    pub(crate) slow_nodes: Mutex<SlowNodes>,
+    /// What this node has done as the garbage collector.
+    pub(crate) collected: Mutex<Collected>,
     /// Partitions that are being moved or dropped.
     pub(crate) moving: Mutex<HashSet<PartitionId>>,
     /// Partitions whose records are being shortened.
@@ -114,9 +126,9 @@ impl Node {
     ) -> Result<Arc<Node>, Error> {
         let Registration { cluster, node: id, .. } = registration;
         check_directory(&options, cluster)?;
-        let logs = Arc::new(StoreLogs::new(store, cluster));
+        let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
-        let environment = NodeEnvironment::new(metadata.clone(), logs, directory);
+        let environment = NodeEnvironment::new(metadata.clone(), logs.clone(), directory);
         let owners = Arc::new(Owners::default());
         let migrations = Arc::new(Migrations::default());
         let following = async {
@@ -129,9 +141,11 @@ impl Node {
             following,
             registration::next_term(&*metadata)
         )?;
+        check_peers(&options, id, cluster, &owners).await?;
         owners.wait_for_failover(id, MAX_FAILOVER_WAIT).await;
         let begun = incarnation::begin(&environment, id, rand::random()).await?;
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
+        let ids = TransactionIds::reserve(&environment, id, &begun).await?;
         report_crash(&environment, id).await?;
         quarantine::record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
@@ -146,11 +160,14 @@ impl Node {
             rpc,
             tls: options.tls,
             environment,
+            store,
+            logs,
             served_metadata: options.serves_metadata.then(|| metadata.clone()),
             metadata,
             catalog,
             begun,
             term,
+            ids,
             lease: Lease::default(),
             owners,
             migrations,
@@ -159,6 +176,9 @@ impl Node {
             runtime,
             pulse: pulse.clone(),
             heard: Mutex::default(),
+            measurements: Mutex::default(),
+            slow_nodes: Mutex::default(),
+            collected: Mutex::default(),
             moving: Mutex::default(),
             dropping_ranges: Mutex::default(),
             partitions: OnceLock::new(),
@@ -167,6 +187,7 @@ impl Node {
             is_draining: AtomicBool::new(false),
         });
         pulse.spawn(node.clone().keep_lease());
+        tokio::spawn(node.clone().reserve_ids());
         let serving = node.clone();
         let serve = Arc::new(move |peer, stream| {
             serving.pulse.spawn(serving.clone().serve_stream(peer, stream));
@@ -199,6 +220,7 @@ impl Node {
             incarnation: self.incarnation(),
             term: self.term,
             node: self.id.0,
+            ids: self.ids.reservation(),
             assignments: self.clone() as Arc<dyn Assignments>,
         }
     }
@@ -208,7 +230,9 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.common_store()));
+        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
+        tokio::spawn(self.clone().watch_latencies(partitions.clone()));
+        tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
             partitions.fenced().await;
             node.fence("its log was sealed by another node");
@@ -249,8 +273,27 @@ impl Node {
         }
     }
 
+    /// Records damaged objects of logs in the event log.
+    async fn report_damaged_logs(self: Arc<Self>, partitions: Arc<dyn Partitions>) {
+        let mut damaged = self.logs.damaged();
+        loop {
+            if let Some(error) = damaged.borrow_and_update().clone() {
+                partitions.record(Event::new(Kind::NodeLogDamaged).detail("error", error));
+            }
+            if damaged.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     async fn keep_lease(self: Arc<Self>) {
         let error = self.lease.keep(&self.environment, self.id, &self.begun).await;
+        self.fence(&error.to_string());
+    }
+
+    /// Reserves transaction ids while this incarnation lives.
+    async fn reserve_ids(self: Arc<Self>) {
+        let error = self.ids.keep(&self.environment, self.id, &self.begun).await;
         self.fence(&error.to_string());
     }
 
@@ -415,6 +458,8 @@ impl Node {
                 incarnation: self.incarnation(),
                 is_valid: self.has_lease(),
                 serves: self.serves(),
+                is_draining: self.is_draining.load(Ordering::Relaxed),
+                latencies: self.measurements.lock().latencies(Instant::now()),
             };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {
                 return;
@@ -436,6 +481,36 @@ async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result
             Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }
     }
+}
+
+/// Refuses to join if another process runs as this node, or if the nodes that live refuse this one:
+/// it has a wrong certificate or another protocol version. It could not hear the others, and would
+/// fail them over. If at least one accepts it, the fault is with the others.
+async fn check_peers(options: &NodeOptions, id: NodeId, cluster: u128, owners: &Owners) -> Result<(), Error> {
+    let own = options.rpc.to_string();
+    // A process at the own address has ended: this one listens there.
+    let nodes = owners.nodes().into_iter().filter(|known| !known.rpc.is_empty() && known.rpc != own);
+    let alive: Vec<_> = nodes.filter_map(|known| Some((known.alive()?, known))).collect();
+    let ask = |(incarnation, known): &(_, crate::owners::KnownNode)| {
+        let (incarnation, known, tls) = (*incarnation, known.clone(), options.tls.clone());
+        async move {
+            let answer = rpc::introduce(&known.rpc, &known.name, cluster, tls.as_deref()).await;
+            (incarnation, known, answer)
+        }
+    };
+    let (mut accepted, mut rejected) = (false, None);
+    for (incarnation, known, answer) in futures::future::join_all(alive.iter().map(ask)).await {
+        let (name, address) = (known.name, known.rpc);
+        match answer {
+            Ok(Some(peer)) if known.id == id && (peer.node, peer.incarnation) == (id.0, incarnation) => {
+                return Err(Error::Running { name, address });
+            }
+            Ok(answer) => accepted |= answer.is_some_and(|peer| peer.node != id.0),
+            Err(_) if known.id == id => {}
+            Err(error) => rejected = Some(Error::Rejected { name, address, cause: error.to_string() }),
+        }
+    }
+    rejected.filter(|_| !accepted).map_or(Ok(()), Err)
 }
 
 /// Refuses a data directory that belongs to another node or cluster.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fulmar_cluster::quarantine::{self, QuarantineRecord};
-use fulmar_cluster::records::{decode, node_key, partition_of_key};
+use fulmar_cluster::records::{decode, node_of_key, partition_of_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeRecord, NodeState, PartitionRecord};
 use fulmar_meta::{Change, Entry, MetaError, Observer};
 use fulmar_pages::PartitionId;
@@ -318,12 +318,6 @@ impl State {
     }
 }
 
-/// The node of a key made by [`node_key`].
-fn node_of_key(key: &str) -> Option<NodeId> {
-    let id = NodeId(u32::from_str_radix(key.strip_prefix("node/")?, 16).ok()?);
-    (node_key(id) == key).then_some(id)
-}
-
 fn corrupt(entry: &Entry, error: &impl ToString) -> MetaError {
     MetaError::Corrupt { place: entry.key.clone(), cause: error.to_string() }
 }
@@ -389,7 +383,7 @@ impl Observer for Owners {
 #[cfg(test)]
 mod tests {
     use fulmar_cluster::Position;
-    use fulmar_cluster::records::{encode, owner_key};
+    use fulmar_cluster::records::{encode, node_key, owner_key};
     use fulmar_meta::Revision;
 
     use super::*;

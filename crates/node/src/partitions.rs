@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use fulmar_engine::{CachedPages, CommonStore, DecisionError, Engine, Released, Result, Timeline};
+use fulmar_engine::{
+    CachedPages, CommonStore, DecisionError, Engine, LogDurations, Released, Result, Timeline,
+};
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
+use fulmar_gateway::events::Event;
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
 use fulmar_store::LogPosition;
 use fulmar_transport::Stream;
@@ -80,12 +83,18 @@ pub trait Partitions: Send + Sync + 'static {
     /// Records in the event log that a partition was quarantined.
     fn record_quarantine(&self, partition: PartitionId);
 
+    /// Records an event in the event log.
+    fn record(&self, event: Event);
+
     /// Reports the outcome of a transaction. One that was not committed can no longer be.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
     /// Returns those of these segments that this node does not need, and promises not to name them
     /// in a manifest.
     async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId>;
+
+    /// The durations of the writes of its logs since the start.
+    fn log_durations(&self) -> LogDurations;
 
     /// The objects in the common store.
     fn common_store(&self) -> CommonStore;
@@ -195,6 +204,10 @@ impl Partitions for EnginePartitions {
         self.1.record_quarantine(partition);
     }
 
+    fn record(&self, event: Event) {
+        self.1.record(event);
+    }
+
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
         Ok(match self.0.outcome(partition, transaction).await? {
             fulmar_engine::TransactionOutcome::Ended(true) => TransactionOutcome::Committed,
@@ -208,6 +221,10 @@ impl Partitions for EnginePartitions {
 
     async fn disowned(&self, segments: Vec<SegmentId>) -> Vec<SegmentId> {
         self.0.disowned(segments).await
+    }
+
+    fn log_durations(&self) -> LogDurations {
+        self.0.log_durations()
     }
 
     fn common_store(&self) -> CommonStore {

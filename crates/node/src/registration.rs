@@ -196,10 +196,9 @@ pub async fn next_term(metadata: &dyn MetadataStore) -> Result<u32, Error> {
         let next = ClusterRecord { next_term: term + 1, ..cluster };
         let take = Transaction::new().unchanged(CLUSTER_KEY, entry.modified).put(CLUSTER_KEY, encode(&next));
         // A term whose transaction was applied, but not confirmed, is not used.
-        if matches!(metadata.transact(take).await, Ok(Outcome::Committed(_))) {
+        if changed(metadata, take).await? {
             return Ok(term);
         }
-        tokio::time::sleep(RETRY_DELAY).await;
     }
     Err(Error::Contended)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::NodeId;
-use fulmar_transport::hello::METADATA_CLIENT;
+use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
 use fulmar_transport::tls::{NodeStream, NodeTls};
 use fulmar_transport::{Connection, Dial, Driver, Error as TransportError, Identity, Incoming, Stream};
 use parking_lot::Mutex;
@@ -22,6 +22,9 @@ use crate::owners::Owners;
 
 /// How long a connection and its handshake may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a node that starts waits for the answers of the others. One that starts as well answers
+/// later.
+const INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt to open a TCP connection may take. The kernel repeats a lost packet only
 /// after 1 s, and then after twice the time. The nodes of a cluster are close to each other.
 const TCP_CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -144,6 +147,30 @@ impl Dial for TcpDial {
     }
 }
 
+/// Introduces a process that is about to join the cluster to the node `name` at an address. Returns
+/// who answers; `None` if there is no answer.
+pub(crate) async fn introduce(
+    address: &str,
+    name: &str,
+    cluster: u128,
+    tls: Option<&NodeTls>,
+) -> Result<Option<Identity>, TransportError> {
+    let identity = Identity { cluster, node: METADATA_CLIENT, incarnation: 0, versions: VERSIONS };
+    let connect = async {
+        let tcp = timeout(TCP_CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        let tcp = tcp.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+        let stream = NodeStream::connect(tcp, tls, name).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        let (connection, _) = fulmar_transport::connect(reader, writer, &identity, None).await?;
+        Ok(connection.peer().clone())
+    };
+    match timeout(INTRODUCTION_TIMEOUT, connect).await {
+        Ok(Ok(peer)) => Ok(Some(peer)),
+        Ok(Err(error @ TransportError::Refused(_))) => Err(error),
+        Ok(Err(_)) | Err(_) => Ok(None),
+    }
+}
+
 /// Opens a connection, and runs it on the current runtime.
 async fn dial(peering: Peering, node: u32, address: String) -> Result<Connection, TransportError> {
     let Peering { identity, tls, refusals, .. } = &peering;
@@ -232,6 +259,8 @@ pub(crate) fn is_refused(error: &TransportError) -> bool {
 #[cfg(test)]
 mod tests {
     use fulmar_certificates::Authority;
+    use fulmar_cluster::records::{encode, node_key};
+    use fulmar_cluster::{NodeRecord, NodeState};
     use fulmar_meta::{Change, Observer, Revision};
     use fulmar_transport::Peers;
     use fulmar_transport::hello::VERSIONS;
@@ -324,6 +353,49 @@ mod tests {
         assert!(error.contains("the node uses TLS"), "{error}");
         let address = listen(Peering::new(identity(2), None, owners.clone()));
         ask(&address, 1, None, &owners).await.unwrap();
+    }
+
+    fn set_state(owners: &Owners, node: u32, incarnation: u64, state: NodeState) {
+        let value = encode(&NodeRecord::new(incarnation, state, 1)).unwrap();
+        let key = node_key(NodeId(node));
+        owners.changed(&[Change { key, value: Some(value), revision: Revision(1) }]);
+    }
+
+    /// A node that has lost power closes nothing.
+    #[tokio::test]
+    async fn connections_of_an_ended_incarnation_are_closed() {
+        let owners = Arc::new(Owners::default());
+        add_member(&owners, "n1", 1);
+        add_member(&owners, "n2", 2);
+        set_state(&owners, 1, 1, NodeState::Alive);
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let serve = |_, mut stream: Stream| {
+            tokio::spawn(async move {
+                while let Ok(Some(bytes)) = stream.receive().await {
+                    stream.send(&bytes).await.unwrap();
+                }
+            });
+        };
+        tokio::spawn(accept(listener, Peering::new(identity(2), None, owners.clone()), Arc::new(serve)));
+        let mut streams = Vec::new();
+        for incarnation in [1, 2] {
+            let identity = Identity { incarnation, ..identity(1) };
+            let dial =
+                TcpDial { peering: Peering::new(identity, None, owners.clone()), runtime: Handle::current() };
+            let connection = dial.dial(2, &address).await.unwrap();
+            let mut stream = connection.open().unwrap();
+            stream.send(b"?").await.unwrap();
+            assert_eq!(timeout(DEADLINE, stream.receive()).await.unwrap().unwrap().unwrap(), "?");
+            streams.push((connection, stream));
+        }
+        set_state(&owners, 1, 1, NodeState::Ended);
+        let (_, ended) = &mut streams[0];
+        let received = timeout(DEADLINE, ended.receive()).await.expect("the connection must be closed");
+        assert!(!matches!(received, Ok(Some(_))), "{received:?}");
+        let (_, next) = &mut streams[1];
+        next.send(b"!").await.unwrap();
+        assert_eq!(timeout(DEADLINE, next.receive()).await.unwrap().unwrap().unwrap(), "!");
     }
 
     /// A listener is polled by the runtime that it was made on, and a socket by the one that opened it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fulmar_cluster::collection::{Collector, Makers, Outcome};
 use fulmar_cluster::environment::{Environment, LogObjects, Slot};
+use fulmar_cluster::ids;
 use fulmar_cluster::incarnation::{self, Lease, lease_wait};
 use fulmar_cluster::records::{encode, node_key, owner_key};
 use fulmar_cluster::seal::seal;
@@ -162,4 +163,38 @@ fn lease_margin() {
     let without_margin = Rules { lease_margin: false, ..Rules::ALL };
     let seed = (0..SEEDS).find(|seed| both_serve(*seed, without_margin));
     println!("lease_margin: found after {} seeds", seed.expect("some seed must find two owners") + 1);
+}
+
+/// A node restarts, and its clock is set back.
+#[test]
+fn ids_of_an_incarnation_are_above_those_of_the_previous_one() {
+    let simulation = Simulation::new(1, false);
+    let world = World::new(&simulation, Rules::ALL);
+    let env = Env::without_node(&world, Process { machine: 1, run: 1 });
+    let is_done: Arc<Mutex<bool>> = Arc::default();
+    let done = is_done.clone();
+    simulation.spawn(env.process, async move {
+        let node = NodeId(1);
+        let first = incarnation::begin(&env, node, 1).await.unwrap();
+        let a = ids::reserve(&env, node, &first, 1_000_000).await.unwrap();
+        assert_eq!(a.from_ms, 0);
+        assert!(a.until_ms > 1_000_000);
+        let renewed = ids::reserve(&env, node, &first, 1_020_000).await.unwrap();
+        assert!(renewed.until_ms > 1_020_000);
+        let second = incarnation::begin(&env, node, 2).await.unwrap();
+        let b = ids::reserve(&env, node, &second, 990_000).await.unwrap();
+        assert_eq!(b.from_ms, renewed.until_ms, "the clock was set back");
+        assert!(b.until_ms > b.from_ms);
+        let late = ids::reserve(&env, node, &first, 2_000_000).await;
+        assert!(matches!(late, Err(Error::Fenced { incarnation: 1, .. })), "{late:?}");
+        let c = ids::reserve(&env, node, &second, 990_000).await.unwrap();
+        assert_eq!(c.from_ms, b.until_ms, "the late request changed nothing");
+        // The clock catches up.
+        let later = ids::reserve(&env, node, &second, 5_000_000).await.unwrap();
+        assert!(later.until_ms > 5_000_000);
+        *done.lock() = true;
+    });
+    simulation.run(Duration::from_secs(60), || *is_done.lock());
+    simulation.clear();
+    assert!(*is_done.lock());
 }

@@ -18,7 +18,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 pub use config::{CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
-pub use statistics::{EngineStatistics, PartitionStatistics};
+pub use statistics::{EngineStatistics, LogDurations, PartitionStatistics};
 
 use crate::connection::ConnectionSettings;
 use crate::health::Recovery;

@@ -222,10 +222,10 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
 /// The node's clock.
 fn clock(config: &Config, membership: Option<&Membership>) -> Result<Clock> {
     let clock = Clock::new(config.time.clone());
-    match membership.map(|membership| membership.node) {
+    match membership {
         None => Ok(clock),
-        Some(node) if node <= MAX_NODE => Ok(clock.for_node(node)),
-        Some(node) => Err(Error::new(
+        Some(Membership { node, ids, .. }) if *node <= MAX_NODE => Ok(clock.for_node(*node, ids.clone())),
+        Some(Membership { node, .. }) => Err(Error::new(
             sqlstate::PROGRAM_LIMIT,
             format!("node id {node} exceeds the maximum of {MAX_NODE}"),
         )

@@ -87,6 +87,15 @@ pub struct EngineStatistics {
     pub statement_limit_bytes: u64,
 }
 
+/// Durations of the writes of a node's logs since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogDurations {
+    /// Syncs of the local log.
+    pub local: DurationCounts,
+    /// Puts of the shared log.
+    pub shared: DurationCounts,
+}
+
 /// Statistics of one partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionStatistics {
@@ -121,6 +130,15 @@ pub struct PartitionStatistics {
 }
 
 impl Engine {
+    /// Returns the durations of the writes of the node's logs.
+    pub fn log_durations(&self) -> LogDurations {
+        let node = self.node();
+        LogDurations {
+            local: node.log.statistics().sync_durations(),
+            shared: node.shared_log.get().map(|log| log.statistics().sync_durations()).unwrap_or_default(),
+        }
+    }
+
     /// Returns the node's statistics.
     pub fn statistics(&self) -> EngineStatistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

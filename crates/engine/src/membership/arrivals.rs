@@ -38,23 +38,19 @@ struct Arrival {
 
 impl Arrivals {
     /// Opens the newest version of a partition in the store, with the pages in memory of an earlier
-    /// call that have not changed. Returns it, and how many pages were taken over.
+    /// call that have not changed. `None` if the partition is empty: nothing of it is stored.
     pub(super) async fn prepare(
         &self,
         node: &Arc<Node>,
         stats: Arc<PartitionStats>,
         id: PartitionId,
         timeline: Timeline,
-    ) -> Result<Arc<Partition>> {
+    ) -> Result<Option<Arc<Partition>>> {
         let (manifest, _) = node.store.latest(id, timeline.epoch, None).await.map_err(store_error)?;
-        let manifest = manifest.ok_or_else(|| {
-            let message = format!("partition {id} has no version in the store of this node");
-            Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, message)
-                .hint("All nodes must be started with the same --store.")
-        })?;
+        let Some(manifest) = manifest else { return Ok(None) };
         let number = manifest.version.number;
         if let Some(known) = self.get(id).filter(|known| known.manifest_number() == number) {
-            return Ok(known);
+            return Ok(Some(known));
         }
         let log = CommitLog::read_only();
         let open = Partition::open(node.clone(), log, stats, id, timeline, Some(&manifest), None);
@@ -70,7 +66,7 @@ impl Arrivals {
             return Err(Error::new(sqlstate::CONFIGURATION_LIMIT, message).hint("Retry later."));
         }
         arrivals.insert(id, arrival);
-        Ok(opened)
+        Ok(Some(opened))
     }
 
     fn get(&self, id: PartitionId) -> Option<Arc<Partition>> {

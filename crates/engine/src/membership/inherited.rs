@@ -6,6 +6,9 @@
 //!    all that is needed ([`CommitLog::settle_inherited`](fulmar_store::CommitLog::settle_inherited)).
 //!    Until then a failover reads the earlier logs too. The logs are read from the first range of a
 //!    partition that this node owns: earlier ones may have been deleted.
+//!    A partition that cannot be opened, because a manifest is damaged for example, is not waited
+//!    for: its records are copied to the end of this incarnation's log. A failover then finds the
+//!    copies. Recovery applies each record once, so the originals may be read as well.
 //! 2. **Ranges.** Afterwards the task stores a manifest of each partition whose record names ranges
 //!    before this incarnation, and has these ranges dropped ([`Assignments::drop_ranges`]). It does
 //!    so slowly, because thousands of idle partitions are opened for that.
@@ -21,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_mvcc::{Partition, log_error};
-use fulmar_pages::PartitionId;
+use fulmar_pages::{Durability, PartitionId};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::LogPosition;
 use futures::stream::{self, StreamExt};
@@ -118,7 +121,18 @@ impl Engine {
                     Ok(partition) => opened.push(partition),
                     // The new owner reads the log of this range, if the partition still exists.
                     Err(error) if is_given_up(&error) => drop(left.remove(&id)),
-                    Err(error) => result = Err(error),
+                    Err(error) => match self.copy_inherited(member, id).await {
+                        Ok(true) => {
+                            left.remove(&id);
+                            tracing::warn!(
+                                partition = %id,
+                                %error,
+                                "database cannot be opened; its log records were copied to this node's log"
+                            );
+                        }
+                        Ok(false) => result = Err(error),
+                        Err(error) => result = Err(error),
+                    },
                 }
             }
             drop(opening);
@@ -135,6 +149,30 @@ impl Engine {
             shared_log(self.node())?.settle_inherited();
         }
         result.map(|()| left.is_empty())
+    }
+
+    /// Copies the inherited records of a partition that cannot be opened to this incarnation's log, so
+    /// that it does not keep the log from being truncated. Returns false if that is not possible.
+    async fn copy_inherited(&self, member: &Member, id: PartitionId) -> Result<bool> {
+        let log = shared_log(self.node())?;
+        let replay = match self.partitions().replay(id) {
+            // An earlier attempt has failed.
+            Some(replay) => replay,
+            None => {
+                let assignment = member.membership.assignments.assignment(id).await?;
+                if assignment.durability == Durability::Local {
+                    // No range names them.
+                    return Ok(true);
+                }
+                let replay = Arc::new(member.read_ranges(self.node(), &log, id, &assignment).await?);
+                member.set_copied(id);
+                if !replay.may_move() || !self.partitions().keep_replay(id, replay.clone()) {
+                    return Ok(false);
+                }
+                replay
+            }
+        };
+        self.maintenance().copy_to_log(&log, &replay).await.map(|()| true)
     }
 
     /// Covers the next partitions whose records name ranges before this incarnation. Returns false

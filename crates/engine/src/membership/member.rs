@@ -40,6 +40,8 @@ pub(crate) struct Member {
     pub(super) to_flush: Mutex<Vec<Arc<Partition>>>,
     /// Held while they are flushed.
     pub(super) flushing: tokio::sync::Mutex<()>,
+    /// Partitions that cannot be opened, and whose records were copied to this incarnation's log.
+    copied: Mutex<HashSet<PartitionId>>,
     /// Partitions that are about to be moved to this node.
     pub(crate) arrivals: Arrivals,
     /// Partitions whose ranges were tried to be dropped in this round.
@@ -74,6 +76,7 @@ impl Member {
             moves: Mutex::default(),
             to_flush: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
+            copied: Mutex::default(),
             arrivals: Arrivals::default(),
             skipped: Mutex::default(),
         }
@@ -120,8 +123,18 @@ impl Member {
         Ok((opened, hot_pages))
     }
 
+    /// Whether the unapplied records of a partition are in this incarnation's shared log.
+    pub(crate) fn has_copied(&self, id: PartitionId) -> bool {
+        self.copied.lock().contains(&id)
+    }
+
+    /// Records that they are, or will be.
+    pub(super) fn set_copied(&self, id: PartitionId) {
+        self.copied.lock().insert(id);
+    }
+
     /// Reads a partition's records from the ranges of its assignment.
-    async fn read_ranges(
+    pub(super) async fn read_ranges(
         &self,
         node: &Node,
         log: &CommitLog,
@@ -155,14 +168,9 @@ impl Member {
             .detail(format!("Its newest version is {newest:#x}."))
             .hint("The metadata store may have been restored from an old backup. Restore a newer one."));
         }
-        let begin = u64::from(epoch) << VERSION_BITS;
         let mut epochs = self.epochs.lock();
-        if let Some((_, first)) = epochs.get(&id).filter(|(opened, _)| *opened == epoch) {
-            // Also after a close without a commit, the gap stays.
-            return Ok((*first).max(newest + 1));
-        }
-        let number = if newest < begin { begin } else { newest + INCARNATION_NUMBERS };
-        epochs.insert(id, (epoch, number));
+        let (first, number) = numbers(epochs.get(&id).copied(), epoch, newest);
+        epochs.insert(id, (epoch, first));
         Ok(number)
     }
 
@@ -175,12 +183,54 @@ impl Member {
     /// Forgets a partition that was handed over.
     pub(super) fn forget(&self, id: PartitionId) {
         self.epochs.lock().remove(&id);
+        self.copied.lock().remove(&id);
         self.moves.lock().remove(&id);
     }
 }
 
+/// The first number that an incarnation uses in an epoch, and that of its next version after `newest`.
+/// `opened` is the epoch that it has opened before, and the first number then.
+fn numbers(opened: Option<(u32, u64)>, epoch: u32, newest: u64) -> (u64, u64) {
+    let begin = u64::from(epoch) << VERSION_BITS;
+    match opened.filter(|(before, _)| *before == epoch) {
+        // Also after a close without a commit, the gap stays.
+        Some((_, first)) => (first, first.max(newest + 1)),
+        None if newest < begin => (begin, begin),
+        None => (newest + INCARNATION_NUMBERS, newest + INCARNATION_NUMBERS),
+    }
+}
+
 /// The shared log, which a member always has.
-pub(super) fn shared_log(node: &Node) -> Result<Arc<CommitLog>> {
+pub(crate) fn shared_log(node: &Node) -> Result<Arc<CommitLog>> {
     let log = node.shared_log.get().cloned();
     log.ok_or_else(|| Error::new(sqlstate::INTERNAL, "member of a cluster has no shared log"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGIN: u64 = 2 << VERSION_BITS;
+
+    #[test]
+    fn numbers_begin_with_the_epoch() {
+        assert_eq!(numbers(None, 2, BEGIN - 9), (BEGIN, BEGIN));
+        assert_eq!(numbers(Some((1, 7)), 2, BEGIN - 9), (BEGIN, BEGIN), "of another epoch");
+        assert_eq!(numbers(Some((2, BEGIN)), 2, BEGIN + 5), (BEGIN, BEGIN + 6), "opened again");
+    }
+
+    /// A manifest of the previous incarnation may be stored late, under the number after its newest one.
+    #[test]
+    fn numbers_of_an_incarnation_keep_their_distance_after_a_close_without_commits() {
+        let newest = BEGIN + 5;
+        let (first, number) = numbers(None, 2, newest);
+        assert_eq!(number, newest + INCARNATION_NUMBERS);
+        assert_eq!(numbers(Some((2, first)), 2, newest), (first, number), "closed, and opened again");
+        assert_eq!(
+            numbers(Some((2, first)), 2, newest + 1),
+            (first, number),
+            "the late manifest has arrived"
+        );
+        assert_eq!(numbers(Some((2, first)), 2, number), (first, number + 1), "a commit");
+    }
 }

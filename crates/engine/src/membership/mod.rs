@@ -48,10 +48,11 @@ mod member;
 mod moves;
 
 pub(crate) use inherited::spawn_settling;
-pub(crate) use member::Member;
+pub(crate) use member::{Member, shared_log};
 pub use moves::{CachedPages, Released};
 
 use async_trait::async_trait;
+use fulmar_mvcc::IdReservation;
 use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::Result;
 use fulmar_store::LogPosition;
@@ -69,6 +70,8 @@ pub struct Membership {
     pub term: u32,
     /// The node's id, which makes transaction ids unique in the cluster. At most [`MAX_NODE`].
     pub node: u32,
+    /// The transaction ids that the incarnation may assign.
+    pub ids: Arc<IdReservation>,
     /// Where to ask for assignments.
     pub assignments: Arc<dyn Assignments>,
 }

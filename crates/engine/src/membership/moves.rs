@@ -195,8 +195,10 @@ impl Engine {
     pub async fn warm(&self, id: PartitionId, timeline: Timeline, pages: &[PageNo]) -> Result<u64> {
         let member = self.require_member()?;
         let stats = self.partitions().counted(id);
-        let arrival = member.arrivals.prepare(self.node(), stats, id, timeline).await?;
-        self.maintenance().warm(&arrival, pages).await
+        match member.arrivals.prepare(self.node(), stats, id, timeline).await? {
+            Some(arrival) => self.maintenance().warm(&arrival, pages).await,
+            None => Ok(0),
+        }
     }
 
     /// Drops the pages of a partition that is not moved to this node after all.

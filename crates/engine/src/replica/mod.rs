@@ -28,6 +28,21 @@
 //! in the log, with the first commit after it; the replica then answers nothing until the catalog
 //! shows it too.
 //!
+//! # In a cluster
+//! Each partition has an owner, and each node a log. A replica follows the metadata store, from
+//! which it knows the owners, and polls the logs of those nodes that own what its sessions read
+//! ([`LogFollower`]). Every poll first waits until the copy of the metadata is up to date
+//! ([`Ownerships::catch_up`]). A commit that was acknowledged before the poll began is therefore in
+//! the log of the owner that the copy shows afterwards, or in an earlier range of the partition's
+//! record, or in a manifest.
+//!
+//! A partition is opened for one epoch of its ownership ([`LogSource`]): at the newest manifest, with
+//! the records of its ranges in sealed logs, and then along the owner's current log. When the record
+//! shows another epoch (a move, a failover, a restore), the partition is opened again, after the
+//! change. Nothing older is shown then: everything durable of earlier epochs is in the manifests and
+//! in the ranges, and an epoch is followed in the order of its log. Commits of a fenced owner are
+//! behind the seal of its log, or behind the end of its range, and are never read.
+//!
 //! # Partitions with local durability
 //! The log of a partition with `local` durability is on the primary's disk. The replica reads such
 //! a partition at its newest manifest, and its age is the manifest's.
@@ -37,29 +52,34 @@
 //! history references. If a replica still needs one, its partition is *stale*: it is
 //! reopened, and a running transaction fails with 40001.
 
+mod follower;
 mod opening;
 mod reading;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use fulmar_maintenance::Pins;
-use fulmar_mvcc::{Node, Partition, log_unreadable};
+use fulmar_mvcc::{LogSource, Node, Partition, dropped_error};
 use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
-use fulmar_store::{LogEnd, LogTail};
-use tokio::sync::watch;
-use tokio::time::timeout;
+use fulmar_store::{LogPosition, LogTail, Reliable, SealedLogs};
+use parking_lot::Mutex;
 
+use crate::membership::ReplayRange;
+use follower::{LogFollower, LogPoll};
 pub(crate) use reading::round;
 
-/// Age of the last log poll beyond which a read starts another one.
-const POLL_INTERVAL_MS: u64 = 200;
 /// How long a session waits for a log poll, or for the catalog to show a restore.
 pub(super) const POLL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a partition is reopened for one transaction.
 pub(super) const MAX_OPENINGS: u32 = 10;
+
+/// How often unused sealed logs are forgotten.
+const FORGET_INTERVAL_MS: u64 = 60_000;
 
 /// The state of a partition in the primary's catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,43 +96,55 @@ pub type CatalogStateSource = Arc<dyn Fn(PartitionId) -> Option<CatalogState> + 
 /// The primary of a replica.
 #[derive(Clone)]
 pub struct Primary {
-    /// Identifies its log in the store.
+    /// Identifies its log in the store, without a cluster.
     pub node_id: u128,
     /// Reads its catalog.
     pub catalog_state: CatalogStateSource,
+    /// In a cluster, the owners of partitions.
+    pub ownerships: Option<Arc<dyn Ownerships>>,
+}
+
+/// The owners of a cluster's partitions: a copy in memory that follows the metadata store.
+#[async_trait]
+pub trait Ownerships: Send + Sync + 'static {
+    /// Waits until this copy and the catalog include every change that was committed before the
+    /// call.
+    async fn catch_up(&self) -> Result<()>;
+
+    /// The ownership of a partition, if it has an owner.
+    fn ownership(&self, id: PartitionId) -> Option<Ownership>;
+}
+
+/// Where the records of a partition are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// The owner's logs, and the epoch.
+    pub source: LogSource,
+    /// An incarnation of the owner. Its logs of earlier ones are sealed.
+    pub incarnation: u64,
+    /// Where the records of the epoch begin.
+    pub from: LogPosition,
+    /// The ranges of earlier epochs that may contain records since the newest manifest, oldest
+    /// first.
+    pub earlier: Vec<ReplayRange>,
 }
 
 /// A replica's state.
 pub(crate) struct Replica {
-    tail: LogTail,
+    node_id: u128,
     catalog_state: CatalogStateSource,
-    /// Number of log polls begun.
-    begun: AtomicU64,
-    polling: AtomicBool,
-    last: watch::Sender<LastPoll>,
+    ownerships: Option<Arc<dyn Ownerships>>,
+    store: Reliable,
+    /// Memory for the objects of each log.
+    log_bytes: u64,
+    /// The logs that were read, by their node.
+    followers: Mutex<BTreeMap<u128, Arc<LogFollower>>>,
+    sealed: SealedLogs,
+    /// When unused sealed logs were last forgotten (monotonic milliseconds).
+    forgot_ms: AtomicU64,
     /// Number of partitions reopened because they were stale or changed in the catalog.
     pub(super) resyncs: AtomicU64,
     pub(crate) pins: Arc<Pins>,
-}
-
-/// Result of the last log poll.
-#[derive(Clone, Default)]
-struct LastPoll {
-    /// Number of the poll, from 1.
-    number: u64,
-    /// The last successful poll.
-    poll: Option<LogPoll>,
-    /// The error of the last poll, if it failed.
-    error: Option<Error>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LogPoll {
-    number: u64,
-    pub(super) end: LogEnd,
-    /// When the poll began.
-    monotonic_ms: u64,
-    pub(super) unix_ms: u64,
 }
 
 /// A partition to be read, and its age.
@@ -121,15 +153,6 @@ pub(crate) struct ReplicaSnapshot {
     /// The snapshot contains every commit acknowledged before this time (milliseconds since 1970).
     /// None if the partition has no manifest.
     pub unix_ms: Option<u64>,
-}
-
-/// Guard of a running poll. Clears the flag however the poll ends.
-struct PollGuard<'a>(&'a AtomicBool);
-
-impl Drop for PollGuard<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
 }
 
 /// Statistics of a replica.
@@ -148,14 +171,19 @@ pub struct ReplicaStatistics {
 
 impl Replica {
     pub(crate) fn new(primary: Primary, node: &Node) -> Arc<Self> {
-        // The same share as for a primary's unwritten log.
-        let memory_bytes = (node.memory.limit_bytes() / 16).clamp(8 << 20, 64 << 20);
+        // The same share as for a primary's unwritten log; for each node of a cluster, half of it.
+        let divisor = if primary.ownerships.is_some() { 32 } else { 16 };
+        let log_bytes = (node.memory.limit_bytes() / divisor).clamp(8 << 20, 64 << 20);
+        let store = node.store.store().clone();
         Arc::new(Replica {
-            tail: LogTail::new(node.store.store().clone(), primary.node_id, memory_bytes),
+            node_id: primary.node_id,
             catalog_state: primary.catalog_state,
-            begun: AtomicU64::new(0),
-            polling: AtomicBool::new(false),
-            last: watch::Sender::new(LastPoll::default()),
+            ownerships: primary.ownerships,
+            sealed: SealedLogs::new(store.clone(), log_bytes),
+            store,
+            log_bytes,
+            followers: Mutex::default(),
+            forgot_ms: AtomicU64::new(0),
             resyncs: AtomicU64::new(0),
             pins: Arc::default(),
         })
@@ -165,109 +193,97 @@ impl Replica {
         (self.catalog_state)(id)
     }
 
-    /// Whether the primary's log was readable at the last poll.
-    pub(crate) fn is_healthy(&self) -> bool {
-        self.last.borrow().error.is_none()
+    /// Where the records of a partition are, if it has an owner.
+    pub(super) fn ownership(&self, id: PartitionId) -> Option<Ownership> {
+        match &self.ownerships {
+            Some(ownerships) => ownerships.ownership(id),
+            None => Some(Ownership {
+                source: LogSource { log_node: self.node_id, epoch: 0 },
+                incarnation: 0,
+                from: LogPosition::default(),
+                earlier: Vec::new(),
+            }),
+        }
     }
 
-    /// Returns a log poll that began at most `staleness` ago; any poll if None.
-    pub(super) async fn end(
-        self: &Arc<Self>,
+    /// The follower of the logs of an owner.
+    fn follower(&self, ownership: &Ownership) -> Arc<LogFollower> {
+        let (node, since) = (ownership.source.log_node, ownership.incarnation);
+        let new = || {
+            let tail = match &self.ownerships {
+                Some(_) => LogTail::since(self.store.clone(), node, since, self.log_bytes),
+                None => LogTail::new(self.store.clone(), node, self.log_bytes),
+            };
+            Arc::new(LogFollower::new(node, since, tail, self.ownerships.clone()))
+        };
+        self.followers.lock().entry(node).or_insert_with(new).clone()
+    }
+
+    /// Polls the log of a partition's owner. The poll began at most `staleness` ago (None: at any
+    /// time), and the owner is that of a later time.
+    async fn poll_owner(
+        &self,
         node: &Arc<Node>,
+        id: PartitionId,
         staleness: Option<Duration>,
-    ) -> Result<LogPoll> {
-        let now_ms = node.clock.monotonic_ms();
-        let begun = self.begun.load(Ordering::Acquire);
-        let is_recent = |poll: &LogPoll, staleness: Duration| {
-            // The clock has millisecond resolution, so a staleness of zero always waits for a poll
-            // that begins later.
-            staleness > Duration::ZERO
-                && u128::from(now_ms.saturating_sub(poll.monotonic_ms)) <= staleness.as_millis()
-        };
-        let is_sufficient = |poll: &LogPoll| {
-            poll.number > begun || staleness.is_none_or(|staleness| is_recent(poll, staleness))
-        };
-        let known = self.last.borrow().poll.filter(is_sufficient);
-        let poll = match known {
-            Some(poll) => poll,
-            None => timeout(POLL_TIMEOUT, self.next_poll(node, begun, is_sufficient))
-                .await
-                .unwrap_or_else(|_| Err(no_answer()))?,
-        };
-        if now_ms.saturating_sub(poll.monotonic_ms) > POLL_INTERVAL_MS {
-            self.poll(node);
-        }
-        Ok(poll)
-    }
-
-    /// Waits for a sufficient poll. Fails if a poll fails that began after the first `begun` ones.
-    async fn next_poll(
-        self: &Arc<Self>,
-        node: &Arc<Node>,
-        begun: u64,
-        is_sufficient: impl Fn(&LogPoll) -> bool,
-    ) -> Result<LogPoll> {
-        let mut last = self.last.subscribe();
-        loop {
-            {
-                let last = last.borrow_and_update();
-                if let Some(poll) = last.poll.filter(&is_sufficient) {
-                    return Ok(poll);
+    ) -> Result<(Arc<LogFollower>, LogPoll)> {
+        for _ in 0..MAX_OPENINGS {
+            let Some(ownership) = self.ownership(id) else {
+                self.catch_up().await?;
+                match self.catalog_state(id) {
+                    Some(_) if self.ownership(id).is_none() => return Err(no_owner()),
+                    Some(_) => continue,
+                    None => return Err(dropped_error()),
                 }
-                if let Some(error) = last.error.clone().filter(|_| last.number > begun) {
-                    return Err(error);
-                }
+            };
+            let follower = self.follower(&ownership);
+            let poll = follower.end(node, staleness).await?;
+            if self.ownership(id).is_some_and(|now| now.source.log_node == follower.log_node) {
+                return Ok((follower, poll));
             }
-            self.poll(node);
-            // Cannot fail: `self` owns the sender.
-            let _ = last.changed().await;
+        }
+        Err(deleted_too_fast())
+    }
+
+    /// Waits until the ownerships are up to date.
+    pub(super) async fn catch_up(&self) -> Result<()> {
+        match &self.ownerships {
+            Some(ownerships) => ownerships.catch_up().await,
+            None => Ok(()),
         }
     }
 
-    /// Starts a poll unless one is running. It continues if the caller is dropped.
-    fn poll(self: &Arc<Self>, node: &Arc<Node>) {
-        if self.polling.swap(true, Ordering::AcqRel) {
-            return;
+    /// Frees the memory of sealed logs that were not read for a minute.
+    pub(super) fn forget_unused_logs(&self, now_ms: u64) {
+        let forgot_ms = self.forgot_ms.load(Ordering::Relaxed);
+        if now_ms.saturating_sub(forgot_ms) >= FORGET_INTERVAL_MS {
+            self.forgot_ms.store(now_ms, Ordering::Relaxed);
+            self.sealed.forget_unused();
         }
-        let (replica, node) = (self.clone(), node.clone());
-        let runtime = node.spill.runtime().clone();
-        runtime.spawn(async move {
-            let polling = PollGuard(&replica.polling);
-            let number = replica.begun.fetch_add(1, Ordering::AcqRel) + 1;
-            let (monotonic_ms, unix_ms) = (node.clock.monotonic_ms(), node.clock.unix_ms());
-            let found = replica.tail.poll().await;
-            // Before the result is published: a session that receives it may start the next poll.
-            drop(polling);
-            replica.last.send_modify(|last| {
-                last.number = number;
-                match found {
-                    Ok(end) => {
-                        last.poll = Some(LogPoll { number, end, monotonic_ms, unix_ms });
-                        last.error = None;
-                    }
-                    Err(error) => last.error = Some(log_unreadable(error)),
-                }
-            });
-        });
+    }
+
+    /// Whether the logs were readable at the last poll of each.
+    pub(crate) fn is_healthy(&self) -> bool {
+        !self.followers.lock().values().any(|follower| follower.is_failing())
     }
 
     pub(super) fn statistics(&self, node: &Node) -> ReplicaStatistics {
-        let last = self.last.borrow();
+        let followers = self.followers.lock();
+        let all: Vec<_> = followers.values().map(|follower| follower.statistics()).collect();
+        drop(followers);
+        let polled_ms = all.iter().filter_map(|of| of.polled_ms).max();
         ReplicaStatistics {
-            log_polls: self.begun.load(Ordering::Relaxed),
-            age_ms: last.poll.map(|poll| node.clock.monotonic_ms().saturating_sub(poll.monotonic_ms)),
-            is_failing: last.error.is_some(),
+            log_polls: all.iter().map(|of| of.polls).sum(),
+            age_ms: polled_ms.map(|at_ms| node.clock.monotonic_ms().saturating_sub(at_ms)),
+            is_failing: all.iter().any(|of| of.is_failing),
             resyncs: self.resyncs.load(Ordering::Relaxed),
         }
     }
 }
 
-fn no_answer() -> Error {
-    let message = format!("could not read the primary's log within {} s", POLL_TIMEOUT.as_secs());
-    Error::new(sqlstate::IO_ERROR, message).hint(
-        "Retry the transaction, check the latency of the object store, or allow an older \
-         snapshot with SET fulmar.staleness.",
-    )
+fn no_owner() -> Error {
+    Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database has no owner in the cluster yet")
+        .hint("Retry: its creation may be in progress.")
 }
 
 fn deleted_too_fast() -> Error {

@@ -13,8 +13,8 @@ use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::{
-    CatalogState, LogPoll, MAX_OPENINGS, POLL_TIMEOUT, Replica, ReplicaSnapshot, ReplicaStatistics,
-    deleted_too_fast,
+    CatalogState, LogFollower, LogPoll, MAX_OPENINGS, POLL_TIMEOUT, Replica, ReplicaSnapshot,
+    ReplicaStatistics, deleted_too_fast,
 };
 use crate::engine::Engine;
 
@@ -55,18 +55,24 @@ impl Engine {
     ) -> BoxFuture<'a, Result<ReplicaSnapshot>> {
         async move {
             for _ in 0..MAX_OPENINGS {
-                let Some(standing) = replica.catalog_state(id) else { return Err(self.forget_dropped(id)) };
-                let poll = match standing.durability {
-                    Durability::Shared => Some(replica.end(self.node(), staleness).await?),
-                    Durability::Local => None,
+                let durability = replica.catalog_state(id).map(|state| state.durability);
+                let poll = match durability {
+                    Some(Durability::Shared) => Some(replica.poll_owner(self.node(), id, staleness).await?),
+                    _ => None,
                 };
-                self.forget_left_behind(replica, id, Some(standing));
+                // After the poll, which brings the catalog of a cluster up to date.
+                if replica.catalog_state(id).is_none() {
+                    return Err(self.forget_dropped(id));
+                }
+                self.forget_left_behind(replica, id);
                 let partition = match self.partitions().partition(id).await {
                     Err(_) if self.is_left_behind(id) => continue,
                     opened => opened?,
                 };
                 let seen = match poll {
-                    Some(poll) => self.caught_up(replica, partition.clone(), poll).await,
+                    Some((follower, poll)) => {
+                        self.caught_up(replica, partition.clone(), &follower, poll).await
+                    }
                     None => self.at_manifest(partition.clone(), staleness).await,
                 };
                 match seen {
@@ -86,9 +92,15 @@ impl Engine {
         &self,
         replica: &Arc<Replica>,
         partition: Arc<Partition>,
+        follower: &Arc<LogFollower>,
         poll: LogPoll,
     ) -> Result<Option<ReplicaSnapshot>> {
-        match partition.catch_up(&replica.tail, poll.end.end).await? {
+        let source = partition.replica_state.get().map(|following| following.source);
+        if source.is_none_or(|source| source.log_node != follower.log_node) {
+            // It has another owner since the poll.
+            return Ok(None);
+        }
+        match partition.catch_up(&follower.tail, poll.end.end).await? {
             ApplyResult::UpToDate => {
                 return Ok(Some(ReplicaSnapshot { partition, unix_ms: Some(poll.unix_ms) }));
             }
@@ -96,7 +108,7 @@ impl Engine {
             // later poll.
             ApplyResult::Stale => {
                 partition.mark_stale();
-                replica.end(self.node(), Some(Duration::ZERO)).await?;
+                follower.end(self.node(), Some(Duration::ZERO)).await?;
             }
             ApplyResult::Restored => self.restored(replica, &partition).await?,
         }
@@ -166,13 +178,16 @@ impl Engine {
 
     /// Closes an open partition that was left behind or has changed in the catalog. The next access
     /// reopens it.
-    fn forget_left_behind(&self, replica: &Replica, id: PartitionId, standing: Option<CatalogState>) {
+    fn forget_left_behind(&self, replica: &Replica, id: PartitionId) {
+        let standing = replica.catalog_state(id);
+        let source = replica.ownership(id).map(|ownership| ownership.source);
         let is_over = |partition: &Partition| {
             let known = partition.replica_state.get().map(|following| CatalogState {
                 timeline: Timeline { lineage: partition.lineage, epoch: partition.epoch },
                 durability: following.durability,
             });
-            partition.is_stale() || known != standing
+            let known_source = partition.replica_state.get().map(|following| following.source);
+            partition.is_stale() || known != standing || known_source != source
         };
         if let Some(partition) = self.partitions().take_open(id, is_over) {
             partition.mark_stale();
@@ -217,8 +232,9 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         if is_idle {
             engine.partitions().close_if_unused(id);
         }
-        engine.forget_left_behind(replica, id, replica.catalog_state(id));
+        engine.forget_left_behind(replica, id);
     }
+    replica.forget_unused_logs(now_ms);
     engine
         .maintenance()
         .historical_versions()

@@ -103,7 +103,7 @@ impl Rig {
         });
         let config = Config {
             store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone()), HoldName::is_valid))),
-            replica_of: Some(Primary { node_id: NODE, catalog_state }),
+            replica_of: Some(Primary { node_id: NODE, catalog_state, ownerships: None }),
             time: self.clock.clone(),
             ..Config::new(self.scratch.path(), memory_bytes)
         };

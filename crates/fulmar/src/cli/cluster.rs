@@ -18,14 +18,14 @@ pub struct ClusterArgs {
     /// Run as the node NAME of the cluster in --meta. The first node creates the cluster. Needs
     /// --rpc, --store, and --meta or --join
     #[arg(long, value_name = "NAME", requires_all = ["rpc", "store", "metadata"])]
-    #[arg(conflicts_with_all = ["read_only", "accept_catalog"])]
+    #[arg(conflicts_with_all = ["read_only", "accept_catalog"], group = "role")]
     pub node: Option<String>,
     /// Listen address for other nodes, which must reach this node at it
     #[arg(long, value_name = "ADDR:PORT", requires = "node")]
     pub rpc: Option<SocketAddr>,
     /// Metadata store of the cluster: etcd://HOST:PORT,HOST:PORT, with /NAME at the end if several
     /// clusters share one etcd; or `embedded` in this node, which the others name in --join
-    #[arg(long, value_name = "URL", requires = "node", group = "metadata")]
+    #[arg(long, value_name = "URL", requires = "role", group = "metadata")]
     pub meta: Option<MetaUrl>,
     /// Join the cluster whose metadata store is embedded in the node at this --rpc address. With TLS,
     /// its name is required: NAME@ADDR:PORT

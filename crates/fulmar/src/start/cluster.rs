@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
@@ -26,7 +26,7 @@ use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYST
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Registration};
-use fulmar_node::{NodeOptions, rpc};
+use fulmar_node::{NodeOptions, ReplicaOwners, rpc};
 use fulmar_pages::Durability;
 use fulmar_store::{Limits, Reliable, Store, StoreUrl};
 
@@ -46,6 +46,8 @@ pub(super) const CLUSTER_METADATA_FILE: &str = "cluster.db";
 const REMOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time from the start of a process to its replacement.
 const MIN_RUN_TIME: Duration = Duration::from_secs(1);
+/// How long a node that has joined the cluster before waits for the store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a node waits for the founder of the cluster to mark the store.
 const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
 const FOUNDING_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -127,7 +129,8 @@ pub(super) async fn start(
         }
         Metadata::Joined(_) => conversion::check_joinable(data.path())?,
     }
-    let (store, registration) = open_store(flags.store, flags.name, &*metadata).await?;
+    let has_joined = DirectoryOwner::read(data.path())?.is_some();
+    let (store, registration) = open_store(flags.store, flags.name, &*metadata, has_joined).await?;
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
     let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
     let options = NodeOptions {
@@ -237,11 +240,47 @@ async fn start_engine(
     }
 }
 
+/// Opens the catalog of the cluster in `--meta` and follows its owners, for a replica. `None`
+/// without `--meta`.
+pub(super) async fn open_for_replica(
+    arguments: &StartArgs,
+    store: &Arc<dyn Store>,
+    url: &StoreUrl,
+) -> anyhow::Result<Option<(Arc<Catalog>, ReplicaOwners)>> {
+    let metadata: Arc<dyn MetadataStore> = match &arguments.cluster.meta {
+        None => return Ok(None),
+        Some(MetaUrl::Embedded) => {
+            bail!(
+                "--read-only needs --meta etcd://HOST:PORT: embedded metadata cannot be read by other processes"
+            )
+        }
+        Some(MetaUrl::Etcd { endpoints, cluster }) => {
+            let mut etcd = EtcdOptions::new(endpoints.clone(), cluster);
+            security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
+            Arc::new(EtcdStore::open(etcd).await.map_err(with_remedy)?)
+        }
+    };
+    reject_unfinished(&*metadata).await.map_err(with_remedy)?;
+    let Some(cluster) = registration::find_cluster(&*metadata).await? else {
+        bail!("--meta contains no cluster; start its first node, or check the address and the name")
+    };
+    let owner = store::owner(&Reliable::new(store.clone(), Limits::default())).await?;
+    ensure!(
+        owner == Some(cluster),
+        "the store {url} is not that of the cluster in --meta ({cluster:032x}); use the --store and --meta of one \
+         cluster"
+    );
+    let catalog = Catalog::read_only(metadata.clone()).await.map_err(with_remedy)?;
+    let owners = ReplicaOwners::follow(metadata, cluster).await.map_err(with_remedy)?;
+    Ok(Some((catalog, owners)))
+}
+
 /// Opens the store of the cluster, and registers the node. Founds the cluster if there is none.
 async fn open_store(
     url: &StoreUrl,
     name: &str,
     metadata: &dyn MetadataStore,
+    has_joined: bool,
 ) -> anyhow::Result<(Arc<dyn Store>, Registration)> {
     ensure!(
         *url != StoreUrl::Memory,
@@ -251,7 +290,12 @@ async fn open_store(
     reject_unfinished(metadata).await.map_err(with_remedy)?;
     let backend: Arc<dyn Store> =
         Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
-    let store = Reliable::new(backend.clone(), Limits::default());
+    let limits = match has_joined {
+        // The flags are right: the store is only away.
+        true => Limits { max_attempts: u32::MAX, retry_timeout: STORE_TIMEOUT, ..Limits::default() },
+        false => Limits::default(),
+    };
+    let store = Reliable::new(backend.clone(), limits);
     let owner = store::owner(&store).await?;
     let existing = registration::find_cluster(metadata).await?;
     let new_cluster = match (existing, owner) {

@@ -63,8 +63,8 @@ pub(super) enum Role {
     },
     /// A read-only replica on the store of another node.
     Replica {
-        /// The task that applies new versions of the catalog.
-        catalog_task: JoinHandle<()>,
+        /// The task that applies new versions of the catalog, without a cluster.
+        catalog_task: Option<JoinHandle<()>>,
         /// The directory for temporary files, deleted on shutdown.
         scratch: TempDir,
     },
@@ -221,7 +221,9 @@ impl Node {
                 Ok(())
             }
             Role::Replica { catalog_task, scratch } => {
-                catalog_task.abort();
+                if let Some(task) = catalog_task {
+                    task.abort();
+                }
                 self.engine.shutdown().await.context("engine shutdown failed; no data is lost")?;
                 drop(scratch);
                 Ok(())

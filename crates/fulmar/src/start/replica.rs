@@ -8,6 +8,9 @@
 //!    the primary's log up to the present.
 //! 4. Gateway and HTTP: listen, and print `fulmar ready: ..., reads URL`.
 //!
+//! With `--meta`, it follows a cluster: the catalog and the owners of the databases are those of the
+//! metadata store, and the store must be that of the cluster ([`cluster::open_for_replica`]).
+//!
 //! Users, passwords and privileges are those of the primary. Nothing is locked: a store can have
 //! any number of replicas, and the primary does not have to be running.
 
@@ -17,9 +20,11 @@ use anyhow::{Context, bail, ensure};
 use fulmar_engine::{CatalogState, Config, Engine, Primary, Timeline};
 use fulmar_gateway::events::EventLog;
 use fulmar_meta::{Catalog, CatalogReplica};
+use fulmar_node::ReplicaOwners;
 use fulmar_pages::PartitionId;
 use fulmar_store::{HoldName, PageStore, ReadOnlyStore, Store, StoreUrl};
 
+use super::cluster;
 use super::node::{Node, NodeParts, Role, listen, retention};
 use super::tls::Tls;
 use crate::cli::StartArgs;
@@ -32,10 +37,22 @@ pub(super) async fn start(
     tls: Option<Arc<Tls>>,
 ) -> anyhow::Result<Node> {
     let Some(url) = &arguments.store else { bail!("--read-only requires --store") };
-    let http = listen(arguments, Arc::new(|| "reading the catalog in the store".to_owned())).await?;
+    let http = listen(arguments, Arc::new(|| "reading the catalog".to_owned())).await?;
     let store = open_read_only(url)?;
-    let catalog_replica = CatalogReplica::open(PageStore::open(store.clone())).await?;
-    let catalog = Catalog::read_only(catalog_replica.clone()).await?;
+    let (catalog, primary, catalog_task) = match cluster::open_for_replica(arguments, &store, url).await? {
+        Some((catalog, owners)) => (catalog.clone(), member_of(catalog, Arc::new(owners)), None),
+        None => {
+            let replica = CatalogReplica::open(PageStore::open(store.clone())).await?;
+            let catalog = Catalog::read_only(replica.clone()).await?;
+            let known = catalog.clone();
+            let primary = Primary {
+                node_id: replica.node(),
+                catalog_state: Arc::new(move |id| catalog_state(&known, id)),
+                ownerships: None,
+            };
+            (catalog, primary, Some(replica))
+        }
+    };
     let scratch = tempfile::Builder::new().prefix("fulmar-").tempdir();
     let scratch = scratch.context("cannot create a temporary directory; set TMPDIR")?;
     let mut config = Config::new(scratch.path(), memory.0);
@@ -45,18 +62,25 @@ pub(super) async fn start(
     config.store = Some(store);
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
     config.statement_stack_bytes = arguments.statement_stack.0 as usize;
-    let known = catalog.clone();
-    config.replica_of = Some(Primary {
-        node_id: catalog_replica.node(),
-        catalog_state: Arc::new(move |id| catalog_state(&known, id)),
-    });
+    config.replica_of = Some(primary);
     let engine = Engine::start(config).await.context("cannot start the engine")?;
-    let catalog_task = tokio::spawn(catalog_replica.run());
+    let catalog_task = catalog_task.map(|replica| tokio::spawn(replica.run()));
     let temporary_directory = scratch.path().to_owned();
     let role = Role::Replica { catalog_task, scratch };
     let event_log = Arc::new(EventLog::in_memory());
     let parts = NodeParts { engine, catalog, event_log, role, temporary_directory, http };
     Node::serve(arguments, parts, memory, tls).await
+}
+
+/// The primary of a replica of a cluster.
+fn member_of(catalog: Arc<Catalog>, owners: Arc<ReplicaOwners>) -> Primary {
+    let known = owners.clone();
+    // A change of durability changes the owner's record first.
+    let state = move |id| {
+        let state = catalog_state(&catalog, id)?;
+        Some(CatalogState { durability: known.durability(id).unwrap_or(state.durability), ..state })
+    };
+    Primary { node_id: 0, catalog_state: Arc::new(state), ownerships: Some(owners) }
 }
 
 /// Opens the store of another node for reading.

@@ -10,11 +10,12 @@ use fulmar_workload::history::{Event, Transaction};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
-use super::{KEYS, TENANTS, connect, database};
+use super::{Connection, KEYS, TENANTS, connect, database};
 
 /// A statement or login that takes longer is a defect: the cluster must answer or refuse.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
 /// Pause after a failure.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -72,7 +73,7 @@ impl Client {
     /// Runs transactions until `stop` is set. Returns their records.
     pub async fn run(mut self, stop: Arc<AtomicBool>) -> Vec<Record> {
         let mut records = Vec::new();
-        let mut connection: Option<(usize, tokio_postgres::Client)> = None;
+        let mut connection: Option<(usize, Connection)> = None;
         while !stop.load(Ordering::Relaxed) {
             // A connection is used for some transactions, then another tenant and node are chosen.
             if connection.is_none() || self.random.random_bool(0.1) {
@@ -106,7 +107,7 @@ impl Client {
         records
     }
 
-    async fn transaction(&mut self, tenant: usize, client: &tokio_postgres::Client) -> Record {
+    async fn transaction(&mut self, tenant: usize, client: &Connection) -> Record {
         let is_auto = self.random.random_bool(0.4);
         let (began, begun) = (self.shared.tick(), SystemTime::now());
         let mut events = Vec::new();
@@ -128,34 +129,58 @@ impl Client {
     }
 
     /// One autocommitted statement that appends and returns the list.
-    async fn append_auto(&mut self, client: &tokio_postgres::Client, events: &mut Vec<Event>) -> End {
+    async fn append_auto(&mut self, client: &Connection, events: &mut Vec<Event>) -> End {
         let key = self.random.random_range(0..KEYS);
         let value = self.shared.value.fetch_add(1, Ordering::Relaxed);
         events.push(Event::Append { key, value });
         let sql = "UPDATE lists SET v = v || ' ' || $1 WHERE k = $2 RETURNING v";
-        match client.query_one(sql, &[&value.to_string(), &(key as i64)]).await {
-            Ok(row) => {
+        let (value, key_value) = (value.to_string(), key as i64);
+        let parameters: [&(dyn ToSql + Sync); 2] = [&value, &key_value];
+        match self.or_disconnect(client, client.query_one(sql, &parameters)).await {
+            Some(Ok(row)) => {
                 events.push(Event::Read { key, list: parse(row.get(0)) });
                 End::Committed
             }
-            Err(error) => at_commit(&error),
+            Some(Err(error)) => at_commit(&error),
+            None => End::Unknown("disconnected".to_owned()),
         }
     }
 
-    async fn explicit(&mut self, client: &tokio_postgres::Client, events: &mut Vec<Event>) -> End {
+    async fn explicit(&mut self, client: &Connection, events: &mut Vec<Event>) -> End {
         if let Err(error) = self.statements(client, events).await {
             // COMMIT was not sent.
             return End::Refused(describe(&error));
         }
-        match client.batch_execute("COMMIT").await {
-            Ok(()) => End::Committed,
-            Err(error) => at_commit(&error),
+        if self.random.random_bool(0.01) {
+            client.disconnect();
+            return End::Refused("disconnected before COMMIT".to_owned());
         }
+        match self.or_disconnect(client, client.batch_execute("COMMIT")).await {
+            Some(Ok(())) => End::Committed,
+            Some(Err(error)) => at_commit(&error),
+            None => End::Unknown("disconnected".to_owned()),
+        }
+    }
+
+    /// The answer to a statement. Sometimes the client does not wait for long, and disconnects: None.
+    async fn or_disconnect<T>(&mut self, client: &Connection, answer: impl Future<Output = T>) -> Option<T> {
+        let patience = match self.random.random_range(0..100) {
+            // The time of a commit.
+            0..2 => self.random.random_range(0..30),
+            // The time of a failover.
+            2..10 => self.random.random_range(500..4000),
+            _ => return Some(answer.await),
+        };
+        let answered = tokio::time::timeout(Duration::from_millis(patience), answer).await.ok();
+        if answered.is_none() {
+            client.disconnect();
+        }
+        answered
     }
 
     async fn statements(
         &mut self,
-        client: &tokio_postgres::Client,
+        client: &Connection,
         events: &mut Vec<Event>,
     ) -> Result<(), tokio_postgres::Error> {
         client.batch_execute("BEGIN").await?;
@@ -199,7 +224,7 @@ fn time_of_day(time: SystemTime) -> String {
     format!("{:02}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_millis())
 }
 
-fn describe(error: &tokio_postgres::Error) -> String {
+pub fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(error) => format!("{} {}", error.code().code(), error.message()),
         None => error.to_string(),

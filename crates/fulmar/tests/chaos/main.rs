@@ -1,10 +1,12 @@
-//! A cluster of real processes under faults: three nodes, each in its own network namespace,
-//! etcd with three members, and an S3 server. Needs the rights of root.
+//! A cluster of real processes under faults: three nodes, each in its own network namespace and with a
+//! small disk, etcd with three members, and an S3 server. Needs the rights of root.
 //!
 //! ```text
-//!   clients ── transactions that read and append to lists, through random nodes      [`client`]
-//!   faults ─── kill -9, SIGSTOP, graceful stops, cut links, moves of tenants,
-//!              kills of etcd's members                                               [`faults`]
+//!   clients ── transactions that read and append to lists, through random nodes; they
+//!              disconnect in transactions and commits                                [`client`]
+//!   faults ─── kill -9, SIGSTOP, graceful stops, cut links, moves of tenants, changes
+//!              of their durability, kills of etcd's members, full disks, a slow or
+//!              failing store                                   [`faults`], [`store`], [`disk`]
 //!   at the end: every tenant answers through every node, with the same lists;
 //!               the history of every tenant is strictly serializable
 //! ```
@@ -14,14 +16,19 @@
 //! exactly once, and nothing that was refused.
 //!
 //! ```text
-//! CHAOS_SEED=7 CHAOS_SECONDS=600 cargo test -p fulmar --test chaos -- --nocapture
+//! CHAOS_SEED=7 CHAOS_SECONDS=600 cargo test --workspace --test chaos -- --nocapture
 //! ```
 //!
 //! The seed determines the faults and the transactions of the clients, but not the interleaving.
+//! Without one, each run has another.
 
 mod client;
+mod disk;
 mod faults;
+#[path = "../common/store_proxy.rs"]
+mod store;
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,26 +36,35 @@ use std::time::{Duration, Instant};
 
 use fulmar_workload::Target;
 use fulmar_workload::history::{Event, History, Transaction};
-use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, run_in_private};
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, HUB, run_in_private};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use tokio::task::AbortHandle;
 use tokio_postgres::NoTls;
 
 use client::{Client, Shared};
+use disk::Disk;
+use faults::{Faults, Injected};
+use store::Proxy;
+
+/// How long faults are injected, unless CHAOS_SECONDS is set.
+const SECONDS: u64 = 45;
 
 /// The number of tenants, and of clients.
 const TENANTS: usize = 6;
+/// Tenants with local durability at first.
+const LOCAL_TENANTS: usize = 1;
 const CLIENTS: usize = 8;
 /// Lists per tenant.
 const KEYS: usize = 4;
 /// How long a client waits for a connection, and for the acknowledgement of what it has sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the cluster may take to answer everything after the last fault.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A number from the environment.
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
 fn database(tenant: usize) -> String {
@@ -57,21 +73,28 @@ fn database(tenant: usize) -> String {
 
 #[test]
 fn histories_under_faults_are_strictly_serializable() {
-    let arguments = ["--exact", "histories_under_faults_are_strictly_serializable", "--nocapture"];
-    if let Some(status) = run_in_private(&arguments.map(str::to_owned)).unwrap() {
-        assert!(status.success(), "the test in the private network namespace failed");
+    let mut arguments = vec!["--exact", "histories_under_faults_are_strictly_serializable"];
+    if std::env::args().any(|argument| argument == "--nocapture") {
+        arguments.push("--nocapture");
+    }
+    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    if let Some(status) = run_in_private(&arguments).unwrap() {
+        assert!(status.success(), "the test in the private namespaces failed");
         return;
     }
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(SECONDS);
+    let seed = setting("CHAOS_SEED").unwrap_or_else(|| rand::random_range(0..1_000_000));
+    // Printed when the test fails.
+    println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds} cargo test --workspace --test chaos -- --nocapture");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(run());
+    runtime.block_on(run(seed, seconds));
 }
 
-async fn run() {
-    let (seed, seconds) = (setting("CHAOS_SEED", 1), setting("CHAOS_SECONDS", 30));
-    println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
+async fn run(seed: u64, seconds: u64) {
     let setup =
         ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() };
-    let mut cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
+    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).unwrap();
+    let (proxies, disks) = start(&mut cluster).await;
     create_tenants(&cluster).await;
 
     let shared = Arc::new(Shared::new((0..cluster.nodes()).map(|node| cluster.target(node)).collect()));
@@ -83,13 +106,23 @@ async fn run() {
             tokio::spawn(client.run(stop))
         })
         .collect();
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut random = StdRng::seed_from_u64(seed);
-    let injected = faults::inject(&mut cluster, &mut random, deadline).await;
+    let random = StdRng::seed_from_u64(seed);
+    let mut faults = Faults {
+        cluster: &mut cluster,
+        proxies: &proxies,
+        disks: &disks,
+        random,
+        injected: Injected::default(),
+    };
+    faults.inject(Instant::now() + Duration::from_secs(seconds)).await;
+    let injected = faults.injected;
     stop.store(true, Ordering::Relaxed);
     let mut records = Vec::new();
     for client in clients {
-        records.extend(client.await.unwrap());
+        match client.await {
+            Ok(of_client) => records.extend(of_client),
+            Err(error) => panic!("a client failed: {error}\n{}", logs(&cluster)),
+        }
     }
     let lists = tokio::time::timeout(SETTLE_TIMEOUT, final_lists(&cluster)).await;
     let lists = lists.unwrap_or_else(|_| panic!("the cluster does not answer:\n{}", logs(&cluster)));
@@ -110,6 +143,20 @@ async fn run() {
     println!("{summary}");
     println!("{injected}");
     assert!(summary.committed > 0 && injected.total() > 0, "{summary}; {injected}");
+    // Unmounted before the cluster removes its directory.
+    drop(disks);
+}
+
+/// Starts the nodes, each with a small disk and a proxy to the store.
+async fn start(cluster: &mut Cluster) -> (Vec<Proxy>, Vec<Disk>) {
+    let (mut proxies, mut disks) = (Vec::new(), Vec::new());
+    for node in 0..cluster.nodes() {
+        proxies.push(Proxy::start(cluster, node, HUB).await);
+        disks.push(Disk::mount(cluster.data(node)));
+        cluster.start_node(node).await.unwrap();
+    }
+    cluster.wait_until_alive(cluster.nodes()).await.unwrap();
+    (proxies, disks)
 }
 
 /// Creates the tenants and their lists.
@@ -117,7 +164,8 @@ async fn create_tenants(cluster: &Cluster) {
     let admin = connect(&cluster.target(0), "fulmar").await.unwrap();
     for tenant in 0..TENANTS {
         let name = database(tenant);
-        admin.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        let durability = if tenant < LOCAL_TENANTS { "local" } else { "shared" };
+        admin.batch_execute(&format!("CREATE DATABASE {name} DURABILITY {durability}")).await.unwrap();
         let client = connect(&cluster.target(tenant % cluster.nodes()), &name).await.unwrap();
         client.batch_execute("CREATE TABLE lists (k INTEGER PRIMARY KEY, v TEXT NOT NULL)").await.unwrap();
         for key in 0..KEYS {
@@ -155,8 +203,29 @@ async fn read_lists(target: &Target, database: &str) -> Result<Vec<Vec<u32>>, to
     Ok(rows.iter().map(|row| client::parse(row.get(0))).collect())
 }
 
+/// A connection.
+struct Connection {
+    client: tokio_postgres::Client,
+    task: AbortHandle,
+}
+
+impl Connection {
+    /// Closes the connection without a message to the node.
+    fn disconnect(&self) {
+        self.task.abort();
+    }
+}
+
+impl Deref for Connection {
+    type Target = tokio_postgres::Client;
+
+    fn deref(&self) -> &tokio_postgres::Client {
+        &self.client
+    }
+}
+
 /// Connects to a database through a node.
-async fn connect(target: &Target, database: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+async fn connect(target: &Target, database: &str) -> Result<Connection, tokio_postgres::Error> {
     let mut config = tokio_postgres::Config::new();
     config.host(&target.host).port(target.port).user(&target.user).dbname(database);
     config.password(target.password.as_deref().unwrap_or_default()).connect_timeout(CONNECT_TIMEOUT);
@@ -164,8 +233,8 @@ async fn connect(target: &Target, database: &str) -> Result<tokio_postgres::Clie
     config.tcp_user_timeout(CONNECT_TIMEOUT).keepalives_idle(CONNECT_TIMEOUT);
     config.keepalives_interval(Duration::from_secs(1)).keepalives_retries(3);
     let (client, connection) = config.connect(NoTls).await?;
-    tokio::spawn(connection);
-    Ok(client)
+    let task = tokio::spawn(connection).abort_handle();
+    Ok(Connection { client, task })
 }
 
 fn logs(cluster: &Cluster) -> String {

@@ -4,10 +4,18 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod certificates;
+mod damaged_log;
 mod driver;
+mod full_etcd;
 mod garbage;
 mod migrations;
+mod outages;
 mod refusals;
+mod replica;
+mod slow_nodes;
+#[path = "../common/store_proxy.rs"]
+mod store_proxy;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test file uses some of the helpers")]
 
+pub mod gate;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};

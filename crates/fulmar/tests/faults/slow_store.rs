@@ -9,19 +9,17 @@
 //!   fulmar start ── HTTP ──> Gate: closed, open with a delay, or open ── HTTP ──> S3 server
 //! ```
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fulmar_workload::server::S3Server;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::TcpStream;
 
 use super::*;
+use crate::common::gate::{Gate, State, address};
 use crate::common::{client, wait_until, with_timeout};
 
 const CATALOG: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
@@ -29,65 +27,6 @@ const CATALOG: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
 const DELAY: Duration = Duration::from_millis(20);
 /// Prefix of the store in its bucket.
 const PREFIX: &str = "node";
-
-#[derive(Clone, Copy, PartialEq)]
-enum State {
-    /// Requests reach the store, but responses are held back.
-    Closed,
-    /// Responses pass with this delay.
-    Open(Duration),
-}
-
-/// A proxy that delays or holds back the responses of a store.
-struct Gate {
-    address: SocketAddr,
-    state: watch::Sender<State>,
-    /// Number of request chunks received.
-    requests: Arc<AtomicUsize>,
-}
-
-impl Gate {
-    async fn start(store: String, state: State) -> Gate {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, requests) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-        let (state, _) = watch::channel(state);
-        let gate = Gate { address, state: state.clone(), requests: requests.clone() };
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = TcpStream::connect(&store).await else { continue };
-                let ((from_client, to_client), (from_server, to_server)) =
-                    (client.into_split(), server.into_split());
-                let requests = requests.clone();
-                tokio::spawn(forward(from_client, to_server, async move || {
-                    requests.fetch_add(1, Ordering::Relaxed);
-                }));
-                let mut state = state.subscribe();
-                tokio::spawn(forward(from_server, to_client, async move || {
-                    let opened = state.wait_for(|state| *state != State::Closed).await.map(|state| *state);
-                    if let Ok(State::Open(delay)) = opened {
-                        tokio::time::sleep(delay).await;
-                    }
-                }));
-            }
-        });
-        gate
-    }
-}
-
-/// Forwards each chunk after `wait`, until one side closes the connection.
-async fn forward(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut wait: impl AsyncFnMut(),
-) {
-    let mut chunk = vec![0; 64 << 10];
-    while let Ok(length @ 1..) = from.read(&mut chunk).await {
-        wait().await;
-        if to.write_all(&chunk[..length]).await.is_err() {
-            return;
-        }
-    }
-}
 
 /// A data directory with an old copy of the catalog, and its store.
 struct Rig {
@@ -119,20 +58,13 @@ impl Rig {
         let mut command = Node::command(&self.path("data"), flags);
         command.args(["--insecure", "--store", &self.s3.url(PREFIX)]).envs(self.s3.environment());
         if let Some(gate) = gate {
-            command.env("AWS_ENDPOINT_URL", format!("http://localhost:{}", gate.address.port()));
+            command.env("AWS_ENDPOINT_URL", gate.url());
         }
         command
     }
 
     fn start(&self, gate: Option<&Gate>, flags: &[&str]) -> Result<Node, String> {
         start(self.command(gate, flags), &self.path("stderr"))
-    }
-
-    /// Returns the address of the S3 server.
-    fn store(&self) -> String {
-        let environment = self.s3.environment();
-        let (_, url) = environment.iter().find(|(name, _)| name == "AWS_ENDPOINT_URL").unwrap();
-        url.trim_start_matches("http://").to_owned()
     }
 
     fn accept_flags(&self) -> [&str; 2] {
@@ -217,7 +149,7 @@ async fn accept_catalog_has_the_same_result_with_a_slow_store() {
     );
 
     rig.restore();
-    let gate = Gate::start(rig.store(), State::Closed).await;
+    let gate = Gate::start(address(&rig.s3.environment()), State::Closed).await;
     let http = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let command = rig.command(Some(&gate), &rig.accept_flags());
     // Use a fixed HTTP port, so that it is known before the node is ready.
@@ -249,7 +181,7 @@ async fn accept_catalog_has_the_same_result_with_a_slow_store() {
 #[tokio::test(flavor = "multi_thread")]
 async fn start_without_a_response_of_the_store_fails_and_can_be_repeated() {
     let rig = rig().await;
-    let gate = Gate::start(rig.store(), State::Closed).await;
+    let gate = Gate::start(address(&rig.s3.environment()), State::Closed).await;
     let (command, log) = (rig.command(Some(&gate), &rig.accept_flags()), rig.path("stderr"));
     let starting = tokio::task::spawn_blocking(move || start(command, &log));
     let result = with_timeout("the start ends", starting).await.unwrap();

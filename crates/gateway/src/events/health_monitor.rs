@@ -1,5 +1,6 @@
 //! Health monitor: polls the node's health every second and records changes as events.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::event::Event;
 use super::kinds::Kind;
 use super::log::EventLog;
+use crate::cluster::{Cluster, Slowness};
 
 /// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,17 +24,45 @@ const SHARED_LOG: [Kind; 4] =
     [Kind::SharedLogFailed, Kind::SharedLogWorks, Kind::SharedLogFull, Kind::SharedLogFree];
 
 /// Polls until `closing` is cancelled.
-pub(crate) async fn monitor_health(engine: Arc<Engine>, journal: Arc<EventLog>, closing: CancellationToken) {
+pub(crate) async fn monitor_health(
+    engine: Arc<Engine>,
+    cluster: Option<Arc<dyn Cluster>>,
+    journal: Arc<EventLog>,
+    closing: CancellationToken,
+) {
     let mut seen = HEALTHY;
+    let mut slow = BTreeMap::new();
     loop {
         let now = engine.health();
         changes(seen, now).for_each(|kind| journal.record(Event::new(kind)));
         seen = now;
+        if let Some(cluster) = &cluster {
+            let nodes = cluster.nodes().into_iter().filter_map(|node| Some((node.name, node.slow?)));
+            let now_slow = nodes.collect();
+            slow_changes(&slow, &now_slow).for_each(|event| journal.record(event));
+            slow = now_slow;
+        }
         journal.flush_aggregated(Instant::now());
         if closing.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_none() {
             return;
         }
     }
+}
+
+/// The events of nodes that have become slow, or normal again, between two polls.
+fn slow_changes(
+    before: &BTreeMap<String, Slowness>,
+    now: &BTreeMap<String, Slowness>,
+) -> impl Iterator<Item = Event> {
+    let began = now.iter().filter(|(name, _)| !before.contains_key(*name)).map(|(name, slow)| {
+        Event::new(Kind::NodeSlow)
+            .detail("node", name.as_str())
+            .detail("resource", slow.resource)
+            .detail("latency_ms", slow.latency.as_millis() as u64)
+            .detail("others_ms", slow.others.as_millis() as u64)
+    });
+    let ended = before.keys().filter(|name| !now.contains_key(*name));
+    began.chain(ended.map(|name| Event::new(Kind::NodeNotSlow).detail("node", name.as_str())))
 }
 
 /// The events between two polls.
@@ -60,6 +90,28 @@ fn log_changes(before: LogHealth, now: LogHealth, kinds: [Kind; 4]) -> impl Iter
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slow_nodes_are_events_when_they_begin_and_end() {
+        let of = |names: &[&str]| -> BTreeMap<String, Slowness> {
+            let slow = |latency| Slowness { resource: "CPU", latency, others: Duration::ZERO };
+            names
+                .iter()
+                .zip(1..)
+                .map(|(name, ms)| (name.to_string(), slow(Duration::from_millis(ms))))
+                .collect()
+        };
+        let events = |before: &[&str], now: &[&str]| -> Vec<(String, String)> {
+            let node = |event: &Event| event.details.to_map()["node"].as_str().map(str::to_owned);
+            let events = slow_changes(&of(before), &of(now)).collect::<Vec<_>>();
+            events.iter().map(|event| (event.kind.to_string(), node(event).unwrap())).collect()
+        };
+        let pair = |kind: &str, node: &str| (kind.to_owned(), node.to_owned());
+        assert_eq!(events(&[], &["n1"]), [pair("node.slow", "n1")]);
+        assert_eq!(events(&["n1", "n2"], &["n2", "n1"]), []);
+        let both = [pair("node.slow", "n2"), pair("node.not_slow", "n1")];
+        assert_eq!(events(&["n1"], &["n2"]), both);
+    }
 
     #[test]
     fn disk_level_changes_are_events() {

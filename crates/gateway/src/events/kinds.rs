@@ -59,6 +59,18 @@ kinds! {
     NodeStopping Info "node.stopping" "node is shutting down"
     /// All data is flushed.
     NodeStopped Info "node.stopped" "log sealed; node stopped"
+    /// A node of the cluster has a latency that is many times that of the others.
+    NodeSlow Warning "node.slow" "node is much slower than the others; drain it if that lasts"
+    /// After `node.slow`.
+    NodeNotSlow Info "node.not_slow" "node is not slower than the others any more, or has ended"
+    /// Details: `error` names the object.
+    NodeLogDamaged Error "node.log_damaged" "an object of a node's log is damaged; databases of that node wait until it is restored"
+    /// This node is the cluster's garbage collector.
+    CollectorElected Info "collector.elected" "this node collects the cluster's garbage"
+    /// Details: `error`.
+    CollectorFailed Error "collector.failed" "garbage collection stopped; nothing is deleted"
+    /// After `collector.failed`.
+    CollectorWorks Info "collector.works" "garbage collection works again"
     /// A write or sync of the log failed.
     LogFailed Error "log.failed" "log write failed; unacknowledged commits were rolled back"
     /// After `log.failed`.

@@ -18,6 +18,7 @@ use fulmar_store::OperationStatistics;
 pub(crate) use tenant::TenantMetrics;
 pub(crate) use worker::WorkerMetrics;
 
+use crate::cluster::CollectorStatistics;
 use crate::connection_slots::SlotCounts;
 use crate::memory::Usage;
 use text::{Metric, counter, gauge};
@@ -35,7 +36,33 @@ pub(crate) struct Connections {
     pub(crate) memory: Usage,
     /// Workers that serve the sessions.
     pub(crate) workers_active: u64,
+    /// In a cluster, the work of this node as the garbage collector.
+    pub(crate) collector: Option<CollectorStatistics>,
 }
+
+const COLLECTOR: &[Metric<CollectorStatistics>] = &[
+    gauge("fulmar_collector_elected", "1 if this node collects the cluster's garbage.", |collector| {
+        collector.is_elected.into()
+    }),
+    counter("fulmar_collector_passes_total", "Passes of garbage collection over the store.", |collector| {
+        collector.passes
+    }),
+    counter(
+        "fulmar_collector_deleted_objects_total",
+        "Segments and manifests that garbage collection has deleted.",
+        |collector| collector.objects,
+    ),
+    counter(
+        "fulmar_collector_deleted_log_objects_total",
+        "Log objects of ended incarnations that garbage collection has deleted.",
+        |collector| collector.log_objects,
+    ),
+    gauge(
+        "fulmar_collector_last_pass_age_seconds",
+        "Time since the last complete pass of this node; 0 before the first.",
+        |collector| collector.last_pass.unwrap_or_default().as_secs(),
+    ),
+];
 
 const CONNECTIONS: &[Metric<Connections>] = &[
     gauge("fulmar_sessions", "Open sessions.", |now| now.sessions),
@@ -80,6 +107,9 @@ pub(crate) fn render(
 ) -> String {
     let mut out = String::new();
     text::write(&mut out, CONNECTIONS, connections);
+    if let Some(collector) = &connections.collector {
+        text::write(&mut out, COLLECTOR, collector);
+    }
     worker::write(&mut out, workers);
     engine::write(&mut out, engine);
     if let Some(replica) = replica {
@@ -108,7 +138,9 @@ mod tests {
 
     fn connected(sessions: u64) -> Connections {
         let memory = Usage { used_bytes: 11, limit_bytes: 12, rejected: 13 };
-        Connections { sessions, logins: SlotCounts { used: 3, evicted: 0 }, memory, workers_active: 2 }
+        let collector = Some(CollectorStatistics { objects: 14, ..CollectorStatistics::default() });
+        let logins = SlotCounts { used: 3, evicted: 0 };
+        Connections { sessions, logins, memory, workers_active: 2, collector }
     }
 
     #[test]
@@ -125,6 +157,7 @@ mod tests {
             "fulmar_session_memory_bytes 11\n",
             "fulmar_session_memory_limit_bytes 12\n",
             "fulmar_session_memory_rejections_total 13\n",
+            "fulmar_collector_deleted_objects_total 14\n",
             "fulmar_rows_total 7\n",
             "fulmar_statement_seconds_bucket{le=\"0.000016\"} 0\n",
             "fulmar_statement_seconds_bucket{le=\"0.000032\"} 1\n",

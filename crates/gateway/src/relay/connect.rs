@@ -140,6 +140,7 @@ pub(crate) async fn open_front(
         partition: identity.tenant.partition.0,
         user: identity.user.clone(),
         authenticated: identity.account.is_some(),
+        password: identity.account.as_deref().and_then(message::fingerprint),
         address: identity.address,
         pid: entry.handle.pid,
         secret: entry.handle.secret(),

@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
@@ -234,20 +234,25 @@ impl Front {
             Poll::Pending if self.wire.input.is_empty() => Poll::Pending,
             Poll::Ready(Err(_)) if self.wire.input.is_empty() => Poll::Ready(Err(Stop::Client)),
             _ => {
-                let input = std::mem::take(&mut self.wire.input);
-                let fed = self.journal.feed(&input);
-                give_buffer(input);
-                if let Err(message) = fed {
-                    let error = Error::new(sqlstate::PROTOCOL_VIOLATION, message);
-                    return Poll::Ready(Err(Stop::Fatal(error)));
-                }
-                if self.journal.is_terminated {
-                    return Poll::Ready(Err(Stop::Client));
-                }
-                self.fail_doomed();
+                self.feed()?;
                 Poll::Ready(Ok(()))
             }
         }
+    }
+
+    /// Takes over what the client has sent.
+    pub(super) fn feed(&mut self) -> Result<(), Stop> {
+        let input = std::mem::take(&mut self.wire.input);
+        let fed = self.journal.feed(&input);
+        give_buffer(input);
+        if let Err(message) = fed {
+            return Err(Stop::Fatal(Error::new(sqlstate::PROTOCOL_VIOLATION, message)));
+        }
+        if self.journal.is_terminated {
+            return Err(Stop::Client);
+        }
+        self.fail_doomed();
+        Ok(())
     }
 
     /// Notices a disconnect of the client while the session accepts nothing.
@@ -258,21 +263,26 @@ impl Front {
         }
     }
 
+    /// Sends what was answered.
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        if self.journal.output.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let Front { wire, journal, handle, output_sent, .. } = self;
+        match ready!(wire.poll_send(cx, &journal.output, output_sent, handle)) {
+            Err(Closed::Client) => return Poll::Ready(Err(Stop::Client)),
+            Err(_) => return Poll::Ready(Err(Stop::End)),
+            Ok(()) => {}
+        }
+        self.output_sent = 0;
+        self.journal.output.clear();
+        give_buffer(std::mem::take(&mut self.journal.output));
+        Poll::Ready(Ok(()))
+    }
+
     /// Sends what the session has answered, and receives more when that is done.
     fn poll_to_client(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
-        if !self.journal.output.is_empty() {
-            let Front { wire, journal, handle, output_sent, .. } = self;
-            match wire.poll_send(cx, &journal.output, output_sent, handle) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(Closed::Client)) => return Poll::Ready(Err(Stop::Client)),
-                Poll::Ready(Err(_)) => return Poll::Ready(Err(Stop::End)),
-                Poll::Ready(Ok(())) => {
-                    self.output_sent = 0;
-                    self.journal.output.clear();
-                    give_buffer(std::mem::take(&mut self.journal.output));
-                }
-            }
-        }
+        ready!(self.poll_flush(cx))?;
         let mut has_received = false;
         while self.journal.output.len() < MAX_OUTPUT_BYTES {
             let bytes = match poll_pooled(cx, &mut self.upstream) {

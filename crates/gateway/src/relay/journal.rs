@@ -13,10 +13,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 
 use fulmar_engine::TransactionStatus;
-use fulmar_pgwire::protocol::{MAX_MESSAGE_BYTES, backend};
+use fulmar_pgwire::protocol::backend;
 
 use super::control::Control;
 use super::message::{self, Values};
+use super::scanner::Scanner;
 use super::unit::{Change, Unit, split_name, text_of};
 
 /// Maximum size of the messages in a journal.
@@ -43,50 +44,6 @@ pub(super) enum Told {
     },
     /// The session has ended, and the client has the reason.
     End,
-}
-
-/// Splits a stream of bytes into messages.
-#[derive(Default)]
-struct Scanner {
-    header: [u8; HEADER_BYTES],
-    header_bytes: usize,
-    /// Bytes of the message that have not arrived yet.
-    left_bytes: usize,
-}
-
-impl Scanner {
-    fn is_inside(&self) -> bool {
-        self.header_bytes > 0
-    }
-
-    fn kind(&self) -> u8 {
-        self.header[0]
-    }
-
-    /// Takes bytes up to the end of the header or of the body. Returns the number of bytes, and
-    /// whether they complete the message. `None` if the length is invalid.
-    fn take(&mut self, bytes: &[u8]) -> Option<(usize, bool)> {
-        let count = if self.header_bytes < HEADER_BYTES {
-            let count = bytes.len().min(HEADER_BYTES - self.header_bytes);
-            self.header[self.header_bytes..][..count].copy_from_slice(&bytes[..count]);
-            self.header_bytes += count;
-            if self.header_bytes == HEADER_BYTES {
-                let [_, length @ ..] = self.header;
-                let length = u32::from_be_bytes(length) as usize;
-                self.left_bytes = length.checked_sub(4).filter(|_| length <= MAX_MESSAGE_BYTES + 4)?;
-            }
-            count
-        } else {
-            let count = bytes.len().min(self.left_bytes);
-            self.left_bytes -= count;
-            count
-        };
-        let is_complete = self.header_bytes == HEADER_BYTES && self.left_bytes == 0;
-        if is_complete {
-            self.header_bytes = 0;
-        }
-        Some((count, is_complete))
-    }
 }
 
 /// The state of a session that can continue at another node.
@@ -130,6 +87,8 @@ pub(super) struct Journal {
     statement_bytes: usize,
     /// The parameters, as the session reported them.
     pub(super) values: Values,
+    /// The parameters after a COMMIT of the open transaction, if that has changed them.
+    pending_values: Option<Values>,
     /// The client has sent Terminate.
     pub(super) is_terminated: bool,
     /// The client has got a part of a message.
@@ -160,6 +119,7 @@ impl Journal {
             statements: BTreeMap::new(),
             statement_bytes: 0,
             values,
+            pending_values: None,
             is_terminated: false,
             is_inside_answer: false,
         }
@@ -267,6 +227,12 @@ impl Journal {
         self.units.len() >= MAX_UNANSWERED_UNITS
     }
 
+    /// The size of the client's messages that are kept.
+    #[cfg(test)]
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.units.iter().map(Unit::kept_bytes).sum::<usize>() + self.partial.len()
+    }
+
     fn record(&mut self, piece: &[u8]) {
         self.unsent.extend_from_slice(piece);
         if matches!(self.from_client.kind(), b'P' | b'C' | b'Q' | b'B' | b'E')
@@ -346,6 +312,7 @@ impl Journal {
                         self.values = values;
                     }
                 }
+                message::PENDING_SETTINGS => self.pending_values = serde_json::from_slice(body).ok(),
                 message::DEALLOCATED => {
                     let change = match body {
                         [] => Change::CloseAll,
@@ -469,7 +436,7 @@ impl Journal {
             self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             self.apply(unit.changes);
         }
-        (self.has_failed, self.is_unrepeatable) = (false, false);
+        (self.has_failed, self.is_unrepeatable, self.pending_values) = (false, false, None);
         if self.units.is_empty() {
             (self.is_lost, self.bytes) = (false, 0);
         }
@@ -572,7 +539,26 @@ impl Journal {
         self.bytes = self.bytes.saturating_sub(unit.size_bytes());
         let changes = unit.take_requests();
         self.apply(changes);
+        self.keep_pending_values();
         self.set_ready(TransactionStatus::Idle);
+    }
+
+    /// The open transaction was committed: its parameters are those of the session.
+    pub(super) fn keep_pending_values(&mut self) {
+        if let Some(values) = self.pending_values.take() {
+            self.values = values;
+        }
+    }
+
+    /// Returns true if units have no answer. Those that wait for their Sync have one.
+    pub(super) fn has_unanswered(&self) -> bool {
+        self.units.iter().any(|unit| !unit.is_discarded)
+    }
+
+    /// Returns true if the units without an answer may commit.
+    pub(super) fn may_commit(&self) -> bool {
+        let mut units = self.units.iter().filter(|unit| !unit.is_discarded);
+        units.any(|unit| unit.ends_transaction || self.status == TransactionStatus::Idle)
     }
 
     fn set_ready(&mut self, status: TransactionStatus) {
@@ -589,7 +575,7 @@ impl Journal {
             self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             self.apply(unit.changes);
         }
-        (self.has_failed, self.is_unrepeatable) = (false, false);
+        (self.has_failed, self.is_unrepeatable, self.pending_values) = (false, false, None);
     }
 
     /// The open transaction was committed, and its last unit is not answered yet.
@@ -619,6 +605,8 @@ impl Journal {
         self.reset();
         self.from_session = Scanner::default();
         self.captured.clear();
+        // The session tells them again.
+        self.pending_values = None;
         for unit in std::mem::take(&mut self.transaction).into_iter().rev() {
             self.units.push_front(unit);
         }

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use fulmar_meta::{ScramVerifier, User};
 use serde::{Deserialize, Serialize};
 
 /// The first message to a node: [`Hello`].
@@ -32,6 +33,10 @@ pub(crate) const END: u8 = 0x05;
 /// rest of the answer to its unit, without ReadyForQuery. The front uses it if the session is lost
 /// and the transaction turns out to be durable.
 pub(crate) const COMMITTED: u8 = 0x06;
+
+/// From the session: the parameters after a COMMIT of the open transaction, which has changed them.
+/// The body is as in [`SETTINGS`]. The front uses them if the COMMIT's answer is lost.
+pub(crate) const PENDING_SETTINGS: u8 = 0x07;
 
 /// Maximum size of an answer in [`COMMITTED`].
 pub(crate) const MAX_COMMITTED_BYTES: usize = 64 << 10;
@@ -71,6 +76,11 @@ pub(crate) enum Hello {
 /// Names and values of parameters.
 pub(crate) type Values = Vec<(String, String)>;
 
+/// Identifies the password of an account. A changed password has another one.
+pub(crate) fn fingerprint(account: &User) -> Option<u64> {
+    account.verifier.as_ref().map(ScramVerifier::fingerprint)
+}
+
 /// Describes a session, for the node that runs it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SessionHello {
@@ -80,6 +90,8 @@ pub(crate) struct SessionHello {
     pub(crate) user: String,
     /// False if the node of the front has no authentication: the user may have no account.
     pub(crate) authenticated: bool,
+    /// The password that the client authenticated with ([`fingerprint`]).
+    pub(crate) password: Option<u64>,
     /// The client's address.
     pub(crate) address: Option<IpAddr>,
     /// The front's process id, which is the session's.

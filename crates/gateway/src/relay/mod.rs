@@ -14,15 +14,17 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`front`], [`connect`], [`resume`] | the client's side: messages, connecting, continuing |
+//! | [`front`], [`connect`] | the client's side: messages, connecting |
+//! | [`resume`], [`settle`] | continuing with another session; outcomes of transactions |
 //! | [`journal`], [`unit`] | what is repeated, and the comparison of answers |
 //! | [`control`] | transaction control in the text of statements |
 //! | [`owner`] | the session's side |
-//! | [`message`], [`pump`] | messages between the nodes; streams |
+//! | [`message`], [`scanner`], [`pump`] | messages between the nodes, and within bytes; streams |
 //!
 //! # When the owner changes
 //!
-//! The front continues with a session at the new owner, which it waits for up to 30 s:
+//! The front continues with a session at the new owner, which it waits for up to 30 s, or until the
+//! client disconnects or cancels its statement, or the node stops:
 //!
 //! - The session reported that the partition has moved: its unfinished statements had no effect. The
 //!   front repeats the open transaction and the unanswered messages.
@@ -61,6 +63,8 @@ pub(crate) mod message;
 mod owner;
 mod pump;
 mod resume;
+mod scanner;
+mod settle;
 #[cfg(test)]
 mod tests;
 mod unit;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Buf;
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{Access, Tenant};
+use fulmar_meta::{Access, Tenant, User};
 use fulmar_pages::PartitionId;
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::{Stream, Wire};
@@ -128,7 +128,9 @@ async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Id
             false => Some((tenant, None)),
         }
     };
-    let found = match known() {
+    let has_password = |account: &User| message::fingerprint(account) == hello.password;
+    let is_current = |(_, account): &(_, Option<Arc<User>>)| account.as_deref().is_none_or(has_password);
+    let found = match known().filter(is_current) {
         Some(found) => Some(found),
         // The cache may be behind that of the front's node.
         None => {
@@ -143,6 +145,9 @@ async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Id
     let (tenant, account) = found.ok_or_else(|| {
         Error::new(sqlstate::INVALID_AUTHORIZATION, "the database or the user of the session was dropped")
     })?;
+    if account.as_deref().is_some_and(|account| !has_password(account)) {
+        return Err(password_changed(&hello.user));
+    }
     let access = match &account {
         None => Access::ReadWrite,
         Some(account) => {
@@ -153,6 +158,11 @@ async fn identity(hello: &SessionHello, context: &startup::Context) -> Result<Id
     let limits = context.catalog.live_limits(&tenant);
     let (user, address) = (hello.user.clone(), hello.address);
     Ok(Identity { user, address, account, superuser, access, tenant, limits })
+}
+
+pub(super) fn password_changed(user: &str) -> Error {
+    let message = format!("terminating connection because the password of user \"{user}\" was changed");
+    Error::new(sqlstate::INVALID_AUTHORIZATION, message).hint("Connect with the new password.")
 }
 
 fn outdated() -> Error {

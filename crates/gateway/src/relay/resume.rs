@@ -1,19 +1,20 @@
 //! Continues a front's session at the owner of its partition, after the owner has changed or the
 //! connection broke.
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::SYSTEM_PARTITION;
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Interrupts;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::connect::{Connected, connect, owner_address};
+use super::connect::{Connected, NO_EPOCH, connect, owner_address};
 use super::front::{Front, Stop, wait_for_change};
-use super::journal::Mismatch;
-use super::message::SessionHello;
-use crate::cluster::{Owner, TransactionOutcome};
+use super::message::{SessionHello, fingerprint};
+use super::owner::password_changed;
+use crate::cluster::Owner;
 use crate::settings::OWNER;
 
 /// How long to wait for an owner of the partition.
@@ -24,15 +25,35 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The interval after an attempt at an owner that says that it does not own the partition.
 const MOVING_INTERVAL: Duration = Duration::from_millis(20);
-/// How often a unit is repeated after its node has failed while executing it.
-const MAX_REPEATS: u32 = 1;
+
+/// Why a resumption pauses.
+pub(super) enum Pause {
+    /// The client has cancelled its statement.
+    Cancelled,
+    /// Another attempt may succeed.
+    Retry,
+    Stop(Stop),
+}
+
+impl From<Stop> for Pause {
+    fn from(stop: Stop) -> Pause {
+        Pause::Stop(stop)
+    }
+}
+
+/// A resumption.
+struct Attempt {
+    begun: Instant,
+    /// The units without an answer may have been committed.
+    is_in_doubt: bool,
+}
 
 impl Front {
     /// Continues with another session. Fails if the connection has to end.
     pub(super) async fn resume(&mut self, stop: Stop) -> Result<(), Stop> {
         let may_have_committed = self.may_have_committed();
         self.journal.reset();
-        let mut is_in_doubt = false;
+        let mut attempt = Attempt { begun: Instant::now(), is_in_doubt: false };
         match stop {
             Stop::Moved { in_part: true } => {
                 self.journal.transaction_committed();
@@ -44,88 +65,150 @@ impl Front {
             }
             Stop::Mismatch => self.fail_transaction(&changed())?,
             Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
-            _ => is_in_doubt = !self.journal.units.is_empty(),
+            _ => attempt.is_in_doubt = self.journal.has_unanswered(),
         }
-        let begun = Instant::now();
-        let deadline = begun + OWNER_TIMEOUT;
         loop {
-            if let Err(error) = self.cluster.check_available(self.identity.tenant.partition)
-                && (error.state() != sqlstate::CANNOT_CONNECT_NOW || begun.elapsed() >= RESTART_TIMEOUT)
-            {
-                return Err(Stop::Fatal(error));
+            match self.attempt(&mut attempt).await {
+                Ok(()) => return Ok(()),
+                Err(Pause::Retry) => {}
+                Err(Pause::Cancelled) if attempt.is_in_doubt && self.journal.may_commit() => {
+                    while self.journal.has_unanswered() {
+                        self.answer_with(&cancelled_in_doubt(), TransactionStatus::Idle)?;
+                    }
+                    attempt.is_in_doubt = false;
+                }
+                Err(Pause::Cancelled) => {
+                    self.feed()?;
+                    if self.journal.has_unanswered() {
+                        self.fail_transaction(&cancelled())?;
+                    }
+                }
+                // 57P01 does not say whether the statement was committed either.
+                Err(Pause::Stop(Stop::Fatal(error)))
+                    if attempt.is_in_doubt
+                        && self.journal.may_commit()
+                        && error.state() != sqlstate::ADMIN_SHUTDOWN =>
+                {
+                    return Err(Stop::Fatal(in_doubt(&error)));
+                }
+                Err(Pause::Stop(stop)) => return Err(stop),
             }
-            if Instant::now() >= deadline {
-                return Err(Stop::Fatal(no_owner(&self.identity.tenant.name)));
+        }
+    }
+
+    /// Attempts to continue at the present owner.
+    async fn attempt(&mut self, attempt: &mut Attempt) -> Result<(), Pause> {
+        let deadline = attempt.begun + OWNER_TIMEOUT;
+        let partition = self.identity.tenant.partition;
+        if let Err(error) = self.cluster.check_available(partition)
+            && (error.state() != sqlstate::CANNOT_CONNECT_NOW || attempt.begun.elapsed() >= RESTART_TIMEOUT)
+        {
+            return Err(Pause::Stop(Stop::Fatal(error)));
+        }
+        let cluster = self.cluster.clone();
+        let found = self.attend(deadline, async move { cluster.find_owner(partition).await }).await?;
+        let owner = match found {
+            Ok(Some(owner)) => owner,
+            Ok(None) => {
+                let message = format!("database \"{}\" was dropped", self.identity.tenant.name);
+                return Err(Pause::Stop(Stop::Fatal(Error::new(sqlstate::DATABASE_DROPPED, message))));
             }
+            Err(_) => return self.retry_later(deadline, NO_EPOCH).await,
+        };
+        if !self.check_timeline(deadline, owner).await? {
+            return self.retry_later(deadline, NO_EPOCH).await;
+        }
+        if attempt.is_in_doubt {
+            match self.settle(deadline).await {
+                // The owner may have changed meanwhile.
+                Ok(()) => {
+                    attempt.is_in_doubt = false;
+                    return Err(Pause::Retry);
+                }
+                Err(Pause::Retry) => return self.retry_later(deadline, owner.epoch).await,
+                Err(pause) => return Err(pause),
+            }
+        }
+        self.check_account()?;
+        self.give_up_lost()?;
+        let address = owner_address(&*self.cluster, owner);
+        let (hello, context, cluster) =
+            (self.hello(address.clone()), self.context.clone(), self.cluster.clone());
+        let connecting = async move {
+            tokio::select! {
+                connected = connect(&context, owner, hello) => connected,
+                // A node that was cut off does not answer.
+                () = wait_for_change(&*cluster, partition, owner.epoch) => Connected::Lost,
+            }
+        };
+        match self.attend(deadline, connecting).await? {
+            Connected::Accepted(upstream) => {
+                (self.upstream, self.owner) = (upstream, owner);
+                self.journal.begin_again();
+                self.report_owner(address);
+                Ok(())
+            }
+            Connected::Refused(message) => {
+                if !self.journal.is_inside_answer() {
+                    self.journal.output.extend_from_slice(&message);
+                }
+                Err(Pause::Stop(Stop::End))
+            }
+            Connected::Lost => self.retry_later(deadline, owner.epoch).await,
+        }
+    }
+
+    /// Waits for a future of a resumption, and sends the client what was answered. Fails at the deadline, if the client disconnects or cancels
+    /// its statement, and if the connection must end.
+    pub(super) async fn attend<T>(
+        &mut self,
+        deadline: Instant,
+        future: impl Future<Output = T>,
+    ) -> Result<T, Pause> {
+        let interrupted = poll_fn(|cx| {
+            if let Poll::Ready(Err(stop)) = self.poll_flush(cx) {
+                return Poll::Ready(Pause::Stop(stop));
+            }
+            self.handle.register(cx.waker());
             if self.handle.is_closing() {
                 let message = "terminating connection due to administrator command";
-                return Err(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message)));
+                let error = Error::new(sqlstate::ADMIN_SHUTDOWN, message);
+                return Poll::Ready(Pause::Stop(Stop::Fatal(error)));
             }
-            let partition = self.identity.tenant.partition;
-            let owner = match self.cluster.find_owner(partition).await {
-                Ok(Some(owner)) => owner,
-                Ok(None) => {
-                    let message = format!("database \"{}\" was dropped", self.identity.tenant.name);
-                    return Err(Stop::Fatal(Error::new(sqlstate::DATABASE_DROPPED, message)));
-                }
-                Err(_) => {
-                    sleep(RETRY_INTERVAL).await;
-                    continue;
-                }
-            };
-            if !self.check_timeline(owner).await? {
-                sleep(RETRY_INTERVAL).await;
-                continue;
+            if self.handle.take_cancel_request() {
+                return Poll::Ready(Pause::Cancelled);
             }
-            if is_in_doubt {
-                match self.settle().await {
-                    // The owner may have changed meanwhile.
-                    Ok(()) => {
-                        is_in_doubt = false;
-                        continue;
-                    }
-                    Err(Settle::Stop(stop)) => return Err(stop),
-                    Err(Settle::Retry) => {
-                        self.wait_for_owner(owner.epoch).await;
-                        continue;
-                    }
-                }
-            }
-            self.check_account()?;
-            self.give_up_lost()?;
-            let address = owner_address(&*self.cluster, owner);
-            let hello = self.hello(address.clone());
-            let connected = tokio::select! {
-                connected = connect(&self.context, owner, hello) => connected,
-                // A node that was cut off does not answer.
-                () = wait_for_change(&*self.cluster, partition, owner.epoch) => Connected::Lost,
-            };
-            match connected {
-                Connected::Accepted(upstream) => {
-                    (self.upstream, self.owner) = (upstream, owner);
-                    self.journal.begin_again();
-                    self.report_owner(address);
-                    return Ok(());
-                }
-                Connected::Refused(message) => {
-                    if !self.journal.is_inside_answer() {
-                        self.journal.output.extend_from_slice(&message);
-                    }
-                    return Err(Stop::End);
-                }
-                Connected::Lost => self.wait_for_owner(owner.epoch).await,
-            }
-        }
+            self.wire.watch(cx).map(|()| Pause::Stop(Stop::Client))
+        });
+        let result = tokio::select! {
+            biased;
+            pause = interrupted => return Err(pause),
+            result = timeout_at(deadline, future) => result,
+        };
+        result.map_err(|_| Pause::Stop(Stop::Fatal(no_owner(&self.identity.tenant.name))))
+    }
+
+    /// Waits until another attempt makes sense: for the change of an owner with this epoch, if there is
+    /// one.
+    async fn retry_later(&mut self, deadline: Instant, epoch: u32) -> Result<(), Pause> {
+        let (cluster, partition) = (self.cluster.clone(), self.identity.tenant.partition);
+        let changed = async move {
+            // Retries in either case.
+            let _ = timeout(RETRY_INTERVAL, wait_for_change(&*cluster, partition, epoch)).await;
+        };
+        self.attend(deadline, changed).await?;
+        Err(Pause::Retry)
     }
 
     /// Fails if the database was restored since the client connected: what it has read does not exist
     /// any more. A restore changes the owner's record too, in one transaction, so nothing was restored
     /// if that is the same. Returns false if the catalog cannot be read now.
-    async fn check_timeline(&self, owner: Owner) -> Result<bool, Stop> {
+    async fn check_timeline(&mut self, deadline: Instant, owner: Owner) -> Result<bool, Pause> {
         if owner.epoch == self.owner.epoch {
             return Ok(true);
         }
-        if self.context.catalog.catch_up().await.is_err() {
+        let context = self.context.clone();
+        if self.attend(deadline, async move { context.catalog.catch_up().await }).await?.is_err() {
             return Ok(false);
         }
         let partition = self.identity.tenant.partition;
@@ -134,7 +217,8 @@ impl Front {
             return Ok(true);
         }
         let message = "terminating connection because the database was restored";
-        Err(Stop::Fatal(Error::new(sqlstate::ADMIN_SHUTDOWN, message).hint("Connect again.")))
+        let error = Error::new(sqlstate::ADMIN_SHUTDOWN, message).hint("Connect again.");
+        Err(Pause::Stop(Stop::Fatal(error)))
     }
 
     /// Fails if the client's password was changed since it authenticated: the new session does not
@@ -145,17 +229,14 @@ impl Front {
         if user.is_some_and(|user| user.verifier == account.verifier) {
             return Ok(());
         }
-        let name = &account.name;
-        let message = format!("terminating connection because the password of user \"{name}\" was changed");
-        let error = Error::new(sqlstate::INVALID_AUTHORIZATION, message);
-        Err(Stop::Fatal(error.hint("Connect with the new password.")))
+        Err(Stop::Fatal(password_changed(&account.name)))
     }
 
     /// Returns true if the oldest unit may have been committed before its answer was compared.
     fn may_have_committed(&self) -> bool {
         let is_idle = self.journal.status == TransactionStatus::Idle;
         // While the open transaction is repeated, the units that follow it are not sent.
-        let unit = self.journal.units.front().filter(|unit| !unit.is_answered);
+        let unit = self.journal.units.front().filter(|unit| !unit.is_answered && !unit.is_discarded);
         unit.is_some_and(|unit| unit.ends_transaction || is_idle)
     }
 
@@ -172,6 +253,7 @@ impl Front {
             partition: self.identity.tenant.partition.0,
             user: self.identity.user.clone(),
             authenticated: self.identity.account.is_some(),
+            password: self.identity.account.as_deref().and_then(fingerprint),
             address: self.identity.address,
             pid: self.handle.pid,
             secret: self.handle.secret(),
@@ -181,72 +263,13 @@ impl Front {
         }
     }
 
-    async fn wait_for_owner(&self, epoch: u32) {
-        let changed = self.cluster.owner_changed(self.identity.tenant.partition, epoch);
-        let _ = timeout(RETRY_INTERVAL, changed).await; // tries again in either case
-    }
-
-    /// Finds out the outcome of the units without an answer, whose session is lost. Answers those
-    /// that were committed; the others are repeated.
-    async fn settle(&mut self) -> Result<(), Settle> {
-        let ids = self.journal.transactions_in_doubt();
-        let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
-        let mut outcomes = Vec::with_capacity(ids.len());
-        for id in ids.iter().copied() {
-            outcomes.push(match id {
-                // Statements about databases and users are no transactions of the engine.
-                _ if is_system => TransactionOutcome::Forgotten,
-                0 => TransactionOutcome::Forgotten,
-                id => {
-                    let partition = self.identity.tenant.partition;
-                    self.cluster.outcome(partition, id).await.map_err(|_| Settle::Retry)?
-                }
-            });
-        }
-        // The last unit whose transaction may have been committed, and the end of that transaction:
-        // all units up to it were executed.
-        let last = outcomes.iter().rposition(|outcome| *outcome != TransactionOutcome::Aborted);
-        let answered = last.map_or(0, |last| self.journal.end_of_transaction(last) + 1);
-        if answered == 1 && outcomes[0] == TransactionOutcome::Committed {
-            let first = self.journal.units.front();
-            if first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered()) {
-                self.journal.answer_commit();
-                return Ok(());
-            }
-            match self.journal.answer_committed() {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                // The client has got the beginning of another answer from an earlier session.
-                Err(Mismatch) => return Err(Settle::Stop(Stop::End)),
-            }
-        }
-        for index in 0..answered {
-            // Later units may belong to the last transaction.
-            let of = index.min(last.unwrap_or_default());
-            let error = match outcomes[of] {
-                TransactionOutcome::Committed => unknown_outcome(ids[of]),
-                TransactionOutcome::Forgotten => unknown_outcome(0),
-                TransactionOutcome::Aborted => lost_answer(),
-            };
-            self.answer_with(&error, TransactionStatus::Idle)?;
-        }
-        let is_repeated_again = self.journal.units.front_mut().is_some_and(|unit| {
-            unit.repeats += 1;
-            unit.repeats > MAX_REPEATS
-        });
-        if is_repeated_again {
-            self.fail_transaction(&crashed_again())?;
-        }
-        Ok(())
-    }
-
     /// Answers the units that cannot be repeated, because the journal is too long or their
     /// transaction contains the end of another one.
     fn give_up_lost(&mut self) -> Result<(), Stop> {
         let in_transaction = self.journal.status != TransactionStatus::Idle && !self.journal.has_failed;
         if self.journal.is_lost {
             self.fail_transaction(&not_repeated())?;
-            while !self.journal.units.is_empty() && !self.journal.units.iter().all(|unit| unit.is_discarded) {
+            while self.journal.has_unanswered() {
                 let status = self.journal.status;
                 self.answer_with(&not_repeated(), status)?;
             }
@@ -259,7 +282,7 @@ impl Front {
 
     /// Answers the oldest unit with an error. If a transaction was open, it has failed: without a
     /// unit, the next one gets the error.
-    fn fail_transaction(&mut self, error: &Error) -> Result<(), Stop> {
+    pub(super) fn fail_transaction(&mut self, error: &Error) -> Result<(), Stop> {
         let in_transaction = self.journal.status != TransactionStatus::Idle;
         if in_transaction {
             self.journal.transaction_failed();
@@ -273,7 +296,7 @@ impl Front {
         self.answer_with(error, status)
     }
 
-    fn answer_with(&mut self, error: &Error, status: TransactionStatus) -> Result<(), Stop> {
+    pub(super) fn answer_with(&mut self, error: &Error, status: TransactionStatus) -> Result<(), Stop> {
         let mut message = Vec::new();
         backend::error(&mut message, error, Severity::Error);
         match self.journal.fail(&message, status) {
@@ -281,18 +304,6 @@ impl Front {
             // The client waits for the rest of a message that no session can send any more.
             false => Err(Stop::End),
         }
-    }
-}
-
-enum Settle {
-    /// The owner does not answer.
-    Retry,
-    Stop(Stop),
-}
-
-impl From<Stop> for Settle {
-    fn from(stop: Stop) -> Settle {
-        Settle::Stop(stop)
     }
 }
 
@@ -308,13 +319,6 @@ fn changed() -> Error {
         .hint("Retry the transaction.")
 }
 
-fn crashed_again() -> Error {
-    const CRASH_SHUTDOWN: &str = "57P02";
-    Error::new(CRASH_SHUTDOWN, "the database's node failed twice while it executed the statement")
-        .detail("The statement had no effect.")
-        .hint("Do not retry it before you know that it is not the cause.")
-}
-
 const OUTCOME_UNKNOWN: &str = "08007";
 
 /// A transaction within the query was committed, then the database was moved.
@@ -325,25 +329,30 @@ fn executed_in_part() -> Error {
         .hint("Query the data for the result.")
 }
 
-/// The session has executed a statement without effect before one that was committed.
-fn lost_answer() -> Error {
-    let message = "the connection to the database's node was lost before its answer arrived";
-    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
-        .detail("The statement had no effect. A later statement was committed.")
-        .hint("Retry the statement if its result is needed.")
-}
-
-fn unknown_outcome(id: u64) -> Error {
+pub(super) fn unknown_outcome(id: u64) -> Error {
     let message = "the connection to the database's node was lost before its answer arrived";
     let error = Error::new(OUTCOME_UNKNOWN, message);
     match id {
-        0 => error
-            .detail("It is not known whether the statement was committed.")
-            .hint("Check the data before you retry the statement."),
+        0 => in_doubt(&error),
         id => error
             .detail(format!("Transaction {id} was committed. Its result is lost."))
             .hint("Do not retry the statement. Query the data for the result."),
     }
+}
+
+fn cancelled() -> Error {
+    Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request")
+}
+
+fn cancelled_in_doubt() -> Error {
+    in_doubt(&cancelled())
+}
+
+/// The error for a client that does not learn whether its statement was committed.
+fn in_doubt(error: &Error) -> Error {
+    Error::new(OUTCOME_UNKNOWN, error.message())
+        .detail("It is not known whether the statement was committed.")
+        .hint("Check the data before you retry the statement.")
 }
 
 pub(super) fn no_owner(database: &str) -> Error {

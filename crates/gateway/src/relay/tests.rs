@@ -7,6 +7,8 @@ use fulmar_pgwire::protocol::backend;
 
 use super::journal::{Journal, Mismatch, Told};
 use super::message;
+use super::settle::lost_answers;
+use crate::cluster::TransactionOutcome::{self, Aborted, Committed, Forgotten};
 
 fn journal() -> Journal {
     let next = Cell::new(0);
@@ -342,4 +344,120 @@ fn statements_are_restored_before_a_failed_transaction() {
     journal.transaction_failed();
     journal.begin_again();
     assert_eq!(sent(&mut journal), [prepare, message(message::FAILED, b"")].concat());
+}
+
+/// What the answers to units say whose transactions have these outcomes.
+fn answers(journal: &Journal, outcomes: &[TransactionOutcome]) -> Vec<&'static str> {
+    let ids = journal.transactions_in_doubt();
+    let errors = lost_answers(journal, &ids, outcomes);
+    let kind = |error: &fulmar_engine::Error| match error.state() {
+        "40001" => "no effect",
+        "08007" if error.to_string().contains("Check the data") => "unknown",
+        "08007" => "committed",
+        other => other,
+    };
+    errors.iter().map(kind).collect()
+}
+
+#[test]
+fn each_unit_is_answered_with_the_outcome_of_its_transaction() {
+    let mut journal = journal();
+    journal.feed(&[query("INSERT"), query("INSERT"), query("INSERT")].concat()).unwrap();
+    let none: [&str; 0] = [];
+    assert_eq!(answers(&journal, &[Aborted, Aborted, Aborted]), none, "all are repeated");
+    assert_eq!(answers(&journal, &[Committed, Aborted, Aborted]), ["committed"]);
+    assert_eq!(answers(&journal, &[Aborted, Committed, Aborted]), ["no effect", "committed"]);
+    assert_eq!(answers(&journal, &[Forgotten, Aborted, Committed]), ["unknown", "no effect", "committed"]);
+
+    // The transaction of a pipeline, and a statement after it.
+    let mut journal = super::tests::journal();
+    let pipeline = [query("BEGIN"), query("INSERT"), query("COMMIT"), query("INSERT")].concat();
+    journal.feed(&pipeline).unwrap();
+    assert_eq!(answers(&journal, &[Committed, Aborted, Aborted, Aborted]), ["committed"; 3]);
+    assert_eq!(answers(&journal, &[Committed, Aborted, Aborted, Committed]), ["committed"; 4]);
+    assert_eq!(
+        answers(&journal, &[Aborted, Aborted, Aborted, Committed]),
+        ["no effect", "no effect", "no effect", "committed"]
+    );
+
+    // An open transaction that is committed, and others after it.
+    let mut journal = super::tests::journal();
+    journal
+        .feed(&[query("BEGIN"), query("INSERT"), query("COMMIT"), query("BEGIN; INSERT")].concat())
+        .unwrap();
+    journal.answer(&ready(TransactionStatus::InTransaction)).unwrap();
+    assert_eq!(answers(&journal, &[Committed, Aborted, Aborted]), ["committed"; 2]);
+    assert_eq!(answers(&journal, &[Committed, Aborted, Forgotten]), ["committed", "committed", "unknown"]);
+}
+
+#[test]
+fn parameters_of_an_open_transaction_apply_when_it_was_committed() {
+    let values = |value: &str| vec![("x.y".to_owned(), value.to_owned())];
+    let pending = message(message::PENDING_SETTINGS, br#"[["x.y","2"]]"#);
+    let begun = [pending, ready(TransactionStatus::InTransaction)].concat();
+    for is_committed in [true, false] {
+        let mut journal = journal();
+        journal.values = values("1");
+        journal.feed(&query("BEGIN; SET x.y = 2")).unwrap();
+        journal.answer(&begun).unwrap();
+        assert_eq!(journal.output, ready(TransactionStatus::InTransaction));
+        assert_eq!(journal.values, values("1"), "not committed yet");
+        journal.feed(&query(if is_committed { "COMMIT" } else { "ROLLBACK" })).unwrap();
+        if is_committed {
+            journal.answer_commit();
+        } else {
+            journal.answer(&ready(TransactionStatus::Idle)).unwrap();
+            journal.feed(&query("COMMIT")).unwrap();
+            journal.answer_commit();
+        }
+        assert_eq!(journal.values, values(if is_committed { "2" } else { "1" }));
+    }
+}
+
+#[test]
+fn a_front_keeps_a_bounded_number_of_units() {
+    let mut journal = journal();
+    let (mut fed, insert) = (0, query("INSERT"));
+    while !journal.is_full() {
+        journal.feed(&insert).unwrap();
+        fed += 1;
+    }
+    assert_eq!(fed, 256);
+    journal.answer(&ready(TransactionStatus::Idle)).unwrap();
+    assert!(!journal.is_full(), "the client continues when a unit was answered");
+}
+
+#[test]
+fn a_front_keeps_a_bounded_size_of_requests() {
+    // Without Sync, the unnamed statement is replaced again and again.
+    let mut journal = journal();
+    let large = parse("", &"x".repeat(300 << 10));
+    for _ in 0..20 {
+        journal.feed(&large).unwrap();
+    }
+    assert!(journal.is_lost);
+    assert!(journal.kept_bytes() <= 1 << 20, "{} bytes are kept", journal.kept_bytes());
+    // A statement beyond the limit is forgotten, rather than restored with another text.
+    let late = parse("late", &"y".repeat(300 << 10));
+    journal.feed(&[&late[..], &sync()].concat()).unwrap();
+    let parsed = message(b'1', b"").repeat(21);
+    journal.answer(&[parsed, ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.unsent.clear();
+    journal.begin_again();
+    let restored = sent(&mut journal);
+    assert!(!restored.windows(4).any(|bytes| bytes == b"late"), "{} bytes", restored.len());
+}
+
+#[test]
+fn a_front_knows_a_bounded_number_of_portals() {
+    let mut journal = journal();
+    journal.feed(&[parse("c", "COMMIT"), sync()].concat()).unwrap();
+    journal.answer(&[message(b'1', b""), ready(TransactionStatus::Idle)].concat()).unwrap();
+    // Portals beyond the limit may be anything: the unit is not repeated.
+    for (count, is_commit) in [(63, true), (64, false)] {
+        let binds: Vec<u8> = (0..count).flat_map(|number| bind(&format!("p{number}"), "c")).collect();
+        journal.feed(&[&bind("", "c"), &binds[..], &execute(), &sync()].concat()).unwrap();
+        assert_eq!(journal.units[0].is_commit, is_commit, "{count} other portals");
+        journal.answer(&ready(TransactionStatus::Idle)).unwrap();
+    }
 }

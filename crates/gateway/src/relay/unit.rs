@@ -92,6 +92,13 @@ impl Unit {
         self.bytes.len() + Unit::OVERHEAD_BYTES
     }
 
+    /// The size of the messages that are kept.
+    #[cfg(test)]
+    pub(super) fn kept_bytes(&self) -> usize {
+        let size = |request: &Change| if let Change::Parse(message) = request { message.len() } else { 0 };
+        self.bytes.len() + self.requests.iter().map(size).sum::<usize>()
+    }
+
     pub(super) fn new(id: u64, is_query: bool) -> Unit {
         Unit {
             id,

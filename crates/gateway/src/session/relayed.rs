@@ -49,15 +49,22 @@ impl Session {
         }
     }
 
-    /// Tells the parameters before a ReadyForQuery, if they have changed and no transaction can
-    /// revert them.
+    /// Tells the parameters before a ReadyForQuery, if they have changed. In a transaction, tells those
+    /// after a COMMIT.
     pub(super) fn tell_settings(&mut self, status: TransactionStatus) {
-        if !self.relayed || status != TransactionStatus::Idle || !self.settings.take_stored() {
-            return;
-        }
-        let [values, _] = self.settings.save();
+        let (kind, values) = match status {
+            _ if !self.relayed => return,
+            TransactionStatus::Idle if self.settings.take_stored() => {
+                (message::SETTINGS, self.settings.save())
+            }
+            TransactionStatus::InTransaction if self.settings.take_stored_in_transaction() => {
+                (message::PENDING_SETTINGS, self.settings.save_committed())
+            }
+            _ => return,
+        };
+        let [values, _] = values;
         if let Ok(body) = serde_json::to_vec(&values) {
-            message::put(&mut self.output, message::SETTINGS, &body);
+            message::put(&mut self.output, kind, &body);
         }
     }
 

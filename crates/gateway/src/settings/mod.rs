@@ -306,6 +306,8 @@ pub(crate) struct Settings {
     reports: Vec<&'static str>,
     /// A value has changed since the last [`Settings::take_stored`].
     stored: bool,
+    /// The same for [`Settings::take_stored_in_transaction`].
+    stored_in_transaction: bool,
     bounds: Bounds,
 }
 
@@ -471,7 +473,7 @@ impl Settings {
     }
 
     fn store(&mut self, name: &str, value: Option<Box<str>>) {
-        self.stored = true;
+        (self.stored, self.stored_in_transaction) = (true, true);
         let reported = find(name).filter(|parameter| parameter.reported);
         if let Some(parameter) = reported.filter(|parameter| !self.reports.contains(&parameter.name)) {
             self.reports.push(parameter.name);

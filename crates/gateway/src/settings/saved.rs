@@ -15,6 +15,13 @@ impl Settings {
         [own(&self.values), own(&self.defaults)]
     }
 
+    /// Like [`Settings::save`], after a commit of the open transaction.
+    pub(crate) fn save_committed(&self) -> [Vec<(String, String)>; 2] {
+        let mut committed = self.clone();
+        committed.end_transaction(true);
+        committed.save()
+    }
+
     /// Restores values that were [saved](Settings::save).
     pub(crate) fn restore(&mut self, defaults: &[(String, String)], values: &[(String, String)]) {
         for (name, value) in values {
@@ -26,7 +33,13 @@ impl Settings {
 
     /// Returns true if a value has changed since the last call.
     pub(crate) fn take_stored(&mut self) -> bool {
+        self.stored_in_transaction = false;
         std::mem::take(&mut self.stored)
+    }
+
+    /// Returns true if a value has changed since the last call, or that of [`Settings::take_stored`].
+    pub(crate) fn take_stored_in_transaction(&mut self) -> bool {
+        std::mem::take(&mut self.stored_in_transaction)
     }
 }
 
@@ -52,6 +65,13 @@ mod tests {
         {
             assert_eq!(second.get(name).unwrap(), value, "{name}");
         }
+        first.set_in_transaction("my.x", Some("2"), false).unwrap();
+        first.set_in_transaction("TimeZone", Some("Asia/Tokyo"), true).unwrap();
+        assert!(first.take_stored_in_transaction() && !first.take_stored_in_transaction());
+        let [committed, _] = first.save_committed();
+        let value = |name: &str| committed.iter().find(|value| value.0 == name).map(|value| value.1.as_str());
+        assert_eq!((value("my.x"), value("TimeZone")), (Some("2"), Some("UTC")), "after a commit");
+        assert!(first.take_stored(), "the end of the transaction must be told, too");
         second.reset_all();
         assert_eq!(second.get("TimeZone").unwrap(), "Europe/Berlin");
         assert!(second.get("my.x").is_err());

@@ -27,6 +27,7 @@ pub(super) const TABLES: &[Table] = &[
                 ("partitions", "INT8"),
                 ("heard_ms", "INT8"),
                 ("is_this", "BOOL"),
+                ("slow", "TEXT"),
             ],
         ),
         nodes,
@@ -89,7 +90,8 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             node.sql,
             node.partitions as i64,
             heard_ms,
-            i64::from(node.id == this)
+            i64::from(node.id == this),
+            node.slow.map(|slow| slow.to_string())
         ]
     };
     Ok(cluster.nodes().into_iter().map(row).collect())

@@ -49,6 +49,11 @@
 //! manifest is lost at that moment, they reveal as little about it as a log without any of its
 //! records.
 //!
+//! # Members of a cluster
+//! Records of earlier incarnations are in sealed logs. As long as a partition with such records can
+//! neither be opened nor relocated, the node's log may not be truncated at all. They are therefore
+//! copied to it once ([`copy_to`]), and are relocated from then on like those of a single node.
+//!
 //! # How much is written
 //! - Only records that keep an overlong log from being truncated, and only if at least a quarter of
 //!   the space to be freed belongs to other partitions. If nearly all records were relocated, the
@@ -60,7 +65,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use fulmar_mvcc::{Logged, Unopened, log_error};
+use fulmar_mvcc::{Logged, Replay, Unopened, log_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::Result;
 use fulmar_store::{CommitLog, LogError, Lsn, Urgency};
@@ -103,6 +108,26 @@ pub(super) fn relocate<'a>(
             }
         }
         result
+    }
+    .boxed()
+}
+
+/// Appends the records of a partition, which are in other logs, to this one. Returns once the copies
+/// are durable.
+pub(crate) fn copy_to<'a>(
+    maintenance: &'a Maintenance,
+    log: &'a CommitLog,
+    replay: &'a Replay,
+) -> BoxFuture<'a, Result<()>> {
+    async move {
+        let _one = maintenance.flusher.lock_flushes().await;
+        let records: Vec<&Logged> = replay.records().collect();
+        let mut rest = records.as_slice();
+        while !rest.is_empty() {
+            rest = &rest[relocate_batch(log, rest).await?..];
+        }
+        replay.update_since();
+        Ok(())
     }
     .boxed()
 }
@@ -214,7 +239,6 @@ async fn append(log: &CommitLog, body: &[u8], deadline: Instant) -> Result<Lsn> 
 mod tests {
     use std::time::Duration;
 
-    use fulmar_mvcc::Replay;
     use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
     use fulmar_pages::{Version, ZERO_PAGE};
     use fulmar_store::{Fault, FaultyFiles, LogOptions, Operation};

@@ -67,6 +67,7 @@ use self::batch::LOG_TIMEOUT;
 pub(crate) use self::batch::{
     flush, flush_settled, settle_uncertain_manifests, write_manifest, write_missing_manifests,
 };
+pub(crate) use self::log_relocation::copy_to;
 use self::pressure::{Pressure, first_uncovered};
 use crate::maintenance::Maintenance;
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use fulmar_pages::{Durability, PartitionId};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Limits, Revision};
 
@@ -66,6 +67,14 @@ pub struct ScramVerifier {
     pub stored_key: Vec<u8>,
     /// Proves to the client that the server has this verifier. 32 bytes.
     pub server_key: Vec<u8>,
+}
+
+impl ScramVerifier {
+    /// A hash that identifies the verifier. It does not reveal the keys.
+    pub fn fingerprint(&self) -> u64 {
+        let parts: [&[u8]; 3] = [&self.salt, &self.stored_key, &self.iterations.to_be_bytes()];
+        xxh3_64(&parts.concat())
+    }
 }
 
 impl fmt::Debug for ScramVerifier {

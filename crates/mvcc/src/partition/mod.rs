@@ -58,7 +58,7 @@ pub use named::NamedSegment;
 pub(crate) use outcomes::{Outcomes, Status};
 pub(crate) use readahead::Readahead;
 pub use replay::{Logged, Replay};
-pub use replica_apply::{ApplyResult, ReplicaState};
+pub use replica_apply::{ApplyResult, LogSource, ReplicaState};
 pub use rows::{Deadlock, RowLocks};
 pub use snapshots::Snapshot;
 pub use turns::{Turn, TurnQueue};

@@ -27,11 +27,12 @@
 //! Applying can be cancelled at any await: a batch is installed as a whole, and the position
 //! advances after that. A record that is applied again is skipped by its number.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
 use fulmar_sqlite::{Error, Result};
-use fulmar_store::{LogPosition, LogTail, Lsn, ManifestName, NextRecords, StoreError};
+use fulmar_store::{LogObject, LogPosition, LogTail, Lsn, ManifestName, NextRecords, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
@@ -45,8 +46,19 @@ use crate::store::Frame;
 /// Pages changed by records, approximately, before a batch becomes a version.
 const BATCH_PAGES: usize = 1024;
 
+/// The log that a replica's partition follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogSource {
+    /// Names the logs of the owner.
+    pub log_node: u128,
+    /// The epoch of the ownership; 0 without a cluster.
+    pub epoch: u32,
+}
+
 /// The replication state of a partition.
 pub struct ReplicaState {
+    /// The log that it follows.
+    pub source: LogSource,
     /// The durability of its commits.
     pub durability: Durability,
     /// Everything before this position is applied.
@@ -92,12 +104,14 @@ impl Drop for PinnedSnapshot<'_> {
 impl ReplicaState {
     /// Follows from a position in the log.
     pub fn new(
+        source: LogSource,
         durability: Durability,
         position: LogPosition,
         manifest_unix_ms: Option<u64>,
         now_ms: u64,
     ) -> Self {
-        ReplicaState { durability, position: position.into(), manifest_unix_ms, checked_ms: now_ms.into() }
+        let (position, checked_ms) = (position.into(), now_ms.into());
+        ReplicaState { source, durability, position, manifest_unix_ms, checked_ms }
     }
 
     /// Returns true if the last check for a newer manifest was at least `period_ms` ago. The caller
@@ -146,6 +160,17 @@ impl Partition {
                     ApplyResult::UpToDate => *position = behind,
                     other => return Ok(other),
                 },
+            }
+        }
+        Ok(ApplyResult::UpToDate)
+    }
+
+    /// Applies the records of objects of earlier logs, in order.
+    pub async fn apply_objects(&self, objects: &[Arc<LogObject>]) -> Result<ApplyResult> {
+        for object in objects {
+            match self.apply(object.records(self.id)).await? {
+                ApplyResult::UpToDate => {}
+                other => return Ok(other),
             }
         }
         Ok(ApplyResult::UpToDate)

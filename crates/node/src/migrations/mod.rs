@@ -105,7 +105,8 @@ impl Node {
         if read.record.log() == LogKind::Local {
             return Err(local_stays(partition));
         }
-        if !self.serving().contains(&to) {
+        let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
+        if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
             return Err(not_alive(to));
         }
         let start = (mechanism, max_bytes_per_s);

@@ -147,7 +147,7 @@ async fn one_move(
 ) -> anyhow::Result<Moved> {
     let seed = u64::from(number) * 10;
     let control = window(arguments, cluster, seed).await?;
-    let cached_bytes = one_number(cluster, OWNERS[(number as usize + 1) % 2], "memory_bytes").await?;
+    let cached_bytes = cached_bytes(cluster).await?;
     let to = OWNERS[number as usize % 2];
     let moving = async {
         tokio::time::sleep(WARM_UP + Duration::from_secs(arguments.window) / 3).await;
@@ -176,14 +176,15 @@ async fn one_move(
     })
 }
 
-/// A value of the tenant's statistics at a node.
-async fn one_number(cluster: &Cluster, node: usize, column: &str) -> anyhow::Result<f64> {
-    let mut client = Client::connect(&cluster.target(node)).await?;
-    let sql = format!("SELECT {column} FROM fulmar.tenant_stats WHERE tenant = '{DATABASE}'");
+/// The bytes of the tenant's pages in its owner's memory.
+async fn cached_bytes(cluster: &Cluster) -> anyhow::Result<f64> {
+    // The statistics are those of the node that runs the session: the owner of its database.
+    let mut client = Client::connect(&cluster.target(GATEWAY).with_database(DATABASE)).await?;
+    let sql = format!("SELECT memory_bytes FROM fulmar.tenant_stats WHERE tenant = '{DATABASE}'");
     let rows = client.query(&sql).await?;
     let value = rows.first().and_then(|row| row.first().cloned().flatten());
     client.close().await?;
-    value.unwrap_or_default().parse().with_context(|| format!("{column} of the tenant is not known"))
+    value.unwrap_or_default().parse().context("the size of the tenant's cache is not known")
 }
 
 fn results(arguments: &MigrateArgs, moves: &[Moved]) -> anyhow::Result<Vec<CaseResult>> {

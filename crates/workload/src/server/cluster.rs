@@ -41,6 +41,8 @@ pub struct ClusterSetup {
     pub nodes: usize,
     /// The number of members of etcd.
     pub etcd_members: usize,
+    /// Additional arguments of each member of etcd.
+    pub etcd_arguments: Vec<String>,
     /// Embeds the metadata store in the first node. etcd runs, but is not used.
     pub embedded_metadata: bool,
     /// The store.
@@ -62,6 +64,7 @@ impl Default for ClusterSetup {
         ClusterSetup {
             nodes: 3,
             etcd_members: 1,
+            etcd_arguments: Vec::new(),
             embedded_metadata: false,
             store: ClusterStore::default(),
             put_delay: None,
@@ -78,6 +81,8 @@ struct ClusterNode {
     data: PathBuf,
     log: PathBuf,
     ports: [ReservedPort; 3],
+    /// Additional arguments of its next start.
+    arguments: Vec<String>,
     /// Environment variables of its next start.
     environment: Vec<(String, String)>,
     child: Option<Child>,
@@ -129,7 +134,10 @@ impl Cluster {
         let directory = directory.context("could not create a temporary directory")?;
         let network = setup.isolated.then(Network::create).transpose()?;
         let host = if setup.isolated { HUB } else { Ipv4Addr::LOCALHOST };
-        let etcd = Etcd::start_with(setup.etcd_members, EtcdSetup { host, ..EtcdSetup::default() })?;
+        let etcd = Etcd::start_with(
+            setup.etcd_members,
+            EtcdSetup { host, arguments: setup.etcd_arguments.clone(), ..EtcdSetup::default() },
+        )?;
         let mut s3 = (setup.store == ClusterStore::S3).then(|| S3Server::start_on(host)).transpose()?;
         if let (Some(s3), Some(delay)) = (&mut s3, &setup.put_delay) {
             s3.delay_puts(host, delay.clone())?;
@@ -152,8 +160,8 @@ impl Cluster {
         let ports =
             [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
         let (data, log) = (self.path(&name), self.path(&format!("{name}.log")));
-        let environment = Vec::new();
-        self.nodes.push(ClusterNode { name, data, log, ports, environment, child: None });
+        let (arguments, environment) = (Vec::new(), Vec::new());
+        self.nodes.push(ClusterNode { name, data, log, ports, arguments, environment, child: None });
         Ok(number)
     }
 
@@ -178,7 +186,11 @@ impl Cluster {
         match (self.setup.embedded_metadata, number) {
             (false, _) => command.arg("--meta").arg(format!("etcd://{}", self.etcd.endpoints().join(","))),
             (true, 0) => command.args(["--meta", "embedded"]),
-            (true, _) => command.arg("--join").arg(format!("{}:{}", self.host(0), self.rpc_port(0))),
+            (true, _) => {
+                // With TLS between nodes, which node arguments enable, the name is required.
+                let name = if node.arguments.is_empty() { "" } else { "n1@" };
+                command.arg("--join").arg(format!("{name}{}:{}", self.host(0), self.rpc_port(0)))
+            }
         };
         command.arg("--memory").arg(self.setup.memory_bytes.to_string());
         match &self.s3 {
@@ -190,9 +202,14 @@ impl Cluster {
                 command.arg("--store").arg(url);
             }
         }
-        command.args(&self.setup.arguments);
+        command.args(&self.setup.arguments).args(&node.arguments);
         command.envs(node.environment.iter().map(|(name, value)| (name, value)));
         command
+    }
+
+    /// Sets the arguments of a node's next starts, besides those of all nodes.
+    pub fn set_arguments(&mut self, number: usize, arguments: &[&str]) {
+        self.nodes[number].arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     }
 
     /// Sets the environment variables of a node's next starts, besides those of this process.
@@ -203,8 +220,13 @@ impl Cluster {
 
     /// Starts a node that does not run, and waits until it answers. Returns how long that took.
     pub async fn start_node(&mut self, number: usize) -> anyhow::Result<Duration> {
-        let begun = Instant::now();
         self.spawn_node(number)?;
+        self.wait_for_node(number).await
+    }
+
+    /// Waits until a node that was started answers. Returns how long that took.
+    pub async fn wait_for_node(&mut self, number: usize) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
         loop {
             let last = match first_answer(&self.target(number), "SELECT 1").await {
                 Ok(()) => return Ok(begun.elapsed()),
@@ -361,6 +383,11 @@ impl Cluster {
     /// etcd.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd
+    }
+
+    /// The S3 server, if that is the store.
+    pub fn s3(&self) -> Option<&S3Server> {
+        self.s3.as_ref()
     }
 
     /// A path in the temporary directory.

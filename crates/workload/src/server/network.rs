@@ -30,8 +30,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The address of this process and of the servers that are not nodes.
 pub const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
-/// Runs this program again, with these arguments, in its own network namespace, and returns
-/// how it ended. Returns None if it already runs in one.
+/// Runs this program again, with these arguments, in its own namespaces for the network and for
+/// mounts, and returns how it ended. Returns None if it already runs in such.
 pub fn run_in_private(arguments: &[String]) -> anyhow::Result<Option<ExitStatus>> {
     if std::env::var_os(MARK).is_some() {
         run("ip", &["link", "set", "lo", "up"])?;
@@ -39,7 +39,7 @@ pub fn run_in_private(arguments: &[String]) -> anyhow::Result<Option<ExitStatus>
     }
     let program = std::env::current_exe().context("cannot determine the path of this program")?;
     let mut command = Command::new("unshare");
-    command.arg("--net").arg("--").arg(program).args(arguments).env(MARK, "1");
+    command.args(["--net", "--mount", "--"]).arg(program).args(arguments).env(MARK, "1");
     command.status().map(Some).context("could not run unshare; install Debian's package util-linux")
 }
 

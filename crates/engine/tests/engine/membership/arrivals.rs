@@ -80,3 +80,16 @@ async fn forgotten_arrival_leaves_no_pages_and_its_memory_is_released() {
     assert_eq!(rows, Value::Integer(ROWS));
     assert!(misses > 0, "nothing was in memory");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_partition_has_no_pages_to_read() {
+    let rig = Rig::new();
+    let (a, b) = (rig.start(1).await, rig.start(2).await);
+    rig.create(&a, [7]).await;
+    let cached = a.engine.flush_and_list(SEVEN).await.unwrap();
+    assert!(cached.pages.is_empty());
+    assert_eq!(b.engine.warm(SEVEN, Timeline::first(SEVEN), &[]).await.unwrap(), 0);
+    assert!(rig.hand_over(7, &a, b.node).await.unwrap());
+    fill(&b).await;
+    assert_eq!(scan(&b).await.0, Value::Integer(ROWS));
+}

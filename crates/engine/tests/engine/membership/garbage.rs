@@ -6,9 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::truncation;
+use fulmar_engine::Config;
+use fulmar_pages::PartitionId;
+use fulmar_store::{Span, Store};
 use tokio::time::{sleep, timeout};
 
-use super::rig::{Member, Rig};
+use super::rig::{Member, Rig, log_node};
 use super::{CREATE, ids, insert, insert_until_stopped};
 
 /// Longer than any step takes.
@@ -94,4 +97,73 @@ async fn inherited_records_are_covered_although_writes_never_pause() {
     rig.kill(a);
     let a = rig.start(1).await;
     assert_eq!(ids(&mut a.client(7)).await, acknowledged.into_iter().collect::<Vec<_>>());
+}
+
+/// A partition that cannot be opened does not keep its node's log from being truncated: its records
+/// are copied to that log, and a later owner finds them there.
+#[tokio::test(flavor = "multi_thread")]
+async fn unopenable_partition_does_not_hold_back_its_nodes_log() {
+    const BACKLOG: usize = 60;
+    const ROWS: u64 = 20;
+    let small_log = |config: &mut Config| config.shared_log.backlog_objects = BACKLOG;
+    let rig = Rig::new();
+    let a = rig.start_with(1, small_log).await;
+    rig.create(&a, [7, 8]).await;
+    for partition in [7, 8] {
+        a.client(partition).run(CREATE).await.unwrap();
+    }
+    a.engine.flush().await.unwrap();
+    for id in 1..=ROWS {
+        for partition in [7, 8] {
+            insert(&mut a.client(partition), id).await.unwrap();
+        }
+    }
+    let first = a.node;
+    rig.kill(a);
+    let objects = &rig.store.backend;
+    let names = objects.list(&format!("manifests/{}", PartitionId(7)), None).await.unwrap().names;
+    let damaged = names.into_iter().filter(|name| !name.contains("anchor-")).max().unwrap();
+    let whole = objects.get(&damaged, Span::Whole).await.unwrap().bytes;
+    objects.delete(&damaged).await.unwrap();
+    objects.put(&damaged, "no manifest".into()).await.unwrap();
+
+    // Twice: the second incarnation finds the copies of the first one.
+    let mut rows = ROWS;
+    for incarnation in 2..=3 {
+        let a = rig.start_with(first.0, small_log).await;
+        assert_eq!(a.begun.incarnation, incarnation);
+        a.client(7).run("SELECT 1 FROM t").await.unwrap_err();
+        let log = format!("logs/{:032x}/{incarnation:016x}", log_node(first));
+        let count = async || objects.list(&log, None).await.unwrap().names.len();
+        let truncated = async {
+            let mut most = 0;
+            loop {
+                rows += 1;
+                insert(&mut a.client(8), rows).await.unwrap();
+                // Reports that partition 7 cannot be opened.
+                let _ = a.engine.flush().await;
+                let objects = count().await;
+                if objects < most {
+                    return;
+                }
+                most = objects;
+            }
+        };
+        timeout(DEADLINE, truncated).await.expect("the log must be truncated");
+        for _ in 0..4 * BACKLOG {
+            rows += 1;
+            insert(&mut a.client(8), rows).await.unwrap();
+            if rows % 8 == 0 {
+                let _ = a.engine.flush().await;
+            }
+            assert!(count().await <= 2 * BACKLOG, "{} objects", count().await);
+        }
+        rig.kill(a);
+    }
+    let (a, b) = (rig.start_with(first.0, small_log).await, rig.start(2).await);
+    rig.kill(a.into_dead(&rig, b.node).await);
+    objects.delete(&damaged).await.unwrap();
+    objects.put(&damaged, whole).await.unwrap();
+    assert_eq!(ids(&mut b.client(7)).await, (1..=ROWS).collect::<Vec<_>>());
+    assert_eq!(ids(&mut b.client(8)).await, (1..=rows).collect::<Vec<_>>());
 }

@@ -30,14 +30,14 @@ use crate::common::{Client, with_timeout};
 
 const CLUSTER: u128 = 0xC1;
 
-fn log_node(node: NodeId) -> u128 {
+pub(super) fn log_node(node: NodeId) -> u128 {
     CLUSTER + u128::from(node.0) - 1
 }
 
 /// The store, which counts reads of log objects.
 #[derive(Clone, Debug)]
 pub(super) struct CountingStore {
-    backend: Backend,
+    pub(super) backend: Backend,
     pub(super) log_reads: Arc<AtomicUsize>,
 }
 
@@ -314,6 +314,7 @@ impl Rig {
                 incarnation: begun.incarnation,
                 term: self.env.0.terms.fetch_add(1, Ordering::Relaxed),
                 node: node.0,
+                ids: Arc::default(),
                 assignments: Arc::new(assignments),
             }),
             // Only the tests flush.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
@@ -38,6 +38,10 @@ pub struct Shared {
     /// Bytes of the fronts do not arrive at the sessions.
     pub stops_requests: AtomicBool,
     pub may_answer: watch::Sender<bool>,
+    /// Outcomes of transactions are told. Its receivers are questions without an answer.
+    pub may_decide: watch::Sender<bool>,
+    /// The number of times that an owner was searched.
+    pub searches: AtomicU64,
     /// The number of pieces of the sessions' bytes that have arrived at the fronts.
     pub answers: AtomicU64,
 }
@@ -102,6 +106,7 @@ impl Cluster for Member {
     }
 
     async fn find_owner(&self, partition: PartitionId) -> Result<Option<Owner>> {
+        self.shared.searches.fetch_add(1, Ordering::AcqRel);
         Ok(self.owner(partition))
     }
 
@@ -151,6 +156,7 @@ impl Cluster for Member {
     }
 
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome> {
+        let _ = self.shared.may_decide.subscribe().wait_for(|may| *may).await;
         Ok(match self.shared.engine.outcome(partition, transaction).await? {
             EngineOutcome::Ended(true) => TransactionOutcome::Committed,
             EngineOutcome::Ended(false) => TransactionOutcome::Aborted,
@@ -235,9 +241,14 @@ impl Cluster for Member {
             rpc: String::new(),
             sql: format!("127.0.0.1:{id}"),
             partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
+            slow: None,
             heard: None,
         };
         nodes.into_iter().map(info).collect()
+    }
+
+    fn collector(&self) -> CollectorStatistics {
+        CollectorStatistics::default()
     }
 
     fn partitions(&self) -> Vec<PartitionInfo> {
@@ -265,6 +276,11 @@ pub struct TestCluster {
 impl TestCluster {
     /// A cluster with the database `shop`, which node `owner` owns.
     pub async fn start(nodes: u32, owner: u32) -> TestCluster {
+        Self::start_with(nodes, owner, true).await
+    }
+
+    /// Like [`TestCluster::start`]. Unless `insecure`, users log in with their name as the password.
+    pub async fn start_with(nodes: u32, owner: u32, insecure: bool) -> TestCluster {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
         let catalog = Catalog::open(Arc::new(store)).await.unwrap();
@@ -278,13 +294,15 @@ impl TestCluster {
             stops_answers: AtomicBool::new(false),
             stops_requests: AtomicBool::new(false),
             may_answer: watch::Sender::new(true),
+            may_decide: watch::Sender::new(true),
+            searches: AtomicU64::new(0),
             answers: AtomicU64::new(0),
         });
         let mut gateways = HashMap::new();
         for node in 1..=nodes {
             let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
             config.workers = 2;
-            config.insecure = true;
+            config.insecure = insecure;
             config.temporary_directory = directory.path().to_owned();
             config.cluster = Some(Arc::new(Member { node, shared: shared.clone() }));
             let gateway = Gateway::start(config, engine.clone(), catalog.clone()).unwrap();
@@ -292,8 +310,13 @@ impl TestCluster {
             gateways.insert(node, gateway);
         }
         let cluster = TestCluster { shared, catalog, gateways, _directory: directory };
-        let admin = cluster.client(1, "fulmar").await;
-        admin.batch_execute("CREATE DATABASE shop").await.unwrap();
+        let verifier = fulmar_gateway::scram_verifier("fulmar");
+        cluster.catalog.alter_user_password("fulmar", Some(verifier)).await.unwrap();
+        let admin = cluster.admin(1).await;
+        admin
+            .batch_execute("CREATE USER anna PASSWORD 'anna'; CREATE DATABASE shop OWNER anna")
+            .await
+            .unwrap();
         cluster.shared.set_owner(cluster.partition("shop"), owner);
         cluster
     }
@@ -310,8 +333,13 @@ impl TestCluster {
     pub fn config(&self, node: u32, database: &str) -> tokio_postgres::Config {
         let mut config = tokio_postgres::Config::new();
         let port = self.gateways[&node].local_addr().port();
-        config.host("127.0.0.1").port(port).dbname(database).user("anna");
+        config.host("127.0.0.1").port(port).dbname(database).user("anna").password("anna");
         config
+    }
+
+    /// The superuser's client of the system database.
+    pub async fn admin(&self, node: u32) -> Client {
+        connect(self.config(node, "fulmar").user("fulmar").password("fulmar")).await.unwrap()
     }
 
     /// A client that is connected to a node.

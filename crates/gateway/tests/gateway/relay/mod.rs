@@ -1,6 +1,7 @@
 //! Sessions of databases that another node owns.
 
 mod cluster;
+mod lost;
 
 use std::sync::atomic::Ordering;
 

@@ -6,6 +6,7 @@ use fulmar_pages::{Outcome, Version};
 use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, Lsn, Urgency};
 
+use crate::clock::MAX_ID_LEAD;
 use crate::error::log_error;
 use crate::partition::commits::UncollectedCommit;
 use crate::partition::{Partition, Snapshot, Status};
@@ -19,7 +20,7 @@ impl Partition {
     /// The outcome of a transaction. **Asking decides** if `decides`: an undecided transaction
     /// becomes aborted. The outcome is durable when this returns.
     pub async fn resolve_outcome(&self, id: u64, decides: bool) -> Result<TransactionOutcome> {
-        if id > self.node.clock.newest_id().saturating_add(1 << 32) {
+        if id > self.node.clock.newest_id().saturating_add(MAX_ID_LEAD) {
             return Err(Error::new(
                 sqlstate::INVALID_PARAMETER_VALUE,
                 format!("transaction id {id} is in the future"),

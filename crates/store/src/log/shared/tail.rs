@@ -261,6 +261,16 @@ impl LogTail {
         }
     }
 
+    /// As [`LogTail::new`], from the beginning of an incarnation on: the records of earlier ones are
+    /// read elsewhere.
+    pub fn since(store: Reliable, node: u128, incarnation: u64, memory_bytes: u64) -> Self {
+        let mut tail = Self::new(store, node, memory_bytes);
+        let start = Slot { incarnation, sequence: 0 };
+        *tail.walk.get_mut() = Walk { next: start, after: start.before(), ..Walk::default() };
+        tail.known.get_mut().needed = start;
+        tail
+    }
+
     /// Polls the end of the log. Cancel safe: objects that were read by then remain known.
     pub async fn poll(&self) -> Result<LogEnd, LogError> {
         let mut walk = self.walk.lock().await;

@@ -1,0 +1,68 @@
+//! A store that is away, and nodes that start.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::Duration;
+
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore};
+
+use super::store_proxy::{Proxy, Treatment};
+use super::{connect, create, execute, move_to, owner, start, try_connect, values};
+use crate::common::with_timeout;
+
+/// How long the store is away.
+const OUTAGE: Duration = Duration::from_secs(20);
+
+/// The flush before the move fails, and so does the first attempt to take the database back.
+#[tokio::test(flavor = "multi_thread")]
+async fn database_whose_move_has_failed_is_served_when_the_store_is_back() {
+    let setup = ClusterSetup { nodes: 2, store: ClusterStore::S3, ..ClusterSetup::default() };
+    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).unwrap();
+    let proxy = Proxy::start(&mut cluster, 0, Ipv4Addr::LOCALHOST).await;
+    for node in 0..2 {
+        cluster.start_node(node).await.unwrap();
+    }
+    cluster.wait_until_alive(2).await.unwrap();
+    create(&cluster, "shop").await;
+    move_to(&cluster, 1, "shop", 0).await;
+    execute(&cluster, 1, "shop", "INSERT INTO t VALUES (1)").await;
+    let admin = connect(&cluster, 1, "fulmar").await;
+    proxy.set(Treatment::Refuse);
+    let mut moving =
+        tokio::spawn(async move { admin.batch_execute("ALTER DATABASE shop MOVE TO 'n2'").await });
+    // Long enough for the move to fail, and to be undone in vain. The result does not depend on it.
+    let _ = tokio::time::timeout(OUTAGE, &mut moving).await;
+    proxy.set(Treatment::Pass);
+    execute(&cluster, 1, "shop", "INSERT INTO t VALUES (2)").await;
+    assert_eq!(values(&cluster, 0, "shop").await, [1, 2]);
+    if !moving.is_finished() {
+        let _ = with_timeout("the move", moving).await; // it may succeed now
+    }
+    move_to(&cluster, 0, "shop", 1).await;
+    assert_eq!(owner(&cluster, 0, "shop").await, 1);
+    assert_eq!(values(&cluster, 0, "shop").await, [1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarted_node_is_listed_as_alive_when_it_accepts_clients() {
+    let mut cluster = start().await;
+    let observer = connect(&cluster, 0, "fulmar").await;
+    let mut last = 1_i64;
+    for _ in 0..3 {
+        cluster.kill(1).unwrap();
+        cluster.spawn_node(1).unwrap();
+        let sql =
+            "SELECT incarnation FROM fulmar.nodes WHERE name = 'n2' AND state = 'alive' AND incarnation > $1";
+        let listed = async {
+            loop {
+                if let Some(row) = observer.query_opt(sql, &[&last]).await.unwrap() {
+                    return row.get(0);
+                }
+            }
+        };
+        last = with_timeout("the node is listed", listed).await;
+        let client =
+            try_connect(&cluster.url(1, "fulmar")).await.expect("a node that is alive accepts clients");
+        client.batch_execute("SELECT 1").await.unwrap();
+    }
+}
