@@ -74,16 +74,18 @@ mod tests {
 
     use super::*;
 
+    /// The stored version, and the cached pages with their versions.
+    type Listing = (u64, Vec<(PageNo, u64)>);
+
     /// A source that changes some pages between two listings.
     struct Changing {
-        /// For each listing: the stored version, and the cached pages with their versions.
-        listings: Mutex<Vec<(u64, Vec<(PageNo, u64)>)>>,
+        listings: Mutex<Vec<Listing>>,
         warmed: Mutex<Vec<Vec<PageNo>>>,
         shown: Mutex<usize>,
     }
 
     impl Changing {
-        fn new(mut listings: Vec<(u64, Vec<(PageNo, u64)>)>) -> Changing {
+        fn new(mut listings: Vec<Listing>) -> Changing {
             listings.reverse();
             Changing { listings: Mutex::new(listings), warmed: Mutex::default(), shown: Mutex::default() }
         }

@@ -153,7 +153,7 @@ async fn unopenable_partition_does_not_hold_back_its_nodes_log() {
         for _ in 0..4 * BACKLOG {
             rows += 1;
             insert(&mut a.client(8), rows).await.unwrap();
-            if rows % 8 == 0 {
+            if rows.is_multiple_of(8) {
                 let _ = a.engine.flush().await;
             }
             assert!(count().await <= 2 * BACKLOG, "{} objects", count().await);
