@@ -266,7 +266,7 @@ async fn node_does_not_start_with_a_certificate_that_others_reject() {
         (cluster.issue_unusual("a", SystemTime::now() - 3 * DAY, &both), "expired 3 d ago"),
         (cluster.issue_unusual("a", tomorrow, &both[..1]), "cannot be used as a server certificate"),
         (cluster.issue_unusual("a", tomorrow, &both[1..]), "cannot be used as a client certificate"),
-        (cluster.issue("b", DAY), "not valid for \"a\""),
+        (cluster.issue("b", DAY), "is valid for \"b\", not for \"a\""),
         (other.issue("a", DAY), "another authority"),
     ] {
         let error = cluster.refused(&issued);

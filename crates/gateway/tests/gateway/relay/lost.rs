@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio_postgres::{Client, Error, NoTls};
+use tokio_postgres::{CancelToken, Client, Error, NoTls};
 
 use super::cluster::TestCluster;
 use crate::common::{connect, state, wait_until, with_timeout};
@@ -53,6 +54,18 @@ async fn a_commit_in_doubt_can_be_cancelled() {
     assert_eq!(rows(&client).await, 1);
 }
 
+/// Sends a cancel request, and waits until the gateway has closed its connection: a request that arrived
+/// later could cancel the next statement.
+async fn cancel(token: &CancelToken, port: u16) {
+    let (near, mut far) = tokio::io::duplex(1024);
+    token.cancel_query_raw(near, NoTls).await.unwrap();
+    let mut request = Vec::new();
+    far.read_to_end(&mut request).await.unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.write_all(&request).await.unwrap();
+    with_timeout("the end of the connection", stream.read_to_end(&mut request)).await.unwrap();
+}
+
 /// A statement that has had no effect, because the partition has no owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_waits_for_an_owner_can_be_cancelled() {
@@ -72,8 +85,7 @@ async fn a_statement_that_waits_for_an_owner_can_be_cancelled() {
     });
     // Requests arrive before the statement too, and have no effect then.
     wait_until("the statement is cancelled", async || {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-        token.cancel_query_raw(stream, NoTls).await.unwrap();
+        cancel(&token, port).await;
         running.is_finished()
     })
     .await;
