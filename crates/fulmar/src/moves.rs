@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 use indicatif::ProgressFinish;
+use tokio::time::Instant;
 use tokio_postgres::{Client, Row};
 
 use crate::cli::{MoveArgs, MovesArgs};
@@ -15,6 +16,9 @@ use crate::tenant::{SYSTEM_DATABASE, literal, quoted};
 
 /// How often the progress is read.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a report may take after a move has ended.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+const REPORT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs `fulmar move`.
 pub async fn run(arguments: MoveArgs) -> anyhow::Result<()> {
@@ -40,20 +44,47 @@ pub async fn run(arguments: MoveArgs) -> anyhow::Result<()> {
     }
     // A connection runs one statement at a time.
     let watching = connect(&arguments.server, SYSTEM_DATABASE).await?;
+    let is_there = owner(&watching, name).await?.as_deref() == Some(to);
     let started = reports(&watching, Some(name), 1).await?.first().map(started_ms);
     tokio::select! {
         moved = move_tenant(&client, name, to, &clauses) => moved?,
         never = show_progress(&watching, name) => never?,
     }
-    let newest = reports(&watching, Some(name), 1).await?;
-    // Without a new one, the tenant was there already, or its report is not stored yet.
-    let report = newest.first().filter(|report| started != Some(started_ms(report)));
+    let report = if is_there { None } else { new_report(&watching, name, started).await? };
     match (arguments.json, report) {
-        (true, Some(report)) => output::json(report),
+        (true, Some(report)) => output::json(&report),
         (true, None) => output::json(&serde_json::json!({ "tenant": name, "node": to })),
-        (false, Some(report)) => output::line(&format!("moved {name} to {to}: {}", summary(report))),
+        (false, Some(report)) => output::line(&format!("moved {name} to {to}: {}", summary(&report))),
+        (false, None) if is_there => output::line(&format!("{name} is at {to}")),
         (false, None) => output::line(&format!("moved {name} to {to}")),
     }
+}
+
+/// The node that owns a tenant.
+async fn owner(client: &Client, tenant: &str) -> anyhow::Result<Option<String>> {
+    let sql = "SELECT node FROM fulmar.partitions WHERE tenant = $1";
+    let row = client.query_opt(sql, &[&tenant]).await.map_err(|error| server_error(&error))?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
+}
+
+/// Waits for the report of a move that has ended: it is stored when the waits of the clients are known.
+/// `before` is the start of the move before that. `None` if there is no report: the source has died.
+async fn new_report(
+    client: &Client,
+    tenant: &str,
+    before: Option<u64>,
+) -> anyhow::Result<Option<serde_json::Value>> {
+    let deadline = Instant::now() + REPORT_TIMEOUT;
+    while Instant::now() < deadline {
+        let newest = reports(client, Some(tenant), 1).await?.into_iter().next();
+        let is_new =
+            |report: &serde_json::Value| before != Some(started_ms(report)) && report["outcome"] == "moved";
+        if let Some(report) = newest.filter(is_new) {
+            return Ok(Some(report));
+        }
+        tokio::time::sleep(REPORT_POLL_INTERVAL).await;
+    }
+    Ok(None)
 }
 
 /// Moves a tenant to a node.
@@ -149,9 +180,10 @@ fn started_ms(report: &serde_json::Value) -> u64 {
 fn summary(report: &serde_json::Value) -> String {
     let number = |name: &str| report[name].as_u64().unwrap_or_default();
     format!(
-        "{} copied in {} ms, frozen for {} ms",
+        "{} copied in {} ms, frozen for {} ms, longest wait of a client {} ms",
         Bytes(number("bytes")),
         number("copy_ms"),
-        number("freeze_ms")
+        number("freeze_ms"),
+        number("pause_ms")
     )
 }

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn node_without_a_lease_suspects_nobody() {
+    fn node_without_a_lease_suspects_no_node() {
         let mut watched = Watched::new();
         watched.beat(&answer(3));
         watched.has_lease = false;

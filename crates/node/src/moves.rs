@@ -18,7 +18,7 @@ use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
 use crate::logs::position;
 use crate::messages::{Answer, Request};
-use crate::migrations::local_stays;
+use crate::migrations::{Progress, local_stays};
 
 /// Number of partitions that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
@@ -279,6 +279,7 @@ impl Node {
                 .unchanged(node, self.begun().read.revision)
                 .delete(fulmar_cluster::quarantine::key(partition))
                 .delete(fulmar_cluster::migration::key(partition))
+                .delete(Progress::key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());

@@ -76,8 +76,11 @@ async fn report_says_what_was_copied_and_the_destination_is_warm() {
     let to = (source + 1) % 3;
     let server = cluster.url((source + 2) % 3, "fulmar");
     let moved = stdout(&run(&["move", "shop", "--to", cluster.name(to), "--server", &server]));
-    assert!(moved.starts_with(&format!("moved shop to {}", cluster.name(to))), "{moved}");
+    let expected = format!("moved shop to {}: ", cluster.name(to));
+    assert!(moved.starts_with(&expected) && moved.contains("frozen for"), "{moved}");
     assert_eq!(owner(&cluster, 0, "shop").await, to);
+    let again = stdout(&run(&["move", "shop", "--to", cluster.name(to), "--server", &server]));
+    assert_eq!(again.trim(), format!("shop is at {}", cluster.name(to)));
     wait_for_step(&cluster, 0, "shop", "moved").await;
     let report = newest_report(&cluster, 0, "shop").unwrap();
     assert_eq!((&report["mechanism"], &report["failed"]), (&"albatross".into(), &0.into()), "{report}");

@@ -38,7 +38,7 @@ impl Partition {
         cached
     }
 
-    /// Takes the pages in memory out of another version of this partition, which nobody reads, if
+    /// Takes the pages in memory out of another version of this partition, which no session reads, if
     /// their frames are the same. Returns how many.
     pub fn adopt_pages(&self, from: &Partition) -> u64 {
         // Excludes evictions.

@@ -35,12 +35,12 @@ impl Partition {
     pub fn absent_runs(&self, pages: &[PageNo]) -> Vec<PageRun> {
         let snapshot = self.pin();
         let lies = |no: &PageNo| {
-            // SAFETY: pinned. (No page is requested as 0: a list has none.)
+            // SAFETY: pinned.
             let version = unsafe { self.find(*no, &snapshot) }.filter(|version| !version.is_resident())?;
             let (segment, location) = self.pages.frame(version).ok()??;
             Some((segment, *no, location))
         };
-        let mut absent: Vec<_> = pages.iter().filter_map(lies).collect();
+        let mut absent: Vec<_> = pages.iter().filter(|no| **no != 0).filter_map(lies).collect();
         self.unpin(snapshot);
         absent.sort_unstable_by_key(|(segment, _, location)| (*segment, location.offset));
         let near = absent.chunk_by(|(in_a, _, a), (in_b, _, b)| in_a == in_b && readahead::are_near(a, b));

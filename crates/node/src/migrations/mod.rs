@@ -20,7 +20,7 @@
 //! | --- | --- |
 //! | the node that a client asked | the migration continues; the client reconnects and sees it in `fulmar.migrations` |
 //! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, it copies again |
-//! | the source after the change of owner | the destination finishes the journal. There is no report |
+//! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
@@ -53,6 +53,7 @@ use crate::assignments::protocol_error;
 use crate::messages::{Answer, Request};
 use crate::moves::{ROUTING_TIMEOUT, not_alive};
 pub(crate) use observed::Migrations;
+pub(crate) use progress::Progress;
 
 /// Number of partitions that a node copies at a time.
 const CONCURRENT: usize = 4;
@@ -220,17 +221,21 @@ impl Node {
         self.carry_out_command(command, &run::Measured::default()).await
     }
 
+    /// The name of a node; its id if it was forgotten.
+    fn name_of(&self, id: NodeId) -> String {
+        self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name)
+    }
+
     /// All migrations, newest first.
     pub(crate) fn migration_infos(&self) -> Vec<MigrationInfo> {
-        let name = |id: NodeId| self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name);
         let running = self.migrations().running().into_iter().map(|(partition, journal, progress)| {
             let progress = progress.unwrap_or_default();
             let report = Report {
                 partition: partition.0,
                 number: journal.number,
                 mechanism: journal.mechanism.name().to_owned(),
-                source: name(journal.source),
-                destination: name(journal.destination),
+                source: self.name_of(journal.source),
+                destination: self.name_of(journal.destination),
                 started_unix_ms: journal.started_unix_ms,
                 bytes: progress.bytes(),
                 rounds: progress.rounds,

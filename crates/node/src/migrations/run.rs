@@ -265,7 +265,6 @@ impl Node {
     }
 
     fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {
-        let name = |id: NodeId| self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name);
         let measured = measured.0.lock().clone();
         let outcome = match journal.outcome {
             Some(migration::Outcome::Moved) => "moved",
@@ -275,8 +274,8 @@ impl Node {
             partition: partition.0,
             number: journal.number,
             mechanism: journal.mechanism.name().to_owned(),
-            source: name(journal.source),
-            destination: name(journal.destination),
+            source: self.name_of(journal.source),
+            destination: self.name_of(journal.destination),
             started_unix_ms: journal.started_unix_ms,
             outcome: outcome.to_owned(),
             error: journal.cause.clone(),
