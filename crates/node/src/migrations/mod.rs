@@ -94,7 +94,8 @@ impl Node {
         let (mechanism, max_bytes_per_s) = options;
         let read = self.own_record(partition).await?;
         if to == self.id() {
-            return Ok(None);
+            // A failover may have given it to the destination of a migration that is still open.
+            return self.running_to(partition, to).await;
         }
         let mechanism = mechanism.unwrap_or(Mechanism::Albatross);
         if !mechanism.needs_common_store() {
@@ -116,16 +117,18 @@ impl Node {
             return Ok(Some(number));
         }
         // The same request may have been sent twice.
-        match self.read_journal(partition).await? {
-            Some(running) if running.step != Step::Finished && running.destination == to => {
-                Ok(Some(running.number))
-            }
-            _ => Err(Error::new(
-                sqlstate::OBJECT_IN_USE,
-                format!("partition {partition} is already being moved"),
-            )
-            .hint("The table fulmar.migrations shows its progress.")),
-        }
+        let running = self.running_to(partition, to).await?;
+        running.map(Some).ok_or_else(|| {
+            Error::new(sqlstate::OBJECT_IN_USE, format!("partition {partition} is already being moved"))
+                .hint("The table fulmar.migrations shows its progress.")
+        })
+    }
+
+    /// The number of the partition's migration that has not ended, if it has this destination.
+    async fn running_to(&self, partition: PartitionId, to: NodeId) -> Result<Option<u64>> {
+        let journal = self.read_journal(partition).await?;
+        let running = journal.filter(|it| it.step != Step::Finished && it.destination == to);
+        Ok(running.map(|journal| journal.number))
     }
 
     /// Migrates a partition, from whichever node owns it, and waits until that has ended.
