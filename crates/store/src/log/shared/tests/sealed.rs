@@ -126,3 +126,14 @@ async fn clean_stop_leaves_an_object_that_states_what_is_needed() {
     assert_eq!(slots.read(NODE, 1, 3).await.unwrap(), Some(LogSlot::Seal));
     assert_eq!(read(&store, (1, 0), (2, 0)).await.unwrap(), [] as [u64; 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn end_mark_of_a_deleted_log_is_read_as_a_seal() {
+    let store = Backend::memory();
+    let log = begin(&store, 1).await.unwrap();
+    append_durably(&log, 1).await;
+    let end = seal(&store, 1).await;
+    let slots = LogSlots::new(reliable(&store));
+    assert!(slots.create_end_mark(NODE, 1, end + 1).await.unwrap());
+    assert_eq!(slots.read(NODE, 1, end + 1).await.unwrap(), Some(LogSlot::Seal));
+}
