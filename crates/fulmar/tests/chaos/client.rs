@@ -25,7 +25,7 @@ pub struct Shared {
     pub load: Load,
     pub failed_logins: AtomicU32,
     /// Clients use their own lists only, and do not disconnect: no transaction has a reason to fail.
-    pub is_gentle: AtomicBool,
+    pub gentle: AtomicBool,
     /// A logical clock.
     clock: AtomicU64,
     /// The next value to append.
@@ -39,14 +39,14 @@ impl Shared {
             targets,
             load,
             failed_logins: AtomicU32::new(0),
-            is_gentle: AtomicBool::new(false),
+            gentle: AtomicBool::new(false),
             clock,
             value,
         }
     }
 
-    fn is_gentle(&self) -> bool {
-        self.is_gentle.load(Ordering::Relaxed)
+    pub fn is_gentle(&self) -> bool {
+        self.gentle.load(Ordering::Relaxed)
     }
 
     fn tick(&self) -> u64 {
