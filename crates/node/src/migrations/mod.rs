@@ -49,7 +49,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::Node;
-use crate::assignments::protocol_error;
+use crate::assignments::{missing, protocol_error};
 use crate::messages::{Answer, Request};
 use crate::moves::{ROUTING_TIMEOUT, not_alive};
 pub(crate) use observed::Migrations;
@@ -59,6 +59,9 @@ pub(crate) use progress::Progress;
 const CONCURRENT: usize = 4;
 /// Number of reports that are kept.
 const MAX_REPORTS: usize = 1000;
+/// The outcomes in reports.
+const MOVED: &str = "moved";
+const UNDONE: &str = "undone";
 /// How long a client waits for its migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How often a node looks for journals whose coordinator has died.
@@ -131,8 +134,14 @@ impl Node {
         Ok(running.map(|journal| journal.number))
     }
 
-    /// Migrates a partition, from whichever node owns it, and waits until that has ended.
-    pub(crate) async fn migrate(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
+    /// Starts the migration of a partition, from whichever node owns it. Returns its number; `None` if
+    /// the partition is at the destination.
+    pub(crate) async fn request_migration(
+        &self,
+        partition: PartitionId,
+        node: &str,
+        options: Move,
+    ) -> Result<Option<u64>> {
         let Some(to) = self.owners().find_node(node) else {
             let text = format!("node \"{node}\" does not exist");
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, text)
@@ -142,13 +151,13 @@ impl Node {
         let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
         let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
         match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
-            Answer::Started { number } => self.migration_ended(partition, number).await,
-            _ => Ok(()),
+            Answer::Started { number } => Ok(Some(number)),
+            _ => Ok(None),
         }
     }
 
     /// Waits until a migration has ended. Fails if it was undone.
-    async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
+    pub(crate) async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
         let deadline = Instant::now() + MIGRATION_TIMEOUT;
         loop {
             let changed = self.migrations().changed();
@@ -160,7 +169,18 @@ impl Node {
                     };
                 }
                 // Another migration was started since.
-                Some(journal) if journal.number > number => return Ok(()),
+                Some(journal) if journal.number > number => {
+                    return match self.migrations().report(partition, number) {
+                        Some(report) if report.outcome != MOVED => {
+                            Err(undone(partition, report.error.as_deref()))
+                        }
+                        _ => Ok(()),
+                    };
+                }
+                // It is not observed yet, or was deleted together with the database.
+                None if matches!(self.read_journal(partition).await, Ok(None)) => {
+                    return Err(missing(partition));
+                }
                 _ => {}
             }
             if timeout_at(deadline, changed).await.is_err() {
@@ -171,9 +191,9 @@ impl Node {
         }
     }
 
-    /// Cancels the migration of a partition.
-    pub(crate) async fn cancel_migration(&self, partition: PartitionId) -> Result<()> {
-        match migration::cancel(self.environment(), partition).await {
+    /// Cancels the migration of a partition: the one with this number, if one is given.
+    pub(crate) async fn cancel_migration(&self, partition: PartitionId, number: Option<u64>) -> Result<()> {
+        match migration::cancel(self.environment(), partition, number).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!("partition {partition} has no migration that can be cancelled");
