@@ -25,6 +25,7 @@
 mod client;
 mod disk;
 mod faults;
+mod interrupted;
 mod moves;
 #[path = "../common/store_proxy.rs"]
 mod store;

@@ -335,7 +335,7 @@ impl Faults<'_> {
 }
 
 /// Rows of a query through a node. Repeats it until it is answered.
-async fn query(cluster: &Cluster, through: usize, sql: &str) -> Vec<tokio_postgres::Row> {
+pub async fn query(cluster: &Cluster, through: usize, sql: &str) -> Vec<tokio_postgres::Row> {
     loop {
         let result = async { connect(&cluster.target(through), "fulmar").await?.query(sql, &[]).await };
         match result.await {
@@ -349,7 +349,7 @@ async fn query(cluster: &Cluster, through: usize, sql: &str) -> Vec<tokio_postgr
 }
 
 /// Waits until every node sees that all migrations have ended.
-async fn wait_for_end(cluster: &Cluster) {
+pub async fn wait_for_end(cluster: &Cluster) {
     let sql = "SELECT count(*) FROM fulmar.migrations WHERE step NOT IN ('moved', 'undone')";
     for node in 0..cluster.nodes() {
         while query(cluster, node, sql).await[0].get::<_, i64>(0) > 0 {
@@ -379,7 +379,7 @@ async fn check_reports(cluster: &Cluster) -> usize {
 
 /// Nodes report damage and bugs as errors. A node that was suspended or cut off may also report that
 /// it was fenced.
-fn check_logs(cluster: &Cluster) {
+pub fn check_logs(cluster: &Cluster) {
     for node in 0..cluster.nodes() {
         let log = std::fs::read_to_string(cluster.log(node)).unwrap();
         let damage = log.lines().find(|line| line.contains("damaged") || line.contains("panicked"));

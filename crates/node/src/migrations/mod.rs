@@ -51,7 +51,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::Node;
 use crate::assignments::{missing, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::{ROUTING_TIMEOUT, not_alive};
+use crate::moves::ROUTING_TIMEOUT;
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
 
@@ -112,7 +112,7 @@ impl Node {
         }
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
         if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
-            return Err(not_alive(to));
+            return Err(self.not_alive(to));
         }
         let start = (mechanism, max_bytes_per_s);
         let started = migration::start(self.environment(), partition, &read.record, to, start).await;
@@ -245,7 +245,7 @@ impl Node {
     }
 
     /// The name of a node; its id if it was forgotten.
-    fn name_of(&self, id: NodeId) -> String {
+    pub(crate) fn name_of(&self, id: NodeId) -> String {
         self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name)
     }
 

@@ -21,7 +21,6 @@ use super::{MAX_REPORTS, MOVED, UNDONE};
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, missing, moved, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::not_alive;
 
 /// How long a command may take at another node.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -270,7 +269,7 @@ impl Node {
                 None => {}
             }
             if incarnation() != destination {
-                return not_alive(journal.destination);
+                return self.not_alive(journal.destination);
             }
             tokio::select! {
                 () = changed => {}
