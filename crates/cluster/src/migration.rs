@@ -70,12 +70,14 @@ pub enum Mechanism {
     Live,
     /// Nothing. The destination pulls the pages of a private partition from the source.
     OnDemand,
+    /// Nothing. All pages of a private partition are copied while it is frozen (thesis 3.2.3).
+    Bulk,
 }
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 4] =
-        [Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand];
+    pub const ALL: [Mechanism; 5] =
+        [Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand, Mechanism::Bulk];
 
     /// Its name in SQL and on the command line.
     pub fn name(self) -> &'static str {
@@ -84,6 +86,7 @@ impl Mechanism {
             Mechanism::Albatross => "albatross",
             Mechanism::Live => "live",
             Mechanism::OnDemand => "on-demand",
+            Mechanism::Bulk => "bulk",
         }
     }
 

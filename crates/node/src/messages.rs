@@ -1,9 +1,10 @@
-//! The messages between nodes: JSON, except for the streams of sessions.
+//! The messages between nodes: JSON, except for the streams of sessions and copies.
 //!
 //! The first message of a stream states its purpose:
 //!
 //! - `session`: everything after it is the gateway's.
 //! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
+//! - `copy`: a partition's pages ([`crate::migrations`]). Its other messages are binary.
 //! - `control`: one [`Request`] and its [`Answer`].
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
@@ -14,6 +15,7 @@ use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
+use crate::migrations::CopyOpening;
 use crate::slow_nodes::Latencies;
 
 /// The first message of a stream.
@@ -24,6 +26,11 @@ pub(crate) enum Opening {
     Session,
     /// Heartbeats.
     Heartbeat,
+    /// A copy of a partition.
+    Copy {
+        /// The partition, and the place of the copy among others.
+        copy: CopyOpening,
+    },
     /// A request to the metadata store.
     Metadata,
     /// A request.

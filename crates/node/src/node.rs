@@ -74,6 +74,8 @@ pub struct Node {
     name: String,
     cluster: u128,
     id: NodeId,
+    /// Each node of the cluster has a store of its own.
+    is_private: bool,
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
@@ -124,7 +126,7 @@ impl Node {
         catalog: Arc<Catalog>,
         store: Reliable,
     ) -> Result<Arc<Node>, Error> {
-        let Registration { cluster, node: id, .. } = registration;
+        let Registration { cluster, node: id, is_private, .. } = registration;
         check_directory(&options, cluster)?;
         let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
@@ -157,6 +159,7 @@ impl Node {
             name: options.name,
             cluster,
             id,
+            is_private,
             rpc,
             tls: options.tls,
             environment,
@@ -221,6 +224,7 @@ impl Node {
             term: self.term,
             node: self.id.0,
             ids: self.ids.reservation(),
+            has_common_store: !self.is_private,
             assignments: self.clone() as Arc<dyn Assignments>,
         }
     }
@@ -230,7 +234,10 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
+        match self.is_private {
+            true => tokio::spawn(self.clone().delete_unneeded_copies()),
+            false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
+        };
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
         tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
@@ -329,6 +336,11 @@ impl Node {
     /// The name of the node.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether each node of the cluster has a store of its own.
+    pub fn is_private(&self) -> bool {
+        self.is_private
     }
 
     /// The id of the cluster.
@@ -435,6 +447,7 @@ impl Node {
                 None => stream.reset("the node is starting"),
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
+            Opening::Copy { copy } => self.receive_copy(copy, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.

@@ -29,11 +29,13 @@
 //! A node copies [`CONCURRENT`] partitions at a time; further ones wait. Of all reports the newest
 //! [`MAX_REPORTS`] are kept.
 
+mod copies;
 mod observed;
 mod progress;
 mod run;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
@@ -43,7 +45,7 @@ use fulmar_gateway::cluster::{MigrationInfo, Move};
 use fulmar_migrate::prediction::Predictor;
 use fulmar_migrate::report::Report;
 use fulmar_pages::PartitionId;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -52,6 +54,8 @@ use crate::Node;
 use crate::assignments::protocol_error;
 use crate::messages::{Answer, Request};
 use crate::moves::{ROUTING_TIMEOUT, not_alive};
+use copies::Arriving;
+pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
 
@@ -70,6 +74,26 @@ pub(crate) struct Running {
     partitions: Mutex<HashSet<PartitionId>>,
     slots: Semaphore,
     predictor: Mutex<Predictor>,
+    /// The copies that wait for their handover.
+    copies: Mutex<HashMap<PartitionId, CopyStream>>,
+    attempts: AtomicU64,
+    /// The partitions that were copied to this node.
+    arriving: Mutex<HashMap<PartitionId, Arc<Arriving>>>,
+}
+
+impl Running {
+    fn next_attempt(&self) -> u64 {
+        self.attempts.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn arriving(&self, partition: PartitionId) -> Arc<Arriving> {
+        self.arriving.lock().entry(partition).or_default().clone()
+    }
+
+    /// Takes the copy of a migration out.
+    fn take_copy(&self, partition: PartitionId, migration: u64) -> Option<CopyStream> {
+        self.copies.lock().remove(&partition).filter(|copy| copy.migration() == migration)
+    }
 }
 
 impl Default for Running {
@@ -78,6 +102,9 @@ impl Default for Running {
             partitions: Mutex::default(),
             slots: Semaphore::new(CONCURRENT),
             predictor: Mutex::default(),
+            copies: Mutex::default(),
+            attempts: AtomicU64::default(),
+            arriving: Mutex::default(),
         }
     }
 }
@@ -97,16 +124,13 @@ impl Node {
             // A failover may have given it to the destination of a migration that is still open.
             return self.running_to(partition, to).await;
         }
-        let mechanism = mechanism.unwrap_or(Mechanism::Albatross);
-        if !mechanism.needs_common_store() {
-            let text = format!("mechanism \"{}\" moves databases in a private store", mechanism.name());
-            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
-                .detail("This database is in the store that all nodes share.")
-                .hint("Use \"albatross\" or \"flush\"."));
-        }
-        if read.record.log() == LogKind::Local {
+        let is_local = read.record.log() == LogKind::Local;
+        if is_local && !self.is_private() {
             return Err(local_stays(partition));
         }
+        // The system database contains nothing, so it needs no copy.
+        let mechanism = mechanism.unwrap_or(if is_local { Mechanism::Live } else { Mechanism::Albatross });
+        check_mechanism(mechanism, is_local)?;
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
         if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
             return Err(not_alive(to));
@@ -269,6 +293,23 @@ fn mechanism_named(name: &str) -> Result<Mechanism> {
         let text = format!("migration mechanism \"{name}\" does not exist");
         Error::new(sqlstate::INVALID_PARAMETER_VALUE, text).hint(format!("Available values: {names}."))
     })
+}
+
+/// Fails if a mechanism does not move partitions of private stores, or only these.
+fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
+    let refused = |detail: &str, hint: &str| {
+        let text = format!("mechanism \"{}\" cannot move this database", mechanism.name());
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
+    };
+    match (mechanism, is_private) {
+        (Mechanism::OnDemand, true) | (Mechanism::Flush | Mechanism::Albatross, true) => {
+            refused("It is in the store of its node.", "Use \"live\" or \"bulk\".")
+        }
+        (Mechanism::Live | Mechanism::OnDemand | Mechanism::Bulk, false) => {
+            refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn local_stays(partition: PartitionId) -> Error {

@@ -130,7 +130,7 @@ impl Node {
         let (to, mechanism) = (journal.record.destination, journal.record.mechanism);
         let (to, transfer) = match mechanism {
             Mechanism::Flush | Mechanism::Albatross => (Some(to), Transfer::Migrated(journal)),
-            Mechanism::Live => {
+            Mechanism::Live | Mechanism::Bulk => {
                 let stored = self.send_copy(&journal.record, partition, 2, state).await;
                 (Some(to).filter(|_| stored == Some(Reply::Done)), Transfer::Copied(journal))
             }
