@@ -70,7 +70,7 @@ mod verify;
 pub use background::Background;
 pub use branch::DecisionError;
 pub use common_store::{CommonStore, PartitionManifests};
-pub use copy::{IncomingCopy, OutgoingCopy, RoundSize};
+pub use copy::{Archive, ArchiveSize, IncomingCopy, OutgoingCopy, RoundSize};
 pub use export::Export;
 pub use hot::HotLists;
 pub use import::Import;

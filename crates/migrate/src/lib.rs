@@ -26,6 +26,7 @@
 //! | `albatross` | common store | the cached pages, in rounds | continue at the destination |
 //!
 //! | `live` | private stores | all pages, in rounds | continue at the destination |
+//! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
 //! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | continue at the destination |
 //!
 //! `on-demand` moves partitions of private stores too. Only the protocol simulator runs it.

@@ -50,6 +50,8 @@ pub(crate) enum Request {
     Command { partition: u64, fence: Fence, epoch: u32, action: Action },
     /// Read pages of a partition that will be moved to this node.
     Warm { partition: u64, lineage: u64, epoch: u32, pages: Vec<u32> },
+    /// Report how much of the partition, which another node owns, is in the archive of this node.
+    Archive { partition: u64, lineage: u64, epoch: u32 },
     /// Open a partition that was moved to this node.
     Open { partition: u64 },
     /// Report how long clients of the partition have waited since the last such request.
@@ -112,6 +114,8 @@ pub(crate) enum Answer {
     Started { number: u64 },
     /// The number of pages that had not been in memory.
     Warmed { pages: u64 },
+    /// The size of an archive; 0 if there is none.
+    Archive { bytes: u64 },
     /// How long clients have waited.
     Waits { waits: Waits },
     /// A smoothed execution time.

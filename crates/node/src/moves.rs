@@ -65,6 +65,11 @@ impl Node {
                 let warm = self.partitions()?.warm(PartitionId(partition), timeline, pages);
                 Ok(Answer::Warmed { pages: warm.await? })
             }
+            Request::Archive { partition, lineage, epoch } => {
+                let (partition, timeline) = (PartitionId(partition), Timeline { lineage, epoch });
+                let archive = self.partitions()?.archive_size(partition, timeline).await?;
+                Ok(Answer::Archive { bytes: archive.map_or(0, |archive| archive.bytes) })
+            }
             Request::Open { partition } => {
                 self.partitions()?.open_arrived(PartitionId(partition)).await?;
                 Ok(Answer::Done)

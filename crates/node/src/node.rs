@@ -67,6 +67,8 @@ pub struct NodeOptions {
     pub tls: Option<Arc<NodeTls>>,
     /// Whether other nodes use the metadata store of this node.
     pub serves_metadata: bool,
+    /// How much this node keeps of databases that were moved from its own store to other nodes.
+    pub archive_bytes: u64,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -76,6 +78,7 @@ pub struct Node {
     id: NodeId,
     /// Each node of the cluster has a store of its own.
     is_private: bool,
+    archive_bytes: u64,
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
@@ -160,6 +163,7 @@ impl Node {
             cluster,
             id,
             is_private,
+            archive_bytes: options.archive_bytes,
             rpc,
             tls: options.tls,
             environment,
@@ -235,7 +239,7 @@ impl Node {
         let _ = self.sessions.set(sessions);
         let node = self.clone();
         match self.is_private {
-            true => tokio::spawn(self.clone().delete_unneeded_copies()),
+            true => tokio::spawn(self.clone().keep_archives()),
             false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
         };
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
@@ -341,6 +345,11 @@ impl Node {
     /// Whether each node of the cluster has a store of its own.
     pub fn is_private(&self) -> bool {
         self.is_private
+    }
+
+    /// How much this node keeps of databases that were moved to other nodes.
+    pub(crate) fn archive_bytes(&self) -> u64 {
+        self.archive_bytes
     }
 
     /// The id of the cluster.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fulmar_engine::{
-    CachedPages, CommonStore, DecisionError, Engine, IncomingCopy, LogDurations, OutgoingCopy, Released,
-    Result, Timeline,
+    Archive, ArchiveSize, CachedPages, CommonStore, DecisionError, Engine, IncomingCopy, LogDurations,
+    OutgoingCopy, Released, Result, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -40,6 +40,12 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Begins to receive a partition that this node will own in an epoch.
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy>;
+
+    /// What is stored of a partition that this node does not own.
+    async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>>;
+
+    /// The size of an archive.
+    async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>>;
 
     /// Deletes what is stored of a partition that this node does not own.
     async fn delete_copy(&self, partition: PartitionId) -> Result<()>;
@@ -167,6 +173,14 @@ impl Partitions for EnginePartitions {
 
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy> {
         self.0.copy_in(partition, timeline, epoch).await
+    }
+
+    async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>> {
+        self.0.archive(partition, timeline).await
+    }
+
+    async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>> {
+        self.0.archive_size(partition, timeline).await
     }
 
     async fn delete_copy(&self, partition: PartitionId) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Copies of partitions between nodes that have a store of their own ([`fulmar_maintenance`]'s `copy`).
 
-use fulmar_maintenance::{IncomingCopy, OutgoingCopy};
+use fulmar_maintenance::{Archive, ArchiveSize, IncomingCopy, OutgoingCopy};
 use fulmar_pages::{PageNo, PartitionId, Timeline};
 use fulmar_sqlite::Result;
 use fulmar_store::VERSION_BITS;
@@ -17,6 +17,16 @@ impl Engine {
     pub async fn copy_in(&self, id: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy> {
         self.require_member()?;
         self.maintenance().copy_in(id, timeline, u64::from(epoch) << VERSION_BITS).await
+    }
+
+    /// The archive of a partition that this node does not own; `None` if it has kept nothing.
+    pub async fn archive(&self, id: PartitionId, timeline: Timeline) -> Result<Option<Archive>> {
+        self.maintenance().archive(id, timeline.epoch).await
+    }
+
+    /// The size of such an archive.
+    pub async fn archive_size(&self, id: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>> {
+        self.maintenance().archive_size(id, timeline.epoch).await
     }
 
     /// Fails if there is no room on the disk for this many bytes.

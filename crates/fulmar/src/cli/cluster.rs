@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
+use crate::size::Bytes;
+
 use super::{MetaSecurityArgs, RpcTlsArgs};
 
 /// The name of the cluster in etcd if `--meta` names none.
@@ -31,6 +33,10 @@ pub struct ClusterArgs {
     /// its name is required: NAME@ADDR:PORT
     #[arg(long, value_name = "ADDR:PORT", requires = "node", group = "metadata")]
     pub join: Option<Join>,
+    /// Without --store: keep the pages of databases that were moved to other nodes, up to this size, so
+    /// that they move back faster [default: 0]
+    #[arg(long, value_name = "BYTES", requires = "node", conflicts_with = "store")]
+    pub archives: Option<Bytes>,
     /// TLS between nodes.
     #[command(flatten)]
     pub rpc_tls: RpcTlsArgs,

@@ -143,6 +143,7 @@ pub(super) async fn start(
         sql: arguments.sql,
         data: data.path().to_owned(),
         tls: node_tls,
+        archive_bytes: arguments.cluster.archives.map_or(0, |archives| archives.0),
         serves_metadata: matches!(flags.metadata, Metadata::Url(MetaUrl::Embedded)),
     };
     let reliable = Reliable::new(store.clone(), Limits::default());

@@ -26,6 +26,25 @@ async fn manifests(cluster: &Cluster, node: usize, database: &str) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
+/// The report of a move that has ended.
+async fn report(cluster: &Cluster, number: u64) -> serde_json::Value {
+    let newest = || newest_report(cluster, 0, "shop");
+    let is_it = |report: &serde_json::Value| report["number"] == number && report["outcome"] == "moved";
+    wait_until("the report", async || newest().is_some_and(|report| is_it(&report))).await;
+    newest().unwrap()
+}
+
+/// The only value of a query's result.
+async fn text(cluster: &Cluster, through: usize, sql: &str) -> String {
+    let client = connect(cluster, through, "shop").await;
+    let answers = with_timeout(sql, client.simple_query(sql)).await.unwrap();
+    let row = answers.iter().find_map(|answer| match answer {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    row.unwrap_or_else(|| panic!("{sql}: {answers:?}")).to_owned()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn databases_move_between_stores_and_no_transaction_fails() {
     let mut cluster = start_private().await;
@@ -42,12 +61,7 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
     stop.store(true, Ordering::Relaxed);
     let expected = with_timeout("the writer", writer).await.unwrap();
     assert_eq!(values(&cluster, 0, "shop").await, expected);
-    wait_until("the report", async || {
-        let report = newest_report(&cluster, 0, "shop").unwrap();
-        report["number"] == 4 && report["outcome"] == "moved"
-    })
-    .await;
-    let report = newest_report(&cluster, 0, "shop").unwrap();
+    let report = report(&cluster, 4).await;
     assert_eq!((&report["mechanism"], &report["failed"]), (&"live".into(), &0.into()), "{report}");
     assert!(report["bytes"].as_u64().unwrap() > ROWS as u64 * 500, "{report}");
 
@@ -92,6 +106,36 @@ async fn database_is_at_its_node_after_either_end_of_a_copy_has_died() {
         .await;
     assert!(manifests(&cluster, to, "shop").await > 0);
     assert_eq!(rows(&cluster, source, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn database_that_comes_back_is_copied_as_a_patch() {
+    let arguments = vec!["--archives".to_owned(), "64MiB".to_owned()];
+    let setup = ClusterSetup { store: ClusterStore::Private, arguments, ..ClusterSetup::default() };
+    let cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let to = (source + 1) % 3;
+    move_to(&cluster, 0, "shop", to).await;
+    // A tenth of the pages change, the table shrinks, and new pages are written.
+    let sql = "UPDATE big SET text = hex(randomblob(500)) WHERE id <= 200; DELETE FROM big WHERE id > 1900; \
+               CREATE TABLE new(text TEXT); INSERT INTO new SELECT hex(randomblob(500)) FROM big LIMIT 50";
+    execute(&cluster, 0, "shop", sql).await;
+    move_to(&cluster, 0, "shop", source).await;
+    assert_eq!(rows(&cluster, 0, "shop").await, 1900);
+    assert_eq!(text(&cluster, source, "PRAGMA integrity_check").await, "ok");
+    let sql = "SELECT (SELECT count(*) FROM new) || ' ' || (SELECT sum(length(text)) FROM big)";
+    assert_eq!(text(&cluster, source, sql).await, "50 1900000");
+    let report = report(&cluster, 2).await;
+    assert_eq!(report["mechanism"], "delta", "{report}");
+    assert!(report["reason"].as_str().unwrap().contains("has kept"), "{report}");
+    assert!(report["bytes"].as_u64().unwrap() < ROWS as u64 * 300, "{report}");
+    // The third node has nothing.
+    let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING delta", cluster.name((source + 2) % 3));
+    let client = connect(&cluster, 0, "fulmar").await;
+    let error = with_timeout(&sql, client.batch_execute(&sql)).await.unwrap_err();
+    assert!(message(&error).contains("has no archive of the database"), "{error:?}");
+    assert!(manifests(&cluster, to, "shop").await > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

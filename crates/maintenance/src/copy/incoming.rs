@@ -9,6 +9,7 @@ use fulmar_pages::{Manifest, PartitionId, SegmentId, Timeline, Version};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::SegmentWriter;
 
+use super::archive::Archive;
 use super::batch;
 use crate::maintenance::Maintenance;
 
@@ -81,6 +82,12 @@ impl Maintenance {
 }
 
 impl IncomingCopy {
+    /// Uses the pages of an archive whose hashes were sent to the source.
+    pub fn use_archive(&mut self, archive: &Archive) {
+        self.segments = archive.manifest().segments.clone();
+        self.held.push(archive.held.clone());
+    }
+
     /// Stores the frames of a batch of the source ([`super::OutgoingCopy::next`]).
     pub async fn frames(&mut self, batch: &[u8]) -> Result<()> {
         let node = self.maintenance.node().clone();

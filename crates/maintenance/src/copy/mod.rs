@@ -11,6 +11,9 @@
 //! rounds. Its version number is that of the copy, above all numbers of the source, so the newest
 //! manifest is that of the last round.
 //!
+//! If the destination has an [archive] of the partition, its first segments are those of the archive,
+//! and the first round contains the pages that differ from them.
+//!
 //! # Protection from garbage collection
 //! The source's segments, and those that the destination has stored, count as used until the copy is
 //! dropped. After that only manifests protect them.
@@ -19,9 +22,11 @@
 //! A copy exists in the memory of both nodes. If one of them ends, the segments and manifests that
 //! were stored are garbage: no record of the cluster names them.
 
+mod archive;
 mod batch;
 mod incoming;
 mod outgoing;
 
+pub use archive::{Archive, ArchiveSize};
 pub use incoming::IncomingCopy;
 pub use outgoing::{OutgoingCopy, RoundSize};

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use fulmar_mvcc::{Frame, LongTermReservation, Segments, read_frames, store_error};
-use fulmar_pages::{FrameLocation, Manifest, PageNo, PartitionId, SegmentId};
+use fulmar_pages::segment::FrameWriter;
+use fulmar_pages::{FrameLocation, Manifest, PageNo, PartitionId, SegmentId, ZERO_PAGE};
 use fulmar_sqlite::Result;
 use hashbrown::HashMap;
 
-use super::batch;
+use super::{archive, batch};
 use crate::maintenance::Maintenance;
 
 /// Maximum number of pages per batch. A batch is shorter than a message between nodes may be.
 const BATCH_PAGES: usize = 128;
-/// Memory per page of the partition: the frame that was sent, and the one to be sent.
-const INDEX_ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Frame)>() as u64;
+/// Memory per page of the partition: the frame that was sent, the one to be sent, and the hash of the
+/// one in the archive.
+const INDEX_ENTRY_BYTES: u64 = (2 * size_of::<(PageNo, Frame)>() + size_of::<(PageNo, u128)>()) as u64;
 
 /// The size of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct OutgoingCopy {
     segments: Segments,
     /// The frames that the destination has.
     sent: HashMap<PageNo, Frame>,
+    /// The hashes of the frames in the destination's archive that were not compared yet.
+    archived: HashMap<PageNo, u128>,
     /// The version of this round; `None` if the partition is empty.
     manifest: Option<Manifest>,
     /// The frames that are still to be sent in this round, last one first.
@@ -48,6 +52,7 @@ impl Maintenance {
             partition,
             segments: Segments::default(),
             sent: HashMap::new(),
+            archived: HashMap::new(),
             manifest: None,
             waiting: Vec::new(),
             held: Arc::default(),
@@ -57,6 +62,11 @@ impl Maintenance {
 }
 
 impl OutgoingCopy {
+    /// The destination has these frames, a list made by [`super::Archive::next`].
+    pub fn add_archived(&mut self, list: &[u8]) -> Result<()> {
+        archive::read_hashes(list, &mut self.archived)
+    }
+
     /// Flushes the partition and begins a round with its newest version.
     pub async fn begin_round(&mut self) -> Result<RoundSize> {
         let maintenance = self.maintenance.clone();
@@ -100,7 +110,7 @@ impl OutgoingCopy {
 
     /// Appends the next frames to `out`. Returns false at the end of the round.
     pub async fn next(&mut self, out: &mut Vec<u8>) -> Result<bool> {
-        let Some((_, first)) = self.waiting.last().copied() else { return Ok(false) };
+        let Some((_, first)) = self.waiting.last().copied() else { return Ok(self.push_unwritten(out)) };
         let of_segment = |(_, frame): &&(PageNo, Frame)| frame.segment == first.segment;
         let count = self.waiting.iter().rev().take(BATCH_PAGES).take_while(of_segment).count();
         let mut run = self.waiting.split_off(self.waiting.len() - count);
@@ -109,9 +119,27 @@ impl OutgoingCopy {
         let segment = self.segments.known(first.segment)?;
         let read = self.maintenance.node().store.read_frames(segment, &locations).await;
         for ((page, _), frame) in run.iter().zip(read.map_err(store_error)?) {
-            batch::push(out, *page, &frame.bytes);
+            if self.archived.remove(page) != Some(archive::hash(&frame.bytes)) {
+                batch::push(out, *page, &frame.bytes);
+            }
         }
         Ok(true)
+    }
+
+    /// Appends empty pages for some of those that the archive has, and that this version has never
+    /// written. Returns false if there are no more.
+    fn push_unwritten(&mut self, out: &mut Vec<u8>) -> bool {
+        let page_count = self.manifest.as_ref().map_or(0, |manifest| manifest.page_count);
+        self.archived.retain(|page, _| *page <= page_count);
+        let pages: Vec<PageNo> = self.archived.keys().take(BATCH_PAGES).copied().collect();
+        let mut writer = FrameWriter::new(&mut Vec::new());
+        for page in &pages {
+            let mut frame = Vec::new();
+            writer.push(&ZERO_PAGE, &mut frame);
+            batch::push(out, *page, &frame);
+            self.archived.remove(page);
+        }
+        !pages.is_empty()
     }
 
     /// The manifest of the round's version; `None` if the partition is empty.

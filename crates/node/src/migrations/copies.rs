@@ -3,6 +3,7 @@
 //! ```text
 //!   source                        destination
 //!   opening                 ->    checks the journal
+//!                           <-    hashes of its archive (`delta`)
 //!   frames, frames, ...     ->    segment
 //!   end of round, manifest  ->    segment and manifest are durable
 //!                           <-    done
@@ -15,17 +16,20 @@
 //! one that it has seen. If the destination restarts, its streams end, and no handover that a source
 //! has begun can be applied: it compares the destination's incarnation.
 //!
-//! # Deleting copies
-//! A node deletes what it has stored of a partition if another node owns it, and no handover to this
-//! node can be applied any more: the journal, which the handover compares, is not that of a migration
-//! to this node, or that is undone. The journal is read first, then the owner.
+//! # Archives
+//! What a node has stored of a partition that another node owns is its archive, which makes a move
+//! back cheaper (`delta`). A node keeps the newest ones up to its budget (`--archives`), and deletes
+//! the others, if no handover to this node can be applied any more: the journal, which the handover
+//! compares, is not that of a migration to this node, or that is undone. The journal is read first,
+//! then the owner.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_cluster::migration::{Journal, Step};
-use fulmar_cluster::{NodeId, metadata};
-use fulmar_engine::{Error, OutgoingCopy, Result, Timeline, sqlstate};
+use fulmar_cluster::environment::Environment;
+use fulmar_cluster::migration::{Journal, Mechanism, Step};
+use fulmar_cluster::{NodeId, PartitionRecord, metadata};
+use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, Timeline, sqlstate};
 use fulmar_migrate::PageSource;
 use fulmar_migrate::report::Round;
 use fulmar_pages::{Manifest, PAGE_SIZE, PartitionId};
@@ -42,6 +46,10 @@ use crate::messages::{self, Answer, Opening, Request};
 const FRAMES: u8 = 0;
 /// The first byte of the message that ends a round. The manifest follows, if there is one.
 const END_OF_ROUND: u8 = 1;
+/// The first byte of a message with hashes of the destination's archive.
+const ARCHIVED: u8 = 2;
+/// The only byte of the message that follows them.
+const END_OF_ARCHIVE: u8 = 3;
 /// How long the destination may take to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the destination may take to make a round durable.
@@ -50,8 +58,12 @@ const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 const WARM_PAGES: usize = 1024;
 /// How long the destination may take for such a request.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a node looks for copies that it does not need.
-const DELETE_INTERVAL: Duration = Duration::from_secs(20);
+/// How often a node looks for archives that exceed the budget.
+const TIDY_INTERVAL: Duration = Duration::from_secs(20);
+/// How long the creation of a partition may take after its first manifest.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The bits of a hybrid timestamp below its milliseconds.
+const CLOCK_BITS: u32 = 16;
 
 /// Orders the streams that copy a partition to a node: the migration, the source's incarnation, and a
 /// number.
@@ -72,6 +84,8 @@ pub(crate) struct CopyOpening {
     timeline: u32,
     /// The size of the first round.
     bytes: u64,
+    /// The destination sends the hashes of its archive first.
+    uses_archive: bool,
 }
 
 /// A partition that is, or was, copied to this node.
@@ -90,6 +104,8 @@ pub(crate) struct CopyStream {
     /// `None` before the first round.
     stream: Option<Stream>,
     message: Vec<u8>,
+    /// Bytes received that were not counted yet.
+    received_bytes: u64,
 }
 
 impl CopyStream {
@@ -103,7 +119,10 @@ impl CopyStream {
             let opening = Opening::Copy { copy: self.opening };
             let opened = timeout(SEND_TIMEOUT, node.open_stream(self.destination, &opening)).await;
             let opened = opened.map_err(|_| no_answer())?.map_err(|error| lost(&error))?;
-            self.stream = Some(opened);
+            let stream = self.stream.insert(opened);
+            if self.opening.uses_archive {
+                self.received_bytes += receive_archive(stream, &mut self.outgoing).await?;
+            }
         }
         self.stream.as_mut().ok_or_else(no_answer)
     }
@@ -134,6 +153,25 @@ impl CopyStream {
     }
 }
 
+/// Receives the hashes of the destination's archive. Returns their size.
+async fn receive_archive(stream: &mut Stream, outgoing: &mut OutgoingCopy) -> Result<u64> {
+    let mut bytes = 0;
+    loop {
+        let received = timeout(ROUND_TIMEOUT, stream.receive()).await.map_err(|_| no_answer())?;
+        let Some(message) = received.map_err(|error| lost(&error))? else { return Err(no_answer()) };
+        bytes += message.len() as u64;
+        match message.split_first() {
+            Some((&ARCHIVED, list)) => outgoing.add_archived(list)?,
+            Some((&END_OF_ARCHIVE, _)) => return Ok(bytes),
+            _ => {
+                let answer = messages::decode::<Answer>(&message);
+                answer.map_err(|cause| Error::new(sqlstate::INTERNAL, cause))?.into_result()?;
+                return Err(no_answer());
+            }
+        }
+    }
+}
+
 /// The destination's answer.
 async fn answer(stream: &mut Stream) -> Result<()> {
     let received = timeout(ROUND_TIMEOUT, stream.receive()).await.map_err(|_| no_answer())?;
@@ -150,6 +188,17 @@ fn no_answer() -> Error {
 fn lost(error: &TransportError) -> Error {
     Error::new(sqlstate::CANNOT_CONNECT_NOW, format!("lost the connection to the destination: {error}"))
         .hint("Check the nodes with \"fulmar node list\".")
+}
+
+/// Sends the hashes of an archive to the source.
+async fn send_archive(stream: &mut Stream, archive: &mut Archive) -> Result<()> {
+    let mut message = vec![ARCHIVED];
+    while archive.next(&mut message).await? {
+        let sent = timeout(SEND_TIMEOUT, stream.send(&message)).await;
+        sent.map_err(|_| no_answer())?.map_err(|error| lost(&error))?;
+        message.truncate(1);
+    }
+    stream.send(&[END_OF_ARCHIVE]).await.map_err(|error| lost(&error))
 }
 
 /// The rounds of a copy.
@@ -199,9 +248,14 @@ impl PageSource for CopyRounds<'_> {
         if !self.copy.outgoing.next(&mut self.copy.message).await? {
             return Ok(None);
         }
+        let received = std::mem::take(&mut self.copy.received_bytes);
+        // The destination may have all of the pages.
+        if self.copy.message.len() == 1 {
+            return Ok(Some(received));
+        }
         let bytes = self.copy.message.len() as u64;
         self.copy.send(self.node).await?;
-        Ok(Some(bytes))
+        Ok(Some(bytes + received))
     }
 
     async fn end_round(&mut self, rounds: &[Round]) -> Result<()> {
@@ -230,15 +284,12 @@ impl Node {
             lineage: timeline.lineage,
             timeline: timeline.epoch,
             bytes: 0,
+            uses_archive: journal.options.mechanism == Mechanism::Delta,
         };
         let outgoing = self.partitions()?.copy_out(partition);
-        Ok(CopyStream {
-            outgoing,
-            destination: journal.destination,
-            opening,
-            stream: None,
-            message: Vec::new(),
-        })
+        let destination = journal.destination;
+        let (stream, message) = (None, Vec::new());
+        Ok(CopyStream { outgoing, destination, opening, stream, message, received_bytes: 0 })
     }
 
     /// Receives a copy of another node's partition.
@@ -269,6 +320,14 @@ impl Node {
         check()?;
         partitions.check_room(opening.bytes)?;
         let mut incoming = partitions.copy_in(partition, timeline, journal.epoch + 1).await?;
+        if opening.uses_archive {
+            let Some(mut archive) = partitions.archive(partition, timeline).await? else {
+                let text = format!("node \"{}\" has no archive of the database", self.name());
+                return Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text).hint("Use \"live\"."));
+            };
+            send_archive(stream, &mut archive).await?;
+            incoming.use_archive(&archive);
+        }
         drop(begun);
         while let Ok(Some(message)) = stream.receive().await {
             match message.split_first() {
@@ -312,49 +371,78 @@ impl Node {
         }
     }
 
-    async fn read_record(&self, partition: PartitionId) -> Result<Option<fulmar_cluster::PartitionRecord>> {
+    async fn read_record(&self, partition: PartitionId) -> Result<Option<PartitionRecord>> {
         let read = timeout(METADATA_TIMEOUT, metadata::partition(self.environment(), partition)).await;
         let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
         Ok(read.map(|read| read.record))
     }
 
-    /// Deletes what this node has stored of a partition, unless it owns it or may still get it.
-    pub(super) async fn delete_unneeded_copy(&self, partition: PartitionId) -> Result<()> {
-        let arriving = self.running.arriving(partition);
-        let _storing = arriving.storing.lock().await;
+    /// Returns true if this node owns a partition, serves pages of it, or may still get it. `record` was
+    /// read after the journal.
+    async fn may_own(&self, partition: PartitionId) -> Result<(bool, Option<PartitionRecord>)> {
         let journal = self.read_journal(partition).await?;
-        let may_arrive = |journal: &Journal| {
+        let may_arrive = journal.is_some_and(|journal| {
             journal.destination == self.id() && matches!(journal.step, Step::Copying | Step::HandingOver)
-        };
-        if journal.as_ref().is_some_and(may_arrive) {
-            return Ok(());
-        }
-        // A partition without a record may be being created.
-        let Some(record) = self.read_record(partition).await? else { return Ok(()) };
-        if record.owner == self.id() || record.page_server == Some(self.id()) {
-            return Ok(());
-        }
-        self.partitions()?.delete_copy(partition).await
+        });
+        let record = self.read_record(partition).await?;
+        let is_needed = record
+            .as_ref()
+            .is_some_and(|record| record.owner == self.id() || record.page_server == Some(self.id()));
+        Ok((may_arrive || is_needed, record))
     }
 
-    /// Deletes copies that this node does not need, until the process ends.
-    pub(crate) async fn delete_unneeded_copies(self: Arc<Self>) {
-        loop {
-            tokio::time::sleep(DELETE_INTERVAL).await;
-            let Ok(partitions) = self.partitions() else { continue };
-            let stored = match partitions.stored_partitions().await {
-                Ok(stored) => stored,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot list the databases in this node's store; will retry");
-                    continue;
-                }
+    /// Deletes the archive of a partition if it does not fit into the budget. Returns its size if it is
+    /// kept.
+    pub(super) async fn tidy_archive(
+        &self,
+        partition: PartitionId,
+        budget_bytes: u64,
+    ) -> Result<Option<ArchiveSize>> {
+        let arriving = self.running.arriving(partition);
+        let _storing = arriving.storing.lock().await;
+        let (false, record) = self.may_own(partition).await? else { return Ok(None) };
+        let known = self.catalog().partition(partition);
+        let (lineage, epoch) = known.as_ref().map_or((0, u32::MAX), |known| (known.lineage, known.epoch));
+        let size = self.partitions()?.archive_size(partition, Timeline { lineage, epoch }).await?;
+        let now_ms = self.environment().unix_time().as_millis() as u64;
+        let may_be_creation = |size: &ArchiveSize| {
+            let stored_ms = size.timestamp >> CLOCK_BITS;
+            record.is_none() && now_ms < stored_ms + CREATION_TIMEOUT.as_millis() as u64
+        };
+        match size {
+            // The contents of a partition without a record may be those of one that is being created.
+            Some(size) if may_be_creation(&size) => Ok(None),
+            // The archive of a dropped database is of no use.
+            Some(size) if size.bytes <= budget_bytes && known.is_some() => Ok(Some(size)),
+            _ => self.partitions()?.delete_copy(partition).await.map(|()| None),
+        }
+    }
+
+    /// Deletes the archives that do not fit into the budget, oldest first.
+    async fn tidy_archives(&self) -> Result<()> {
+        let stored = self.partitions()?.stored_partitions().await?;
+        let is_own = |id: &PartitionId| self.owners().owner(*id).is_some_and(|own| own.node == self.id());
+        let mut kept = Vec::new();
+        for partition in stored.into_iter().filter(|id| !is_own(id)) {
+            kept.extend(self.tidy_archive(partition, self.archive_bytes()).await?);
+        }
+        kept.sort_unstable_by_key(|archive| std::cmp::Reverse(archive.timestamp));
+        let mut left = self.archive_bytes();
+        for archive in kept {
+            left = match self.tidy_archive(archive.partition, left).await? {
+                Some(size) => left.saturating_sub(size.bytes),
+                None => left,
             };
-            let is_own = |id: &PartitionId| self.owners().owner(*id).is_some_and(|own| own.node == self.id());
-            for partition in stored.into_iter().filter(|id| !is_own(id)) {
-                if let Err(error) = self.delete_unneeded_copy(partition).await {
-                    let partition = partition.0;
-                    tracing::warn!(partition, %error, "cannot delete the copy of a moved database; will retry");
-                }
+        }
+        Ok(())
+    }
+
+    /// Keeps the archives of this node within their budget, until the process ends.
+    pub(crate) async fn keep_archives(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(TIDY_INTERVAL).await;
+            if let Err(error) = self.tidy_archives().await {
+                tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
             }
         }
     }

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
 use fulmar_cluster::{LogKind, NodeId};
-use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::{MigrationInfo, Move};
 use fulmar_migrate::prediction::Predictor;
 use fulmar_migrate::report::Report;
@@ -48,7 +48,7 @@ use fulmar_pages::PartitionId;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
 use crate::assignments::protocol_error;
@@ -65,6 +65,8 @@ const CONCURRENT: usize = 4;
 const MAX_REPORTS: usize = 1000;
 /// How long a client waits for its migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How long the destination may take to say whether it has an archive.
+const CHOICE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node looks for journals whose coordinator has died.
 const RESUME_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -128,15 +130,17 @@ impl Node {
         if is_local && !self.is_private() {
             return Err(local_stays(partition));
         }
-        // The system database contains nothing, so it needs no copy.
-        let mechanism = mechanism.unwrap_or(if is_local { Mechanism::Live } else { Mechanism::Albatross });
-        check_mechanism(mechanism, is_local)?;
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
         if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
             return Err(not_alive(to));
         }
-        let start = (mechanism, max_bytes_per_s);
-        let started = migration::start(self.environment(), partition, &read.record, to, start).await;
+        let (mechanism, reason) = match mechanism {
+            Some(mechanism) => (mechanism, None),
+            None => self.choose_mechanism(partition, to, is_local).await?,
+        };
+        check_mechanism(mechanism, is_local)?;
+        let options = migration::Options { mechanism, reason, max_bytes_per_s };
+        let started = migration::start(self.environment(), partition, &read.record, to, options).await;
         if let Some(number) = started.map_err(|error| protocol_error(&error))? {
             return Ok(Some(number));
         }
@@ -146,6 +150,31 @@ impl Node {
             Error::new(sqlstate::OBJECT_IN_USE, format!("partition {partition} is already being moved"))
                 .hint("The table fulmar.migrations shows its progress.")
         })
+    }
+
+    /// The mechanism for a partition, and why.
+    async fn choose_mechanism(
+        &self,
+        partition: PartitionId,
+        to: NodeId,
+        is_private: bool,
+    ) -> Result<(Mechanism, Option<String>)> {
+        if !is_private {
+            let reason = match self.is_private() {
+                true => "the system database contains no data",
+                false => "the nodes share a store, so only cached pages are copied",
+            };
+            return Ok((Mechanism::Albatross, Some(reason.to_owned())));
+        }
+        let Timeline { lineage, epoch } = self.timeline(partition).await?;
+        let request = Request::Archive { partition: partition.0, lineage, epoch };
+        let (mechanism, reason) = match timeout(CHOICE_TIMEOUT, self.call(to, request)).await {
+            Ok(Ok(Ok(Answer::Archive { bytes }))) if bytes > 0 => {
+                (Mechanism::Delta, format!("the destination has kept {} MiB of the database", bytes >> 20))
+            }
+            _ => (Mechanism::Live, "the nodes have stores of their own".to_owned()),
+        };
+        Ok((mechanism, Some(reason)))
     }
 
     /// The number of the partition's migration that has not ended, if it has this destination.
@@ -260,7 +289,8 @@ impl Node {
             let report = Report {
                 partition: partition.0,
                 number: journal.number,
-                mechanism: journal.mechanism.name().to_owned(),
+                mechanism: journal.options.mechanism.name().to_owned(),
+                reason: journal.options.reason,
                 source: self.name_of(journal.source),
                 destination: self.name_of(journal.destination),
                 started_unix_ms: journal.started_unix_ms,
@@ -303,9 +333,9 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
     };
     match (mechanism, is_private) {
         (Mechanism::OnDemand, true) | (Mechanism::Flush | Mechanism::Albatross, true) => {
-            refused("It is in the store of its node.", "Use \"live\" or \"bulk\".")
+            refused("It is in the store of its node.", "Use \"live\", \"delta\" or \"bulk\".")
         }
-        (Mechanism::Live | Mechanism::OnDemand | Mechanism::Bulk, false) => {
+        (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
             refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
         }
         _ => Ok(()),

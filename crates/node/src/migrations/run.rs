@@ -146,7 +146,7 @@ impl Node {
         if command.action == Action::Drop {
             self.partitions()?.forget_arrival(partition);
             return match self.is_private() {
-                true => self.delete_unneeded_copy(partition).await,
+                true => self.tidy_archive(partition, self.archive_bytes()).await.map(drop),
                 false => Ok(()),
             };
         }
@@ -161,8 +161,8 @@ impl Node {
             Action::Copy => self.copy(partition, &read.record, measured).await,
             _ => {
                 let destination = read.record.destination;
-                let closed = match read.record.mechanism {
-                    Mechanism::Live | Mechanism::Bulk => {
+                let closed = match read.record.options.mechanism {
+                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk => {
                         self.hand_copy_over(partition, read, measured).await?
                     }
                     _ => self.hand_over(partition, destination, Transfer::Migrated(read), None).await?,
@@ -187,12 +187,14 @@ impl Node {
             partition,
             destination: journal.destination,
             timeline: self.timeline(partition).await?,
-            max_bytes_per_s: journal.max_bytes_per_s,
+            max_bytes_per_s: journal.options.max_bytes_per_s,
         };
         let copying = async {
-            match journal.mechanism {
-                Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await,
-                Mechanism::Live => self.copy_live(partition, journal, predictor).await,
+            match journal.options.mechanism {
+                Mechanism::Albatross => {
+                    copy::albatross(&source, journal.options.max_bytes_per_s, predictor).await
+                }
+                Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
                 // These copy nothing before the handover.
                 Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => Ok(Copied::default()),
             }
@@ -220,9 +222,9 @@ impl Node {
             copy: &mut copy,
             timeline: self.timeline(partition).await?,
             is_last: false,
-            max_bytes_per_s: journal.max_bytes_per_s,
+            max_bytes_per_s: journal.options.max_bytes_per_s,
         };
-        let copied = copy::live(&mut rounds, journal.max_bytes_per_s, predictor).await?;
+        let copied = copy::live(&mut rounds, journal.options.max_bytes_per_s, predictor).await?;
         self.running.copies.lock().insert(partition, copy);
         Ok(copied)
     }
@@ -235,14 +237,14 @@ impl Node {
         measured: &Measured,
     ) -> Result<Option<Instant>> {
         let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
-        let mut copy = match (journal.mechanism, self.running.take_copy(partition, journal.number)) {
+        let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
             (_, Some(copy)) => copy,
             (Mechanism::Bulk, None) => self.begin_copy(partition, &journal).await?,
             // This node has restarted since.
             (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
         };
         let predictor = *self.running.predictor.lock();
-        let max_bytes_per_s = journal.max_bytes_per_s;
+        let max_bytes_per_s = journal.options.max_bytes_per_s;
         let last_round = async {
             let (node, copy) = (self, &mut copy);
             let mut rounds = CopyRounds { node, copy, timeline, is_last: true, max_bytes_per_s };
@@ -289,12 +291,11 @@ impl Node {
         self.store_report(&report).await;
         if journal.outcome == Some(migration::Outcome::Moved) {
             if self.is_private()
-                && let Err(error) = self.delete_unneeded_copy(partition).await
+                && let Err(error) = self.tidy_archive(partition, self.archive_bytes()).await
             {
-                let partition = partition.0;
-                tracing::warn!(partition, %error, "cannot delete the copy of a moved database; will retry");
+                tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
             }
-            self.running.predictor.lock().learn(&report, journal.max_bytes_per_s.is_some());
+            self.running.predictor.lock().learn(&report, journal.options.max_bytes_per_s.is_some());
         }
         tracing::info!(
             partition = partition.0,
@@ -352,7 +353,8 @@ impl Node {
         Report {
             partition: partition.0,
             number: journal.number,
-            mechanism: journal.mechanism.name().to_owned(),
+            mechanism: journal.options.mechanism.name().to_owned(),
+            reason: journal.options.reason.clone(),
             source: self.name_of(journal.source),
             destination: self.name_of(journal.destination),
             started_unix_ms: journal.started_unix_ms,
