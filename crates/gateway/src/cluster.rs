@@ -178,6 +178,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// committed cannot be committed after the answer.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
+    /// Whether each node has a store of its own, so that all databases have local durability.
+    fn has_private_stores(&self) -> bool;
+
     /// Creates the ownership record of a new partition, at the least loaded node.
     async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
 

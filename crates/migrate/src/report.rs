@@ -34,6 +34,9 @@ pub struct Report {
     pub number: u64,
     /// The name of the mechanism.
     pub mechanism: String,
+    /// Why the mechanism was chosen, if the request did not name one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// The node that owned the partition.
     pub source: String,
     /// The node to move it to.

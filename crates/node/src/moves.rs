@@ -10,6 +10,7 @@ use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata}
 use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -63,6 +64,11 @@ impl Node {
                 let timeline = Timeline { lineage, epoch };
                 let warm = self.partitions()?.warm(PartitionId(partition), timeline, pages);
                 Ok(Answer::Warmed { pages: warm.await? })
+            }
+            Request::Archive { partition, lineage, epoch } => {
+                let (partition, timeline) = (PartitionId(partition), Timeline { lineage, epoch });
+                let archive = self.partitions()?.archive_size(partition, timeline).await?;
+                Ok(Answer::Archive { bytes: archive.map_or(0, |archive| archive.bytes) })
             }
             Request::Open { partition } => {
                 self.partitions()?.open_arrived(PartitionId(partition)).await?;
@@ -191,20 +197,22 @@ impl Node {
         }
     }
 
-    /// Hands a partition of this node over to another one. Returns when it stopped accepting
-    /// statements; `None` if this is the other one.
+    /// Hands a partition of this node over to another one. `last_round` completes a copy of it after its
+    /// release. Returns when it stopped accepting statements; `None` if this is the other one.
     pub(crate) async fn hand_over(
         &self,
         partition: PartitionId,
         to: NodeId,
         transfer: Transfer,
+        last_round: Option<BoxFuture<'_, Result<()>>>,
     ) -> Result<Option<Instant>> {
         let _moving = self.begin_handover(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(None);
         }
-        if read.record.log() == LogKind::Local {
+        let is_local = read.record.log() == LogKind::Local;
+        if is_local && last_round.is_none() {
             return Err(local_stays(partition));
         }
         if self.owners().node(to).and_then(|known| known.alive()).is_none() {
@@ -214,7 +222,10 @@ impl Node {
         if !read.record.is_covered(self.incarnation()) {
             partitions.cover(partition).await?;
         }
+        let start = Position { incarnation: self.incarnation(), slot: 0 };
         let (end, closed) = match partitions.release(partition).await {
+            // Nothing reads positions of local logs.
+            Ok(released) if is_local => (start, released.closed),
             Ok(released) => (position(released.end), released.closed),
             Err(error) => {
                 // Accepts statements again, if some step before the release record failed.
@@ -223,18 +234,26 @@ impl Node {
             }
         };
         // Everything up to the release is in a manifest: earlier ranges are not needed any more.
-        let start = Position { incarnation: self.incarnation(), slot: 0 };
         read.record = read.record.covered(read.record.base, start);
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer };
-        match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {
+        let (environment, own) = (self.environment(), &self.begun().read);
+        let copied = match last_round {
+            Some(last_round) => last_round.await,
+            None => Ok(()),
+        };
+        let ended = match &copied {
+            Ok(()) => handover::hand_over(environment, self.id(), own, to, &release).await,
+            Err(_) => handover::take_back(environment, self.id(), own, &release).await,
+        };
+        match ended {
             Ok(Outcome::HandedOver) => {
                 partitions.give_up(partition);
                 Ok(Some(closed))
             }
             Ok(Outcome::Kept(_)) => {
                 self.take_back(partition).await?;
-                Err(self.not_alive(to))
+                Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }
             Err(error) => {
                 self.fence(&error.to_string());
@@ -309,7 +328,7 @@ impl Node {
         let moves = placed.into_iter().map(|(partition, to)| {
             let moved = &moved;
             async move {
-                match self.hand_over(partition, to, Transfer::Store).await {
+                match self.hand_over(partition, to, Transfer::Store, None).await {
                     Ok(_) => {
                         let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
                         if moved.is_multiple_of(PROGRESS_STEP) || moved == total {

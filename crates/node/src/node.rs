@@ -67,6 +67,8 @@ pub struct NodeOptions {
     pub tls: Option<Arc<NodeTls>>,
     /// Whether other nodes use the metadata store of this node.
     pub serves_metadata: bool,
+    /// How much this node keeps of databases that were moved from its own store to other nodes.
+    pub archive_bytes: u64,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -74,6 +76,9 @@ pub struct Node {
     name: String,
     cluster: u128,
     id: NodeId,
+    /// Each node of the cluster has a store of its own.
+    is_private: bool,
+    archive_bytes: u64,
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
@@ -124,7 +129,7 @@ impl Node {
         catalog: Arc<Catalog>,
         store: Reliable,
     ) -> Result<Arc<Node>, Error> {
-        let Registration { cluster, node: id, .. } = registration;
+        let Registration { cluster, node: id, is_private, .. } = registration;
         check_directory(&options, cluster)?;
         let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
@@ -157,6 +162,8 @@ impl Node {
             name: options.name,
             cluster,
             id,
+            is_private,
+            archive_bytes: options.archive_bytes,
             rpc,
             tls: options.tls,
             environment,
@@ -221,6 +228,7 @@ impl Node {
             term: self.term,
             node: self.id.0,
             ids: self.ids.reservation(),
+            has_common_store: !self.is_private,
             assignments: self.clone() as Arc<dyn Assignments>,
         }
     }
@@ -230,7 +238,10 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
+        match self.is_private {
+            true => tokio::spawn(self.clone().keep_archives()),
+            false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
+        };
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
         tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
@@ -329,6 +340,16 @@ impl Node {
     /// The name of the node.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether each node of the cluster has a store of its own.
+    pub fn is_private(&self) -> bool {
+        self.is_private
+    }
+
+    /// How much this node keeps of databases that were moved to other nodes.
+    pub(crate) fn archive_bytes(&self) -> u64 {
+        self.archive_bytes
     }
 
     /// The id of the cluster.
@@ -435,6 +456,7 @@ impl Node {
                 None => stream.reset("the node is starting"),
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
+            Opening::Copy { copy } => self.receive_copy(copy, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.

@@ -15,9 +15,21 @@ fn unsupported(message: &str) -> Error {
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
 }
 
-/// The durability of a new database. The default is `shared`.
-pub(super) fn durability(given: Option<&str>, parsed: Durability) -> Durability {
-    if given.is_some() { parsed } else { Durability::Shared }
+/// The durability of a database. The default is `shared`, or what is possible without a common store.
+pub(super) fn durability(
+    given: Option<&str>,
+    parsed: Durability,
+    cluster: &dyn Cluster,
+) -> Result<Durability> {
+    match (cluster.has_private_stores(), given) {
+        (false, None) => Ok(Durability::Shared),
+        (false, Some(_)) => Ok(parsed),
+        (true, Some(_)) if parsed == Durability::Shared => Err(unsupported(
+            "databases cannot have shared durability in a cluster whose nodes have stores of their own",
+        )
+        .hint("Start the nodes of a cluster with --store, a store that all of them reach.")),
+        (true, _) => Ok(Durability::Local),
+    }
 }
 
 /// Creates the partition of a new database, empty or as a branch of another one.

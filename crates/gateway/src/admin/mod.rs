@@ -112,8 +112,8 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
         AdminStatement::CreateDatabase { name, owner, source, durability } => {
             let given = durability.as_deref();
             let mut durability = durability::parse(given)?;
-            if context.cluster.is_some() {
-                durability = cluster::durability(given, durability);
+            if let Some(cluster) = &context.cluster {
+                durability = cluster::durability(given, durability, &**cluster)?;
             }
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
@@ -141,8 +141,8 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
         }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
             let parsed = durability::parse(value.as_deref())?;
-            let durability = match context.cluster {
-                Some(_) => cluster::durability(value.as_deref(), parsed),
+            let durability = match &context.cluster {
+                Some(cluster) => cluster::durability(value.as_deref(), parsed, &**cluster)?,
                 None => parsed,
             };
             let tenant = durability::alter(database, durability, context).await?;
@@ -252,9 +252,12 @@ pub(crate) async fn begin_create(
 /// Gives the partition of a new database, which this node has stored, to this node.
 pub(crate) async fn own_created(tenant: &Tenant, context: &Context) -> Result<()> {
     let Some(cluster) = &context.cluster else { return Ok(()) };
-    let shared = context.catalog.set_durability(tenant, Durability::Shared).await;
-    shared.map_err(|error| to_postgres_error(&error))?;
-    cluster.own_partition(tenant.partition, Durability::Shared).await
+    let durability = cluster::durability(None, tenant.durability, &**cluster)?;
+    if durability != tenant.durability {
+        let changed = context.catalog.set_durability(tenant, durability).await;
+        changed.map_err(|error| to_postgres_error(&error))?;
+    }
+    cluster.own_partition(tenant.partition, durability).await
 }
 
 /// The last step of a creation: clients can connect.

@@ -164,6 +164,10 @@ impl Cluster for Member {
         })
     }
 
+    fn has_private_stores(&self) -> bool {
+        false
+    }
+
     async fn create_partition(&self, partition: PartitionId, _: Durability) -> Result<()> {
         self.shared.engine.create_partition(partition, None).await?;
         self.shared.set_owner(partition, self.node);
