@@ -268,6 +268,11 @@ pub trait Participants: Send + Sync {
     fn cause(&self) -> Option<String> {
         None
     }
+
+    /// The key and value of a report, which is stored in the transaction that ends the migration.
+    fn report(&self, _partition: PartitionId, _ended: &Journal) -> Option<(String, Vec<u8>)> {
+        None
+    }
 }
 
 /// The prefix of all journals' keys.
@@ -330,12 +335,19 @@ pub async fn start<E: Environment>(
 /// Why a migration was cancelled.
 pub const CANCELLED: &str = "cancelled by an administrator";
 
-/// Cancels a migration that is copying. Returns false if there is none: the handover has begun, or
-/// the migration has ended.
-pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
+/// Cancels a migration that is copying: the one with this number, if one is given. Returns false if
+/// there is none: the handover has begun, or the migration has ended.
+pub async fn cancel<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    number: Option<u64>,
+) -> Result<bool, Error> {
     let mut tried = None;
     loop {
         let Some(read) = journal(env, partition).await? else { return Ok(false) };
+        if number.is_some_and(|number| number != read.record.number) {
+            return Ok(false);
+        }
         match read.record.step {
             Step::Undoing => return Ok(true),
             Step::HandingOver | Step::Finished => {
@@ -388,8 +400,14 @@ pub async fn coordinate<E: Environment>(
             _ => read.record.cause.clone(),
         };
         let next = Journal { step, outcome, cause, ..read.record.clone() };
+        let mut transaction = metadata::replace(&key(partition), Some(&read), &next)?;
+        if step == Step::Finished
+            && let Some((key, report)) = nodes.report(partition, &next)
+        {
+            transaction = transaction.put(key, report);
+        }
         // Whatever the outcome is, the journal is read again.
-        metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
+        metadata::transact(env, transaction).await;
     }
 }
 

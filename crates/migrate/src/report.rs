@@ -60,6 +60,9 @@ pub struct Report {
     pub waited: u64,
     /// Open transactions that could not be continued.
     pub failed: u64,
+    /// Whether the three numbers above are known: the clients' nodes are asked shortly after the end.
+    #[serde(default)]
+    pub knows_waits: bool,
     /// Bytes of pages that the destination has read before the handover.
     pub bytes: u64,
     /// The rounds, oldest first.

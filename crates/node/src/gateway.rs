@@ -201,12 +201,16 @@ impl Cluster for Node {
         }
     }
 
-    async fn move_partition(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
-        self.migrate(partition, node, options).await
+    async fn start_move(&self, partition: PartitionId, node: &str, options: Move) -> Result<Option<u64>> {
+        self.request_migration(partition, node, options).await
     }
 
-    async fn cancel_move(&self, partition: PartitionId) -> Result<()> {
-        self.cancel_migration(partition).await
+    async fn wait_for_move(&self, partition: PartitionId, number: u64) -> Result<()> {
+        self.migration_ended(partition, number).await
+    }
+
+    async fn cancel_move(&self, partition: PartitionId, number: Option<u64>) -> Result<()> {
+        self.cancel_migration(partition, number).await
     }
 
     fn migrations(&self) -> Vec<MigrationInfo> {

@@ -224,7 +224,7 @@ impl Node {
             return Err(local_stays(partition));
         }
         if self.owners().node(to).and_then(|known| known.alive()).is_none() {
-            return Err(not_alive(to));
+            return Err(self.not_alive(to));
         }
         let partitions = self.partitions()?.clone();
         if !read.record.is_covered(self.incarnation()) {
@@ -261,7 +261,7 @@ impl Node {
             }
             Ok(Outcome::Kept(_)) => {
                 self.take_back(partition).await?;
-                Err(copied.err().unwrap_or_else(|| not_alive(to)))
+                Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }
             Err(error) => {
                 self.fence(&error.to_string());
@@ -353,9 +353,11 @@ impl Node {
         stream::iter(moves).buffer_unordered(CONCURRENT_MOVES).collect::<()>().await;
         self.owners().count(self.id()).shared
     }
-}
 
-pub(crate) fn not_alive(node: NodeId) -> Error {
-    Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, format!("node {node} is not alive"))
-        .hint("Choose another node: \"fulmar node list\" lists them.")
+    /// The error of a move to a node that is not alive.
+    pub(crate) fn not_alive(&self, node: NodeId) -> Error {
+        let text = format!("node \"{}\" is not alive", self.name_of(node));
+        Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text)
+            .hint("Choose another node: \"fulmar node list\" lists them.")
+    }
 }

@@ -208,3 +208,92 @@ async fn impossible_moves_are_refused_before_anything_happens() {
     assert!(!output.status.success(), "a move needs a destination");
     tokio::time::timeout(Duration::from_secs(60), async { values(&cluster, 0, "shop").await }).await.unwrap();
 }
+
+/// Waits until a move fails. Returns its SQLSTATE and its detail.
+async fn failure(moving: tokio::task::JoinHandle<Result<(), tokio_postgres::Error>>) -> (String, String) {
+    let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{error:?}"));
+    (error.code().code().to_owned(), error.detail().unwrap_or_default().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancel_request_and_timeout_cancel_a_move_but_a_disconnect_does_not() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let (to, other) = ((source + 1) % 3, (source + 2) % 3);
+    let sql = format!("ALTER DATABASE shop MOVE TO '{}' {SLOWLY}", cluster.name(to));
+    let cancelled = "The move was cancelled. The database stays where it was.";
+
+    let client = connect(&cluster, other, "fulmar").await;
+    let (token, statement) = (client.cancel_token(), sql.clone());
+    let moving = tokio::spawn(async move { client.batch_execute(&statement).await });
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    with_timeout("a cancel request", token.cancel_query(NoTls)).await.unwrap();
+    assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
+    wait_for_step(&cluster, other, "shop", "undone").await;
+
+    let client = connect(&cluster, source, "fulmar").await;
+    let statement = sql.clone();
+    let moving = tokio::spawn(async move {
+        client.batch_execute("SET statement_timeout = '500ms'").await?;
+        client.batch_execute(&statement).await
+    });
+    assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
+    wait_for_step(&cluster, other, "shop", "undone").await;
+    assert_eq!(owner(&cluster, 0, "shop").await, source);
+
+    let (client, connection) = tokio_postgres::connect(&cluster.url(to, "fulmar"), NoTls).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let moving = tokio::spawn(async move { client.batch_execute(&sql).await });
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    connection.abort();
+    moving.await.unwrap().unwrap_err();
+    let client = connect(&cluster, other, "fulmar").await;
+    wait_until("the end of the session", async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'ALTER%' AND state = 'active'";
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    assert_eq!(step(&cluster, other, "shop").await.as_deref(), Some("copying"));
+    execute(&cluster, 0, "fulmar", "ALTER DATABASE shop CANCEL MOVE").await;
+    wait_for_step(&cluster, other, "shop", "undone").await;
+    assert_eq!(rows(&cluster, other, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn move_of_a_dropped_database_ends() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let moving = start_slow_move(&cluster, (source + 2) % 3, (source + 1) % 3, "albatross");
+    wait_for_step(&cluster, 0, "shop", "copying").await;
+    execute(&cluster, 0, "fulmar", "DROP DATABASE shop").await;
+    assert_eq!(failure(moving).await.0, "3D000");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn move_that_waits_for_others_can_be_cancelled() {
+    let cluster = start().await;
+    // A node copies four databases at a time.
+    let names: Vec<String> = (0..5).map(|number| format!("shop{number}")).collect();
+    for name in &names {
+        fill(&cluster, name).await;
+        move_to(&cluster, 0, name, 1).await;
+    }
+    let start = |name: &str| {
+        let sql = format!("ALTER DATABASE {name} MOVE TO '{}' {SLOWLY}", cluster.name(2));
+        let url = cluster.url(0, "fulmar");
+        tokio::spawn(async move { try_connect(&url).await?.batch_execute(&sql).await })
+    };
+    let mut moves = Vec::new();
+    for name in &names {
+        moves.push(start(name));
+        wait_for_step(&cluster, 0, name, "copying").await;
+    }
+    for name in names.iter().rev() {
+        execute(&cluster, 0, "fulmar", &format!("ALTER DATABASE {name} CANCEL MOVE")).await;
+        let error = with_timeout("the cancelled move", moves.pop().unwrap()).await.unwrap().unwrap_err();
+        assert!(message(&error).contains("cancelled by an administrator"), "{error:?}");
+    }
+}

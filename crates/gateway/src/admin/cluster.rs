@@ -1,7 +1,7 @@
 //! Administration in a cluster: the partition of a database is created, restored, dropped and moved
 //! through the cluster, because any node may own it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Tenant, Unit};
@@ -85,12 +85,19 @@ pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
     require_cluster(context)?.forget_node(name).await
 }
 
-/// Moves a database to the node with this name.
+/// The migration of a statement that was interrupted.
+pub(super) struct Started {
+    partition: PartitionId,
+    number: u64,
+}
+
+/// Moves a database to the node with this name. Sets `started` when the migration has started.
 pub(super) async fn move_database(
     database: &str,
     node: &str,
     options: Move,
     context: &Context,
+    started: &OnceLock<Started>,
 ) -> Result<Arc<Tenant>> {
     let cluster = require_cluster(context)?;
     let tenant = context.find(database)?;
@@ -101,14 +108,36 @@ pub(super) async fn move_database(
         return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
             .hint(format!("Available values: {names}.")));
     }
-    cluster.move_partition(tenant.partition, node, options).await?;
+    let partition = tenant.partition;
+    if let Some(number) = cluster.start_move(partition, node, options).await? {
+        let started = started.get_or_init(|| Started { partition, number });
+        cluster.wait_for_move(partition, started.number).await?;
+    }
     Ok(tenant)
+}
+
+/// Cancels the migration of a statement that was cancelled with this error. Returns the error for the
+/// client.
+pub(super) async fn cancel_started(error: Error, started: Option<&Started>, context: &Context) -> Error {
+    let Some(Started { partition, number }) = started else {
+        return error.hint("The table fulmar.migrations shows whether the move has started.");
+    };
+    let cancelled = match require_cluster(context) {
+        Ok(cluster) => cluster.cancel_move(*partition, Some(*number)).await,
+        Err(error) => Err(error),
+    };
+    match cancelled {
+        Ok(()) => error.detail("The move was cancelled. The database stays where it was."),
+        Err(_) => error
+            .detail("The move can no longer be cancelled.")
+            .hint("The table fulmar.migrations shows how it ends."),
+    }
 }
 
 /// Cancels the migration of a database.
 pub(super) async fn cancel_move(database: &str, context: &Context) -> Result<()> {
     let cluster = require_cluster(context)?;
-    cluster.cancel_move(context.find(database)?.partition).await
+    cluster.cancel_move(context.find(database)?.partition, None).await
 }
 
 /// Parses a size per second.

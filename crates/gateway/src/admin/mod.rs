@@ -23,7 +23,7 @@ mod restore;
 mod tokens;
 mod users;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_dialect::admin::{AdminStatement, Source};
 use fulmar_engine::{Error, sqlstate};
@@ -61,6 +61,46 @@ pub(crate) async fn run(
         }
         AdminStatement::DropNode { name } => cluster::forget_node(name, context).await.map(|()| None),
         _ => databases(admin, context, identity).await.map(|()| None),
+    }
+}
+
+/// A statement that moves a database. It can be cancelled.
+pub(crate) struct MoveDatabase<'a> {
+    admin: &'a AdminStatement,
+    context: &'a Context,
+    identity: &'a Identity,
+    started: OnceLock<cluster::Started>,
+}
+
+impl<'a> MoveDatabase<'a> {
+    /// `None` for other statements.
+    pub(crate) fn new(
+        admin: &'a AdminStatement,
+        context: &'a Context,
+        identity: &'a Identity,
+    ) -> Option<MoveDatabase<'a>> {
+        let is_move = matches!(admin, AdminStatement::MoveDatabase { .. });
+        is_move.then_some(MoveDatabase { admin, context, identity, started: OnceLock::new() })
+    }
+
+    /// Runs the statement, and records it as an event.
+    pub(crate) async fn run(&self) -> Result<()> {
+        let MoveDatabase { admin, context, identity, started } = self;
+        let AdminStatement::MoveDatabase { name, node, mechanism, limit } = admin else { return Ok(()) };
+        check_right(admin.tag(), identity)?;
+        context.engine.check_primary()?;
+        let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
+        let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
+        let tenant = cluster::move_database(name, node, options, context, started).await?;
+        let moved = Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str());
+        context.record(moved, identity);
+        Ok(())
+    }
+
+    /// After a cancel request or a timeout ended [`MoveDatabase::run`] with this error: cancels the
+    /// move. Returns the error for the client.
+    pub(crate) async fn cancel(&self, error: Error) -> Error {
+        cluster::cancel_started(error, self.started.get(), self.context).await
     }
 }
 
@@ -109,13 +149,6 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
-            Ok(())
-        }
-        AdminStatement::MoveDatabase { name, node, mechanism, limit } => {
-            let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
-            let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
-            let tenant = cluster::move_database(name, node, options, context).await?;
-            record(Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str()));
             Ok(())
         }
         AdminStatement::CancelMove { name } => cluster::cancel_move(name, context).await,

@@ -51,9 +51,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
-use crate::assignments::protocol_error;
+use crate::assignments::{missing, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::{ROUTING_TIMEOUT, not_alive};
+use crate::moves::ROUTING_TIMEOUT;
 use copies::Arriving;
 pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
@@ -63,6 +63,9 @@ pub(crate) use progress::Progress;
 const CONCURRENT: usize = 4;
 /// Number of reports that are kept.
 const MAX_REPORTS: usize = 1000;
+/// The outcomes in reports.
+const MOVED: &str = "moved";
+const UNDONE: &str = "undone";
 /// How long a client waits for its migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How long the destination may take to say whether it has an archive.
@@ -133,7 +136,7 @@ impl Node {
         }
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
         if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
-            return Err(not_alive(to));
+            return Err(self.not_alive(to));
         }
         let (mechanism, reason) = match mechanism {
             Some(mechanism) => (mechanism, None),
@@ -185,8 +188,14 @@ impl Node {
         Ok(running.map(|journal| journal.number))
     }
 
-    /// Migrates a partition, from whichever node owns it, and waits until that has ended.
-    pub(crate) async fn migrate(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
+    /// Starts the migration of a partition, from whichever node owns it. Returns its number; `None` if
+    /// the partition is at the destination.
+    pub(crate) async fn request_migration(
+        &self,
+        partition: PartitionId,
+        node: &str,
+        options: Move,
+    ) -> Result<Option<u64>> {
         let Some(to) = self.owners().find_node(node) else {
             let text = format!("node \"{node}\" does not exist");
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, text)
@@ -196,13 +205,13 @@ impl Node {
         let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
         let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
         match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
-            Answer::Started { number } => self.migration_ended(partition, number).await,
-            _ => Ok(()),
+            Answer::Started { number } => Ok(Some(number)),
+            _ => Ok(None),
         }
     }
 
     /// Waits until a migration has ended. Fails if it was undone.
-    async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
+    pub(crate) async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
         let deadline = Instant::now() + MIGRATION_TIMEOUT;
         loop {
             let changed = self.migrations().changed();
@@ -214,7 +223,18 @@ impl Node {
                     };
                 }
                 // Another migration was started since.
-                Some(journal) if journal.number > number => return Ok(()),
+                Some(journal) if journal.number > number => {
+                    return match self.migrations().report(partition, number) {
+                        Some(report) if report.outcome != MOVED => {
+                            Err(undone(partition, report.error.as_deref()))
+                        }
+                        _ => Ok(()),
+                    };
+                }
+                // It is not observed yet, or was deleted together with the database.
+                None if matches!(self.read_journal(partition).await, Ok(None)) => {
+                    return Err(missing(partition));
+                }
                 _ => {}
             }
             if timeout_at(deadline, changed).await.is_err() {
@@ -225,9 +245,9 @@ impl Node {
         }
     }
 
-    /// Cancels the migration of a partition.
-    pub(crate) async fn cancel_migration(&self, partition: PartitionId) -> Result<()> {
-        match migration::cancel(self.environment(), partition).await {
+    /// Cancels the migration of a partition: the one with this number, if one is given.
+    pub(crate) async fn cancel_migration(&self, partition: PartitionId, number: Option<u64>) -> Result<()> {
+        match migration::cancel(self.environment(), partition, number).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!("partition {partition} has no migration that can be cancelled");
@@ -279,7 +299,7 @@ impl Node {
     }
 
     /// The name of a node; its id if it was forgotten.
-    fn name_of(&self, id: NodeId) -> String {
+    pub(crate) fn name_of(&self, id: NodeId) -> String {
         self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name)
     }
 

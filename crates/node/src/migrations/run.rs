@@ -16,14 +16,13 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::MAX_REPORTS;
 use super::copies::CopyRounds;
 use super::observed::report_key;
 use super::progress::Progress;
+use super::{MAX_REPORTS, MOVED, UNDONE};
 use crate::Node;
-use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
+use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, missing, moved, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::not_alive;
 
 /// How long a command may take at another node.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,6 +60,7 @@ struct Measurements {
 struct Coordinator<'a> {
     node: &'a Node,
     measured: Measured,
+    begun: Instant,
 }
 
 impl Participants for Coordinator<'_> {
@@ -86,6 +86,12 @@ impl Participants for Coordinator<'_> {
 
     fn cause(&self) -> Option<String> {
         self.measured.0.lock().cause.clone()
+    }
+
+    fn report(&self, partition: PartitionId, ended: &Journal) -> Option<(String, Vec<u8>)> {
+        self.measured.0.lock().total = self.begun.elapsed();
+        let report = self.node.report(partition, ended, &self.measured);
+        Some((report_key(&report), serde_json::to_vec(&report).unwrap_or_default()))
     }
 }
 
@@ -181,8 +187,6 @@ impl Node {
     }
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
-        let _slot = self.running.slots.acquire().await;
-        let begun = Instant::now();
         let predictor = *self.running.predictor.lock();
         let source = CopySource {
             node: self,
@@ -192,22 +196,26 @@ impl Node {
             max_bytes_per_s: journal.options.max_bytes_per_s,
         };
         let copying = async {
-            match journal.options.mechanism {
+            // A migration that waits for its turn can be cancelled.
+            let _slot = self.running.slots.acquire().await;
+            let begun = Instant::now();
+            let copied = match journal.options.mechanism {
                 Mechanism::Albatross => {
                     copy::albatross(&source, journal.options.max_bytes_per_s, predictor).await
                 }
                 Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
                 // These copy nothing before the handover.
                 Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => Ok(Copied::default()),
-            }
+            };
+            copied.map(|copied| (copied, begun.elapsed()))
         };
-        let copied = tokio::select! {
+        let (copied, copy) = tokio::select! {
             copied = copying => copied?,
             error = self.copy_interrupted(partition, journal) => return Err(error),
         };
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
-        (measured.copied, measured.copy, measured.latency_during_us) = (copied, begun.elapsed(), latency_us);
+        (measured.copied, measured.copy, measured.latency_during_us) = (copied, copy, latency_us);
         Ok(())
     }
 
@@ -286,8 +294,7 @@ impl Node {
 
     /// Runs a migration to its end, and reports it. Returns the report, if there is one.
     pub(super) async fn run_migration(&self, partition: PartitionId) -> Option<(Report, NodeId)> {
-        let coordinator = Coordinator { node: self, measured: Measured::default() };
-        let begun = Instant::now();
+        let coordinator = Coordinator { node: self, measured: Measured::default(), begun: Instant::now() };
         let latency_us = self.partitions().ok()?.smoothed_us(partition);
         coordinator.measured.0.lock().latency_before_us = latency_us;
         self.waits(partition).await;
@@ -295,7 +302,6 @@ impl Node {
             tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
             return None;
         }
-        coordinator.measured.0.lock().total = begun.elapsed();
         let journal = self.read_journal(partition).await.ok().flatten()?;
         let mut report = self.report(partition, &journal, &coordinator.measured);
         sleep(WAITS_DELAY).await;
@@ -335,19 +341,27 @@ impl Node {
         self.store_report(&report).await;
     }
 
-    /// Completes when a copy must end: the migration was cancelled, or its destination has died.
+    /// Completes when a copy must end: the migration was cancelled, its destination has died, or the
+    /// partition was dropped.
     async fn copy_interrupted(&self, partition: PartitionId, journal: &Journal) -> Error {
         let incarnation = || self.owners().node(journal.destination).and_then(|known| known.alive());
         let destination = incarnation();
+        let mut is_known = false;
         loop {
             let (changed, nodes) = (self.migrations().changed(), self.owners().nodes_changed());
             // What this node knows may be older than the journal.
-            let is_later = |now: Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
-            if self.migrations().journal(partition).is_some_and(is_later) {
-                return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+            let is_later =
+                |now: &Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
+            match self.migrations().journal(partition) {
+                Some(now) if is_later(&now) => {
+                    return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+                }
+                Some(_) => is_known = true,
+                None if is_known => return missing(partition),
+                None => {}
             }
             if incarnation() != destination {
-                return not_alive(journal.destination);
+                return self.not_alive(journal.destination);
             }
             tokio::select! {
                 () = changed => {}
@@ -359,8 +373,8 @@ impl Node {
     fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {
         let measured = measured.0.lock().clone();
         let outcome = match journal.outcome {
-            Some(migration::Outcome::Moved) => "moved",
-            _ => "undone",
+            Some(migration::Outcome::Moved) => MOVED,
+            _ => UNDONE,
         };
         Report {
             partition: partition.0,
@@ -405,6 +419,7 @@ impl Node {
         report.pause_ms = report.pause_ms.max(waits.longest_ms);
         report.waited += waits.count;
         report.failed += waits.failed;
+        report.knows_waits = true;
     }
 
     /// Stores a report, removes the oldest ones, and the partition's progress.

@@ -377,6 +377,11 @@ impl Cluster {
         &self.nodes[number].data
     }
 
+    /// The log of a node.
+    pub fn log(&self, number: usize) -> &Path {
+        &self.nodes[number].log
+    }
+
     /// The end of a node's log.
     pub fn log_tail(&self, number: usize) -> String {
         let read = tail(&self.nodes[number].log);
