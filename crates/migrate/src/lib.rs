@@ -27,9 +27,9 @@
 //!
 //! | `live` | private stores | all pages, in rounds | continue at the destination |
 //! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
+//! | `on-demand` | private stores | nothing; the destination reads pages when it needs them, and copies them afterwards | continue at the destination |
 //! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | continue at the destination |
 //!
-//! `on-demand` moves partitions of private stores too. Only the protocol simulator runs it.
 
 pub mod copy;
 pub mod pace;

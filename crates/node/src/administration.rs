@@ -19,6 +19,7 @@ use crate::Node;
 use crate::assignments::{metadata_unavailable, moved, protocol_error};
 use crate::logs::position;
 use crate::messages::{Answer, Request};
+use crate::migrations::check_pulled;
 use crate::moves::Moving;
 use crate::partitions::Decide;
 
@@ -64,7 +65,7 @@ impl Node {
         }
         // The branch is in this node's store, so the source must not move before the branch has an owner.
         let _moving = self.begin_change(source).await?;
-        self.own_record(source).await?;
+        check_pulled(&self.own_record(source).await?.record)?;
         self.partitions()?.branch(source, branch, at_unix_ms).await?;
         self.record_owner(branch, Durability::Local, true).await
     }
@@ -80,6 +81,7 @@ impl Node {
     ) -> Result<()> {
         let _moving = self.begin_change(partition).await?;
         let read = self.own_record(partition).await?;
+        check_pulled(&read.record)?;
         let timeline = self.timeline(partition).await?;
         if timeline.epoch != from {
             // An earlier attempt of this request, or another restore.

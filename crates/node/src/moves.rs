@@ -70,6 +70,14 @@ impl Node {
                 let archive = self.partitions()?.archive_size(partition, timeline).await?;
                 Ok(Answer::Archive { bytes: archive.map_or(0, |archive| archive.bytes) })
             }
+            Request::Pull { partition, pages } => {
+                self.page_servers.request(PartitionId(partition), pages);
+                Ok(Answer::Done)
+            }
+            Request::Tidy { partition } => {
+                self.tidy_archive(PartitionId(partition), self.archive_bytes()).await?;
+                Ok(Answer::Done)
+            }
             Request::Open { partition } => {
                 self.partitions()?.open_arrived(PartitionId(partition)).await?;
                 Ok(Answer::Done)
@@ -283,6 +291,7 @@ impl Node {
         let _moving = self.begin_change(partition).await?;
         self.own_record(partition).await?;
         self.partitions()?.drop_partition(partition).await?;
+        self.page_servers.forget(partition);
         let deadline = Instant::now() + ROUTING_TIMEOUT;
         while Instant::now() < deadline {
             // Another owner drops it again, which does nothing.

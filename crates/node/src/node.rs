@@ -33,6 +33,7 @@ use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
+use crate::page_servers::PageServers;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
 use crate::slow_nodes::{Measurements, SlowNodes};
@@ -96,6 +97,8 @@ pub struct Node {
     migrations: Arc<Migrations>,
     /// The migrations that this node runs.
     pub(crate) running: migrations::Running,
+    /// The nodes that have pages of this node's partitions.
+    pub(crate) page_servers: PageServers,
     peers: Peers,
     /// The runtime of the caller, for everything except [`crate::pulse`].
     pub(crate) runtime: Handle,
@@ -179,6 +182,7 @@ impl Node {
             owners,
             migrations,
             running: migrations::Running::default(),
+            page_servers: PageServers::default(),
             peers: Peers::new(dial),
             runtime,
             pulse: pulse.clone(),
@@ -239,7 +243,10 @@ impl Node {
         let _ = self.sessions.set(sessions);
         let node = self.clone();
         match self.is_private {
-            true => tokio::spawn(self.clone().keep_archives()),
+            true => {
+                tokio::spawn(self.clone().pull_partitions());
+                tokio::spawn(self.clone().keep_archives())
+            }
             false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
         };
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
@@ -457,6 +464,7 @@ impl Node {
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
             Opening::Copy { copy } => self.receive_copy(copy, stream).await,
+            Opening::Segment { segment } => self.send_segment(segment, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.

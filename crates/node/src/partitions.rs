@@ -11,7 +11,7 @@ use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
-use fulmar_store::LogPosition;
+use fulmar_store::{LogPosition, Piece, Span};
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
 
@@ -46,6 +46,12 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// The size of an archive.
     async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>>;
+
+    /// Copies the pages of a partition that are still in the source's store, those of `hottest` first.
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()>;
+
+    /// Reads a part of a segment of this node's store.
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece>;
 
     /// Deletes what is stored of a partition that this node does not own.
     async fn delete_copy(&self, partition: PartitionId) -> Result<()>;
@@ -181,6 +187,14 @@ impl Partitions for EnginePartitions {
 
     async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>> {
         self.0.archive_size(partition, timeline).await
+    }
+
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()> {
+        self.0.pull(partition, hottest).await
+    }
+
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece> {
+        self.0.read_segment(segment, span).await
     }
 
     async fn delete_copy(&self, partition: PartitionId) -> Result<()> {

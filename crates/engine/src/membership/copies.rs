@@ -1,9 +1,10 @@
 //! Copies of partitions between nodes that have a store of their own ([`fulmar_maintenance`]'s `copy`).
 
 use fulmar_maintenance::{Archive, ArchiveSize, IncomingCopy, OutgoingCopy};
-use fulmar_pages::{PageNo, PartitionId, Timeline};
+use fulmar_mvcc::store_error;
+use fulmar_pages::{PageNo, PartitionId, SegmentId, Timeline};
 use fulmar_sqlite::Result;
-use fulmar_store::VERSION_BITS;
+use fulmar_store::{Piece, Span, VERSION_BITS};
 
 use crate::engine::Engine;
 
@@ -32,6 +33,17 @@ impl Engine {
     /// Fails if there is no room on the disk for this many bytes.
     pub fn check_room(&self, bytes: u64) -> Result<()> {
         self.node().disk.check_room(bytes)
+    }
+
+    /// Copies the pages of a partition that are still in the source's store. `hottest` are those to read
+    /// first.
+    pub async fn pull(&self, id: PartitionId, hottest: &[PageNo]) -> Result<()> {
+        self.maintenance().pull(id, hottest).await
+    }
+
+    /// Reads a part of a segment of this node's store.
+    pub async fn read_segment(&self, id: SegmentId, span: Span) -> Result<Piece> {
+        self.node().store.read_segment(id, span).await.map_err(store_error)
     }
 
     /// Deletes what is stored of a partition that this node does not own.

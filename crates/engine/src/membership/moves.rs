@@ -258,7 +258,12 @@ impl Engine {
     /// Forgets a partition that another node owns now. Its sessions get
     /// [`sqlstate::PARTITION_MOVED`] until it is assigned to this node again.
     pub fn give_up(&self, id: PartitionId) {
+        let timeline = self.partitions().timeline(id);
         self.partitions().give_up(id);
+        if self.member().is_some_and(|member| !member.has_common_store()) {
+            // The collector must not take what is left of it for a restore that has failed.
+            self.partitions().learn_timeline(id, timeline);
+        }
         self.maintenance().forget_compaction(id);
         if let Some(member) = self.member() {
             member.forget(id);

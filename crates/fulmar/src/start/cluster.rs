@@ -26,9 +26,9 @@ use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYST
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Registration};
-use fulmar_node::{NodeOptions, ReplicaOwners, rpc};
+use fulmar_node::{NodeOptions, PulledSegments, ReplicaOwners, rpc};
 use fulmar_pages::Durability;
-use fulmar_store::{Limits, Reliable, Store, StoreUrl};
+use fulmar_store::{FallbackStore, Limits, Reliable, Store, StoreUrl};
 
 use fulmar_transport::tls::NodeTls;
 
@@ -151,6 +151,10 @@ pub(super) async fn start(
         fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
     Conversion::remove(data.path())?;
     share_system_partition(&member, &catalog).await?;
+    let store: Arc<dyn Store> = match member.is_private() {
+        true => Arc::new(FallbackStore::new(store, Arc::new(PulledSegments::of(&member)))),
+        false => store,
+    };
     let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
     if !arguments.insecure {
         superuser::ensure_password(&catalog, data.path()).await?;

@@ -11,7 +11,7 @@ async fn start_private() -> Cluster {
 }
 
 async fn move_using(cluster: &Cluster, mechanism: &str, to: usize) {
-    let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING {mechanism}", cluster.name(to));
+    let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING '{mechanism}'", cluster.name(to));
     execute(cluster, (to + 1) % 3, "fulmar", &sql).await;
 }
 
@@ -53,8 +53,19 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
     let stop = Arc::new(AtomicBool::new(false));
     let writer = write(cluster.url(source, "shop"), stop.clone());
     let others = [(source + 1) % 3, (source + 2) % 3];
-    for (mechanism, to) in [("live", others[0]), ("bulk", others[1]), ("live", source), ("live", others[1])] {
-        move_using(&cluster, mechanism, to).await;
+    let moves = [("on-demand", others[1]), ("live", others[0]), ("bulk", source), ("live", others[1])];
+    for (mechanism, to) in moves {
+        let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING '{mechanism}'", cluster.name(to));
+        let client = connect(&cluster, source, "fulmar").await;
+        // The pages of the move before may still be being copied.
+        wait_until("the move", async || match with_timeout(&sql, client.batch_execute(&sql)).await {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(message(&error).contains("are still being copied"), "{sql}: {error:?}");
+                false
+            }
+        })
+        .await;
         assert_eq!(owner(&cluster, 0, "shop").await, to);
         assert_eq!(rows(&cluster, to, "shop").await, ROWS);
     }
@@ -106,6 +117,32 @@ async fn database_is_at_its_node_after_either_end_of_a_copy_has_died() {
         .await;
     assert!(manifests(&cluster, to, "shop").await > 0);
     assert_eq!(rows(&cluster, source, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_were_not_copied_are_read_after_either_end_has_died() {
+    let mut cluster = start_private().await;
+    fill(&cluster, "shop").await;
+    let mut at = owner(&cluster, 0, "shop").await;
+    for kill_source in [true, false] {
+        let to = (at + 1) % 3;
+        move_using(&cluster, "on-demand", to).await;
+        let victim = if kill_source { at } else { to };
+        cluster.kill(victim).unwrap();
+        cluster.start_node(victim).await.unwrap();
+        assert_eq!(owner(&cluster, to, "shop").await, to);
+        execute(&cluster, at, "shop", "UPDATE big SET text = hex(randomblob(500)) WHERE id % 10 = 0").await;
+        assert_eq!(rows(&cluster, to, "shop").await, ROWS);
+        wait_until("the source has no pages", async || manifests(&cluster, at, "shop").await == 0).await;
+        at = to;
+    }
+    assert_eq!(text(&cluster, at, "PRAGMA integrity_check").await, "ok");
+    // Nothing depends on the other nodes.
+    for node in 0..3 {
+        cluster.kill(node).unwrap();
+    }
+    cluster.start_node(at).await.unwrap();
+    assert_eq!(rows(&cluster, at, "shop").await, ROWS);
 }
 
 #[tokio::test(flavor = "multi_thread")]

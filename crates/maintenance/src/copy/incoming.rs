@@ -88,6 +88,11 @@ impl IncomingCopy {
         self.held.push(archive.held.clone());
     }
 
+    /// Uses segments of the source, which are copied later ([`Maintenance::pull`]).
+    pub fn use_segments(&mut self, manifest: &Manifest) {
+        self.segments = manifest.segments.clone();
+    }
+
     /// Stores the frames of a batch of the source ([`super::OutgoingCopy::next`]).
     pub async fn frames(&mut self, batch: &[u8]) -> Result<()> {
         let node = self.maintenance.node().clone();

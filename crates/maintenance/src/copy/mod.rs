@@ -26,6 +26,7 @@ mod archive;
 mod batch;
 mod incoming;
 mod outgoing;
+mod pull;
 
 pub use archive::{Archive, ArchiveSize};
 pub use incoming::IncomingCopy;

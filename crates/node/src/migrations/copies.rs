@@ -84,8 +84,19 @@ pub(crate) struct CopyOpening {
     timeline: u32,
     /// The size of the first round.
     bytes: u64,
-    /// The destination sends the hashes of its archive first.
-    uses_archive: bool,
+    mode: CopyMode,
+}
+
+/// What a copy consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CopyMode {
+    /// All pages.
+    Pages,
+    /// Those that differ from the destination's archive, whose hashes it sends first.
+    Patch,
+    /// The names of the source's segments. The destination copies them after the handover.
+    Segments,
 }
 
 /// A partition that is, or was, copied to this node.
@@ -120,7 +131,7 @@ impl CopyStream {
             let opened = timeout(SEND_TIMEOUT, node.open_stream(self.destination, &opening)).await;
             let opened = opened.map_err(|_| no_answer())?.map_err(|error| lost(&error))?;
             let stream = self.stream.insert(opened);
-            if self.opening.uses_archive {
+            if self.opening.mode == CopyMode::Patch {
                 self.received_bytes += receive_archive(stream, &mut self.outgoing).await?;
             }
         }
@@ -144,8 +155,11 @@ impl CopyStream {
         self.message.clear();
         self.message.push(END_OF_ROUND);
         if let Some(manifest) = self.outgoing.manifest() {
-            // The destination has segments of its own.
-            let manifest = Manifest { segments: Vec::new(), ..manifest.clone() };
+            let mut manifest = manifest.clone();
+            if self.opening.mode != CopyMode::Segments {
+                // The destination has segments of its own.
+                manifest.segments.clear();
+            }
             self.message.extend_from_slice(&manifest.encode());
         }
         self.send(node).await?;
@@ -239,10 +253,13 @@ impl PageSource for CopyRounds<'_> {
         };
         self.copy.opening.bytes = size.bytes;
         self.copy.stream(self.node).await?;
-        Ok(size.pages)
+        Ok(if self.copy.opening.mode == CopyMode::Segments { 0 } else { size.pages })
     }
 
     async fn send(&mut self) -> Result<Option<u64>> {
+        if self.copy.opening.mode == CopyMode::Segments {
+            return Ok(None);
+        }
         self.copy.message.clear();
         self.copy.message.push(FRAMES);
         if !self.copy.outgoing.next(&mut self.copy.message).await? {
@@ -284,7 +301,11 @@ impl Node {
             lineage: timeline.lineage,
             timeline: timeline.epoch,
             bytes: 0,
-            uses_archive: journal.options.mechanism == Mechanism::Delta,
+            mode: match journal.options.mechanism {
+                Mechanism::Delta => CopyMode::Patch,
+                Mechanism::OnDemand => CopyMode::Segments,
+                _ => CopyMode::Pages,
+            },
         };
         let outgoing = self.partitions()?.copy_out(partition);
         let destination = journal.destination;
@@ -320,7 +341,7 @@ impl Node {
         check()?;
         partitions.check_room(opening.bytes)?;
         let mut incoming = partitions.copy_in(partition, timeline, journal.epoch + 1).await?;
-        if opening.uses_archive {
+        if opening.mode == CopyMode::Patch {
             let Some(mut archive) = partitions.archive(partition, timeline).await? else {
                 let text = format!("node \"{}\" has no archive of the database", self.name());
                 return Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text).hint("Use \"live\"."));
@@ -339,6 +360,9 @@ impl Node {
                     })?;
                     let _storing = arriving.storing.lock().await;
                     check()?;
+                    if let (CopyMode::Segments, Some(manifest)) = (opening.mode, &manifest) {
+                        incoming.use_segments(manifest);
+                    }
                     incoming.end_round(manifest).await?;
                     let done = stream.send(&messages::encode(&Answer::Done)).await;
                     done.map_err(|error| lost(&error))?;
@@ -393,7 +417,7 @@ impl Node {
 
     /// Deletes the archive of a partition if it does not fit into the budget. Returns its size if it is
     /// kept.
-    pub(super) async fn tidy_archive(
+    pub(crate) async fn tidy_archive(
         &self,
         partition: PartitionId,
         budget_bytes: u64,

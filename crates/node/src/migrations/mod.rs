@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
-use fulmar_cluster::{LogKind, NodeId};
+use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
 use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::{MigrationInfo, Move};
 use fulmar_migrate::prediction::Predictor;
@@ -129,6 +129,7 @@ impl Node {
             // A failover may have given it to the destination of a migration that is still open.
             return self.running_to(partition, to).await;
         }
+        check_pulled(&read.record)?;
         let is_local = read.record.log() == LogKind::Local;
         if is_local && !self.is_private() {
             return Err(local_stays(partition));
@@ -352,13 +353,25 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
     };
     match (mechanism, is_private) {
-        (Mechanism::OnDemand, true) | (Mechanism::Flush | Mechanism::Albatross, true) => {
-            refused("It is in the store of its node.", "Use \"live\", \"delta\" or \"bulk\".")
+        (Mechanism::Flush | Mechanism::Albatross, true) => {
+            let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
+            refused("It is in the store of its node.", hint)
         }
         (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
             refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
         }
         _ => Ok(()),
+    }
+}
+
+/// Fails if another node still has pages of a partition.
+pub(crate) fn check_pulled(record: &PartitionRecord) -> Result<()> {
+    match record.page_server {
+        None => Ok(()),
+        Some(server) => {
+            let text = format!("the pages of the database are still being copied from node {server}");
+            Err(Error::new(sqlstate::OBJECT_IN_USE, text).hint("Retry when that has completed."))
+        }
     }
 }
 

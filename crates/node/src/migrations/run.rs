@@ -30,6 +30,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the last round of a copy may take, while the partition is frozen.
 const LAST_ROUND_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the destination may take to begin to copy pages after an on-demand migration.
+const PULL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the destination may take to open a partition. It is opened later if that fails.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the nodes may take to report the waits of their clients.
@@ -168,7 +170,7 @@ impl Node {
             _ => {
                 let destination = read.record.destination;
                 let closed = match read.record.options.mechanism {
-                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk => {
+                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
                         self.hand_copy_over(partition, read, measured).await?
                     }
                     _ => self.hand_over(partition, destination, Transfer::Migrated(read), None).await?,
@@ -247,7 +249,7 @@ impl Node {
         let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
         let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
             (_, Some(copy)) => copy,
-            (Mechanism::Bulk, None) => self.begin_copy(partition, &journal).await?,
+            (Mechanism::Bulk | Mechanism::OnDemand, None) => self.begin_copy(partition, &journal).await?,
             // This node has restarted since.
             (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
         };
@@ -265,7 +267,17 @@ impl Node {
             measured.0.lock().copied = copied;
             Ok(())
         };
-        self.hand_over(partition, journal.destination, Transfer::Copied(read), Some(last_round.boxed())).await
+        let is_on_demand = journal.options.mechanism == Mechanism::OnDemand;
+        let hottest = self.partitions()?.pages_in_memory(partition);
+        let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
+        let last_round = Some(last_round.boxed());
+        let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
+        if is_on_demand {
+            // If the request is lost, the destination begins a little later.
+            let pull = Request::Pull { partition: partition.0, pages: hottest };
+            let _ = timeout(PULL_TIMEOUT, self.call(journal.destination, pull)).await;
+        }
+        Ok(closed)
     }
 
     /// Shows the rounds of a copy, of which `bytes` were expected.

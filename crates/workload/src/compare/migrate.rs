@@ -32,6 +32,11 @@ const SMALL: &str = "moved_often";
 const SMALL_MIB: u64 = 4;
 /// Between two moves of the small tenant.
 const SMALL_MOVE_PAUSE: Duration = Duration::from_millis(50);
+/// How long a report may take after its move.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of moves back to a node that has kept the tenant.
+const MAX_MOVES_BACK: u32 = 5;
+const TABLES: &str = "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'ycsb%'";
 /// The node that clients connect to. It owns nothing.
 const GATEWAY: usize = 0;
 /// The nodes that the tenant is moved between.
@@ -42,12 +47,14 @@ const WARM_UP: Duration = Duration::from_secs(1);
 #[derive(Args, Clone, Debug)]
 pub struct MigrateArgs {
     /// Run only this case (repeatable): albatross-failed, albatross-pause-ms (with
-    /// albatross-pause-worst-ms, albatross-after-percent and albatross-bytes-ratio); flush-... with
-    /// --mechanism flush
+    /// albatross-pause-worst-ms, albatross-after-percent and albatross-bytes-ratio), the same with
+    /// another --mechanism, and delta-bytes-ratio
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
-    /// How the tenant is moved: albatross or flush
-    #[arg(long, default_value = "albatross", value_name = "NAME", value_parser = ["albatross", "flush"])]
+    /// How the tenant is moved. albatross and flush: in a common store; the others: between stores of the
+    /// nodes
+    #[arg(long, default_value = "albatross", value_name = "NAME")]
+    #[arg(value_parser = ["albatross", "flush", "live", "delta", "on-demand", "bulk"])]
     pub mechanism: String,
     /// Number of moves
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -76,8 +83,8 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
     Case { name, group: None, what, unit, must_be }
 }
 
-/// The cases of a mechanism, named by `albatross-` or `flush-`.
-const fn cases(names: [&'static str; 5]) -> [Case; 5] {
+/// The cases of a mechanism, whose name they begin with.
+const fn cases(names: [&'static str; 5], pause_ms: f64) -> [Case; 5] {
     let [failed, pause, worst, after, ratio] = names;
     [
         row(
@@ -86,31 +93,55 @@ const fn cases(names: [&'static str; 5]) -> [Case; 5] {
             "",
             Bound::AtMost(0.0),
         ),
-        row(pause, "the longest latency because of a move", "ms", Bound::AtMost(150.0)),
+        row(pause, "the longest latency because of a move", "ms", Bound::AtMost(pause_ms)),
         row(worst, "the longest of these", "ms", Bound::AtMost(1500.0)),
         row(after, "mean latency after a move, over the windows without one", "%", Bound::AtMost(25.0)),
-        row(ratio, "bytes moved over the cached bytes", "ratio", Bound::AtMost(1.2)),
+        row(ratio, "bytes moved over the cached bytes, or the tenant's size", "ratio", Bound::AtMost(1.2)),
     ]
 }
 
-static ALBATROSS: [Case; 5] = cases([
-    "albatross-failed",
-    "albatross-pause-ms",
-    "albatross-pause-worst-ms",
-    "albatross-after-percent",
-    "albatross-bytes-ratio",
-]);
-static FLUSH: [Case; 5] = cases([
-    "flush-failed",
-    "flush-pause-ms",
-    "flush-pause-worst-ms",
-    "flush-after-percent",
-    "flush-bytes-ratio",
-]);
+macro_rules! cases {
+    ($mechanism:literal, $pause_ms:literal) => {
+        cases(
+            [
+                concat!($mechanism, "-failed"),
+                concat!($mechanism, "-pause-ms"),
+                concat!($mechanism, "-pause-worst-ms"),
+                concat!($mechanism, "-after-percent"),
+                concat!($mechanism, "-bytes-ratio"),
+            ],
+            $pause_ms,
+        )
+    };
+}
+
+static ALBATROSS: [Case; 5] = cases!("albatross", 150.0);
+static FLUSH: [Case; 5] = cases!("flush", 150.0);
+static LIVE: [Case; 5] = cases!("live", 300.0);
+static ON_DEMAND: [Case; 5] = cases!("on-demand", 300.0);
+static BULK: [Case; 5] = cases!("bulk", 300.0);
+static DELTA: [Case; 1] = [row(
+    "delta-bytes-ratio",
+    "bytes of the move back after 5 % of the pages have changed, over those of a full copy",
+    "ratio",
+    Bound::AtMost(0.1),
+)];
 
 impl MigrateArgs {
-    fn cases(&self) -> &'static [Case; 5] {
-        if self.mechanism == "flush" { &FLUSH } else { &ALBATROSS }
+    fn cases(&self) -> &'static [Case] {
+        match self.mechanism.as_str() {
+            "flush" => &FLUSH,
+            "live" => &LIVE,
+            "on-demand" => &ON_DEMAND,
+            "bulk" => &BULK,
+            "delta" => &DELTA,
+            _ => &ALBATROSS,
+        }
+    }
+
+    /// Whether each node has a store of its own.
+    fn is_private(&self) -> bool {
+        !matches!(self.mechanism.as_str(), "albatross" | "flush")
     }
 
     /// Whether one of these cases was asked for.
@@ -123,7 +154,7 @@ impl MigrateArgs {
         let cases = self.cases();
         match self.case.iter().find(|name| cases.iter().all(|case| case.name != name.as_str())) {
             Some(unknown) => {
-                let names = cases.each_ref().map(|case| case.name).join(", ");
+                let names = cases.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
                 anyhow::bail!("unknown case \"{unknown}\"; the cases are {names}")
             }
             None => Ok(()),
@@ -163,13 +194,18 @@ pub async fn migrate(arguments: &MigrateArgs, binary: PathBuf) -> anyhow::Result
 async fn measure(arguments: &MigrateArgs, binary: &Path) -> anyhow::Result<Vec<CaseResult>> {
     arguments.check()?;
     let progress = Progress::new();
-    progress.step("starting etcd, an S3 server and three nodes");
+    progress.step("starting etcd, the store and three nodes");
+    let archives = ["--archives".to_owned(), format!("{}MiB", arguments.size_mib * 4)];
     let setup = ClusterSetup {
-        store: ClusterStore::S3,
+        store: if arguments.is_private() { ClusterStore::Private } else { ClusterStore::S3 },
+        arguments: if arguments.mechanism == "delta" { archives.to_vec() } else { Vec::new() },
         memory_bytes: arguments.memory_mib << 20,
         ..ClusterSetup::default()
     };
     let bench = Bench { arguments, cluster: Cluster::start(binary, setup).await?, progress };
+    if arguments.mechanism == "delta" {
+        return Ok(vec![bench.moves_back(&DELTA[0]).await?]);
+    }
     let (failed, measured) = arguments.cases().split_at(1);
     let mut results = Vec::new();
     if arguments.wants(failed) {
@@ -196,7 +232,8 @@ impl Bench<'_> {
         self.progress.step(&format!("loading {} MiB", tenant.mib));
         tenants::create(&self.cluster.target(GATEWAY), &[tenant.name.to_owned()], |_| ()).await?;
         let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
-        admin.query(&self.move_statement(tenant, OWNERS[0], "flush")).await?;
+        let first = if self.arguments.is_private() { "live" } else { "flush" };
+        admin.query(&self.move_statement(tenant, OWNERS[0], first)).await?;
         // Fills the cache, too.
         self.window(tenant, 0).await?;
         Ok(admin)
@@ -247,8 +284,47 @@ impl Bench<'_> {
         Ok(CaseResult::value(case, vec![above]).with_note(note))
     }
 
+    /// Moves a tenant that has changed back to the node that has kept it.
+    async fn moves_back(&self, case: &Case) -> anyhow::Result<CaseResult> {
+        let tenant = Loaded { name: LARGE, mib: self.arguments.size_mib };
+        let mut admin = self.load(tenant).await?;
+        let mut client = Client::connect(&self.cluster.target(GATEWAY).with_database(tenant.name)).await?;
+        admin.query(&self.move_statement(tenant, OWNERS[1], "live")).await?;
+        let full = newest_move(&mut admin).await?;
+        let (mut ratios, mut durations) = (Vec::new(), Vec::new());
+        for number in 0..self.arguments.moves.min(MAX_MOVES_BACK) {
+            self.progress.step(&format!(
+                "move {} of {}",
+                number + 1,
+                self.arguments.moves.min(MAX_MOVES_BACK)
+            ));
+            for table in client.query(TABLES).await?.into_iter().flatten().flatten() {
+                // Neighbouring rows, so that about as many pages change.
+                let sql = format!(
+                    "UPDATE {table} SET field0 = upper(substr(field0, 1, 90)) || '{number}' \
+                     WHERE id < (SELECT max(id) / 20 FROM {table})"
+                );
+                client.query(&sql).await?;
+            }
+            admin.query(&self.move_statement(tenant, OWNERS[number as usize % 2], "delta")).await?;
+            let moved = newest_move(&mut admin).await?;
+            ratios.push(moved.bytes / full.bytes.max(1.0));
+            durations.push(moved.total_ms);
+        }
+        client.close().await?;
+        admin.close().await?;
+        let note = format!(
+            "{} MiB; a full copy has {:.0} MB and takes {:.0} ms; {}",
+            tenant.mib,
+            full.bytes / 1e6,
+            full.total_ms,
+            described("a patch takes", durations)
+        );
+        Ok(CaseResult::value(case, ratios).with_note(note))
+    }
+
     fn move_statement(&self, tenant: Loaded, to: usize, mechanism: &str) -> String {
-        format!("ALTER DATABASE {} MOVE TO '{}' USING {mechanism}", tenant.name, self.cluster.name(to))
+        format!("ALTER DATABASE {} MOVE TO '{}' USING '{mechanism}'", tenant.name, self.cluster.name(to))
     }
 
     fn options(&self, tenant: Loaded, seed: u64) -> RunOptions {
@@ -268,7 +344,8 @@ impl Bench<'_> {
     async fn one_move(&self, tenant: Loaded, admin: &mut Client, number: u32) -> anyhow::Result<Moved> {
         let seed = u64::from(number) * 10;
         let control = self.window(tenant, seed).await?;
-        let cached_bytes = cached_bytes(&self.cluster, tenant).await?;
+        let column = if self.arguments.is_private() { "size_bytes" } else { "memory_bytes" };
+        let cached_bytes = tenant_bytes(&self.cluster, tenant, column).await?;
         let to = OWNERS[number as usize % 2];
         let moving = async {
             tokio::time::sleep(WARM_UP + Duration::from_secs(self.arguments.window) / 3).await;
@@ -277,32 +354,60 @@ impl Bench<'_> {
         };
         let (during, _) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;
         let after = self.window(tenant, seed + 2).await?;
-        let sql = "SELECT bytes, total_ms, freeze_ms FROM fulmar.migrations ORDER BY started DESC LIMIT 1";
-        let rows = admin.query(sql).await?;
-        let row = rows.first().context("the move has no report")?;
-        let number = |at: usize| -> anyhow::Result<f64> {
-            Ok(row.get(at).and_then(Option::as_deref).context("the report is incomplete")?.parse()?)
-        };
+        let reported = newest_move(admin).await?;
         Ok(Moved {
             longest_ms: during.latency.max_ms,
-            freeze_ms: number(2)?,
-            total_ms: number(1)?,
-            bytes_ratio: number(0)? / cached_bytes.max(1.0),
+            freeze_ms: reported.freeze_ms,
+            total_ms: reported.total_ms,
+            bytes_ratio: reported.bytes / cached_bytes.max(1.0),
             after_mean_ms: after.latency.mean_ms,
             control: Control { longest_ms: control.latency.max_ms, mean_ms: control.latency.mean_ms },
         })
     }
 }
 
-/// The bytes of the tenant's pages in its owner's memory.
-async fn cached_bytes(cluster: &Cluster, tenant: Loaded) -> anyhow::Result<f64> {
+/// What a move's report says.
+struct Reported {
+    bytes: f64,
+    total_ms: f64,
+    freeze_ms: f64,
+}
+
+/// The newest move. Its report is stored a little later than it ends.
+async fn newest_move(admin: &mut Client) -> anyhow::Result<Reported> {
+    let sql = "SELECT bytes, total_ms, freeze_ms FROM fulmar.migrations WHERE step = 'moved' \
+               AND number = (SELECT max(number) FROM fulmar.migrations) ORDER BY started DESC LIMIT 1";
+    let deadline = Instant::now() + REPORT_TIMEOUT;
+    let row = loop {
+        if let Some(row) = admin.query(sql).await?.into_iter().next() {
+            break row;
+        }
+        anyhow::ensure!(Instant::now() < deadline, "the move has no report");
+        tokio::time::sleep(SMALL_MOVE_PAUSE).await;
+    };
+    let number = |at: usize| -> anyhow::Result<f64> {
+        Ok(row.get(at).and_then(Option::as_deref).context("the report is incomplete")?.parse()?)
+    };
+    Ok(Reported { bytes: number(0)?, total_ms: number(1)?, freeze_ms: number(2)? })
+}
+
+/// A statistic of the tenant at its owner, in bytes: of its pages in memory, or of all.
+async fn tenant_bytes(cluster: &Cluster, tenant: Loaded, column: &str) -> anyhow::Result<f64> {
     // The statistics are those of the node that runs the session: the owner of its database.
     let mut client = Client::connect(&cluster.target(GATEWAY).with_database(tenant.name)).await?;
-    let sql = format!("SELECT memory_bytes FROM fulmar.tenant_stats WHERE tenant = '{}'", tenant.name);
+    let sql = format!("SELECT {column} FROM fulmar.tenant_stats WHERE tenant = '{}'", tenant.name);
     let rows = client.query(&sql).await?;
     let value = rows.first().and_then(|row| row.first().cloned().flatten());
     client.close().await?;
-    value.unwrap_or_default().parse().context("the size of the tenant's cache is not known")
+    value.unwrap_or_default().parse().context("the size of the tenant is not known")
+}
+
+/// A text for durations.
+fn described(name: &str, values: Vec<f64>) -> String {
+    match Spread::of(values) {
+        Some(Spread { median, min, max, .. }) => format!("{name} {median:.0} ms ({min:.0} to {max:.0})"),
+        None => String::new(),
+    }
 }
 
 fn summary(
@@ -328,13 +433,9 @@ fn summary(
     ];
     let mut results: Vec<CaseResult> =
         cases.iter().zip(values).map(|(case, values)| CaseResult::value(case, values)).collect();
-    let spread = |name: &str, values| match Spread::of(values) {
-        Some(Spread { median, min, max, .. }) => format!("{name}: {median:.0} ms ({min:.0} to {max:.0})"),
-        None => String::new(),
-    };
     // From the last statement at the source until the destination has opened the tenant.
-    let freeze = spread("freeze", all(&|moved| moved.freeze_ms));
-    let total = spread("duration of a move", all(&|moved| moved.total_ms));
+    let freeze = described("freeze:", all(&|moved| moved.freeze_ms));
+    let total = described("duration of a move:", all(&|moved| moved.total_ms));
     let last = results.pop().context("there are no cases")?;
     results.push(last.with_note(note).with_note(freeze).with_note(total));
     Ok(results)
