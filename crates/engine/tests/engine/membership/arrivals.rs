@@ -101,6 +101,9 @@ async fn flush_that_is_dropped_at_any_point_loses_no_page() {
     let rig = Rig::new();
     let (a, b) = (rig.start(1).await, rig.start(2).await);
     rig.create(&a, [7]).await;
+    let delay = Some(StoreFault::Delay(std::time::Duration::from_millis(4)));
+    a.store.always(StoreOperation::Put, delay);
+    a.store.always(StoreOperation::Upload, delay);
     for round in 0..ROUNDS {
         // A page that no later round changes.
         a.client(7).run(&format!("CREATE TABLE t{round}(id INTEGER PRIMARY KEY)")).await.unwrap();
