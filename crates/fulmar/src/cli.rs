@@ -5,6 +5,7 @@ mod cluster;
 mod events;
 mod moves;
 mod node;
+mod plan;
 mod security;
 mod tenant;
 mod token;
@@ -31,6 +32,7 @@ pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, J
 pub use events::EventsArgs;
 pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
+pub use plan::PlanArgs;
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
@@ -69,6 +71,8 @@ pub enum Command {
     Move(MoveArgs),
     /// Show what the newest moves of tenants have cost
     Moves(MovesArgs),
+    /// Plan moves that balance a cluster, from a picture of it, and compare planners
+    Plan(PlanArgs),
     /// Move the metadata of a cluster
     Cluster(ClusterCommandArgs),
     /// Create, drop and list tokens for HTTP access
