@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod forecast;
 pub mod picture;
 pub mod plan;
 pub mod planners;
