@@ -27,3 +27,4 @@ pub mod forecast;
 pub mod picture;
 pub mod plan;
 pub mod planners;
+pub mod policy;

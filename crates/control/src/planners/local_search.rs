@@ -12,7 +12,8 @@
 //! 3. **Swaps**: if no single item fits anywhere, two items change places.
 //! 4. **Returns**: a moved item goes back, the most expensive first, if its old node has room by now.
 //!
-//! The first limit is the lower bound plus the tolerance. A search that fails to reach it continues
+//! The first limit is the lower bound plus the tolerance, or what the settings call acceptable if that
+//! is higher. A search that fails to reach it continues
 //! from there with the next of [`SLACKS`]. It stops with the first limit that all nodes meet, so a
 //! cluster that is in balance gets a plan without moves.
 //!
@@ -44,7 +45,7 @@ impl Planner for LocalSearch {
     }
 
     fn place(&self, problem: &Problem) -> Placement {
-        let target = problem.bound * (1.0 + problem.settings.epsilon);
+        let target = target(problem);
         let mut state = State::new(problem);
         state.evacuate(target);
         let mut search = Search { lists: state.items_by_node(), state };
@@ -58,6 +59,11 @@ impl Planner for LocalSearch {
         }
         search.state.into()
     }
+}
+
+/// The first limit: the lower bound and the tolerance, or what is acceptable.
+fn target(problem: &Problem) -> f64 {
+    (problem.bound * (1.0 + problem.settings.epsilon)).max(problem.settings.acceptable)
 }
 
 struct Search<'p> {
@@ -110,8 +116,10 @@ impl Search<'_> {
                 if self.state.memory_excess(node) == 0 {
                     break;
                 }
-                let limit = problem.bound * (1.0 + problem.settings.epsilon);
-                let to = self.state.nearest_below(item, limit).or_else(|| self.state.least_utilised(item));
+                let to = self
+                    .state
+                    .nearest_below(item, target(problem))
+                    .or_else(|| self.state.least_utilised(item));
                 if let Some(to) = to {
                     self.assign(item, to);
                 }

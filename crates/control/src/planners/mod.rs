@@ -33,6 +33,7 @@ mod state;
 mod tests;
 
 pub use problem::{Item, ItemKind, Problem, Target};
+pub(crate) use scale::least_loaded;
 pub use scale::{Resize, resize, resize_by_watermarks};
 
 use crate::picture::Picture;
@@ -44,6 +45,8 @@ use state::State;
 pub struct Settings {
     /// The tolerance around the mean utilisation, as a share of it (E-Store's ε).
     pub epsilon: f64,
+    /// A utilisation that needs no relief, even if the mean is lower. Only `local-search` uses it.
+    pub acceptable: f64,
     /// A partition that was moved is not moved again for this long, in seconds. Leaving nodes are
     /// exempt.
     pub cool_down_s: f64,
@@ -55,7 +58,13 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { epsilon: 0.02, cool_down_s: 600.0, time_limit_s: 60.0, cost: CostModel::default() }
+        Settings {
+            epsilon: 0.02,
+            acceptable: 0.0,
+            cool_down_s: 600.0,
+            time_limit_s: 60.0,
+            cost: CostModel::default(),
+        }
     }
 }
 

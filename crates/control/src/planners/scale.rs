@@ -44,7 +44,7 @@ fn active(picture: &Picture) -> impl Iterator<Item = &Node> {
 }
 
 /// The names of the nodes that are cheapest to drain: those with the least load.
-fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
+pub(crate) fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
     let mut loads: Vec<(f64, &str)> = active(picture).map(|node| (0.0, node.name.as_str())).collect();
     let by_name: std::collections::HashMap<String, usize> =
         loads.iter().enumerate().map(|(index, (_, name))| ((*name).to_owned(), index)).collect();
