@@ -28,3 +28,4 @@ pub mod picture;
 pub mod plan;
 pub mod planners;
 pub mod policy;
+pub mod simulator;

@@ -53,10 +53,11 @@ impl Planner for LocalSearch {
         for slack in SLACKS {
             let limit = target * (1.0 + slack);
             if search.relieve_all(limit) {
-                search.return_items(limit);
                 break;
             }
         }
+        // Not the limit that was reached: one node that cannot be relieved raises that for all.
+        search.return_items(target);
         search.state.into()
     }
 }
@@ -294,6 +295,15 @@ mod tests {
         let greedy = planner("greedy-extended").expect("it is registered");
         let greedy = plan(&picture, greedy, &Settings::default());
         assert!(greedy.evaluation.highest > ours.evaluation.highest, "single moves cannot balance these");
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_relieved_does_not_stop_the_others() {
+        let loads = [("n1", 0.5, 1), ("n1", 0.5, 1), ("n2", 0.4, 1), ("n2", 0.4, 1)];
+        let mut picture = picture(3, &loads);
+        picture.partitions[..2].iter_mut().for_each(|partition| partition.pinned = true);
+        let plan = plan(&picture, &LocalSearch, &Settings::default());
+        assert_eq!(plan.moves.len(), 1, "n2 is relieved although n1 is not: {:?}", plan.evaluation);
     }
 
     #[test]

@@ -9,11 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::place::{Purpose, place};
+use super::place::{Places, Purpose};
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
 use super::{Action, Decision, Effect, Reason, Settings};
+use crate::forecast::Selector;
 use crate::picture::{Node, NodeState, Partition, Picture};
 use crate::planners;
 
@@ -35,6 +36,27 @@ pub struct Outlook {
     pub loads: Vec<f64>,
     /// Length of a step, in seconds.
     pub step_s: f64,
+}
+
+/// Forecasts are raised by this many mean errors at the horizon, and less before it.
+const ERROR_MARGIN: f64 = 1.5;
+
+impl Outlook {
+    /// The forecast of the method that has been best. It is raised by a margin of its own error, because
+    /// a node too few costs more than a node too many.
+    pub fn from_selector(selector: &Selector, step_s: f64) -> Outlook {
+        let Some((method, mut loads)) = selector.forecast() else {
+            return Outlook { step_s, ..Outlook::default() };
+        };
+        let errors = selector.errors();
+        let error =
+            errors.iter().find(|error| error.method == method).and_then(|error| error.error).unwrap_or(0.0);
+        let horizon = loads.len() as f64;
+        for (step, load) in (1..).zip(&mut loads) {
+            *load = (*load + ERROR_MARGIN * error * f64::from(step) / horizon).max(0.0);
+        }
+        Outlook { method, loads, step_s }
+    }
 }
 
 /// The policy of a cluster: a rule, and what it remembers from round to round.
@@ -219,9 +241,13 @@ impl Controller {
                 *entry = (lateness, partition);
             }
         }
+        if worst.is_empty() {
+            return Vec::new();
+        }
+        let mut places = Places::new(picture);
         let late = worst.into_iter().take(MAX_NODES_PER_ROUND);
         let help = |(node, (_, tenant)): (usize, (f64, &Partition))| {
-            self.help(picture, view, tenant, (&picture.nodes[node], &uses[node]))
+            self.help(&mut places, picture, view, tenant, (&picture.nodes[node], &uses[node]))
         };
         late.flat_map(help).collect()
     }
@@ -230,6 +256,7 @@ impl Controller {
     /// the lowest cost, which may be others ([`super::tenants`]).
     fn help(
         &self,
+        places: &mut Places,
         picture: &Picture,
         view: &View,
         tenant: &Partition,
@@ -254,9 +281,9 @@ impl Controller {
                 candidates.into_iter().filter(|candidate| candidate.partition.name == tenant.name).collect()
             }
         };
-        let decide = |candidate: &Candidate| {
+        let mut decide = |candidate: &Candidate| {
             let moved = candidate.partition;
-            let to = place(picture, moved, Purpose::Relief, self.settings.high);
+            let to = places.place(moved, Purpose::Relief, self.settings.high);
             let link = match to {
                 Some(to) if to.site != home.site => Link::Wan,
                 _ => Link::Lan,
@@ -279,7 +306,7 @@ impl Controller {
             let action = Action::Tenant { tenant: moved.name.clone(), to, steps };
             self.decision(view, action, reasons, view.nodes)
         };
-        moved.iter().map(decide).collect()
+        moved.iter().map(&mut decide).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rules, placement and decisions on small pictures.
 
-use super::place::{Purpose, distance, place, place_new};
+use super::place::{Places, Purpose, distance};
 use super::tenants::{Bottleneck, candidates, choose};
 use super::when::{RULES, View, rule};
 use super::which::{Cell, Link, Mechanism, Need, Step, TABLE_1, Tenancy, steps, table_1};
@@ -132,14 +132,23 @@ fn tenants_go_to_near_nodes_first() {
     }
     assert_eq!([1, 2, 0].map(|node| distance(&picture.nodes[0], &picture.nodes[node])), [1, 2, 0]);
     let tenant = picture.partitions[0].clone();
-    let name =
-        |picture: &Picture, purpose| place(picture, &tenant, purpose, 0.95).map(|node| node.name.clone());
+    let name = |picture: &Picture, purpose| {
+        Places::new(picture).place(&tenant, purpose, 0.95).map(|node| node.name.clone())
+    };
     assert_eq!(name(&picture, Purpose::Relief).as_deref(), Some("n2"), "the less loaded one of the site");
     assert_eq!(name(&picture, Purpose::Consolidation).as_deref(), Some("n4"), "the fullest one of the site");
     picture.nodes[1].forbidden = true;
     picture.nodes[3].state = NodeState::Draining;
     assert_eq!(name(&picture, Purpose::Relief).as_deref(), Some("n5"), "the site is full: another one");
-    assert_eq!(place_new(&picture, 0).map(|node| node.name.as_str()), Some("n5"), "the least loaded node");
+    assert_eq!(
+        Places::new(&picture).place_new(0).map(|node| node.name.as_str()),
+        Some("n5"),
+        "the least loaded node"
+    );
+    let mut places = Places::new(&picture);
+    let twice =
+        [0.9, 0.9].map(|high| places.place(&tenant, Purpose::Relief, high).map(|node| node.name.as_str()));
+    assert_eq!(twice, [Some("n5"), Some("n3")], "a placed tenant counts at its new node");
     picture.nodes.iter_mut().for_each(|node| node.forbidden = true);
     assert_eq!(name(&picture, Purpose::Relief), None);
 }
