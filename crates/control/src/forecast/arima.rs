@@ -5,13 +5,13 @@
 //! w(t) = phi(1) w(t-1) + ... + phi(p) w(t-p) + e(t) + theta(1) e(t-1) + ... + theta(q) e(t-q)
 //! ```
 //!
-//! The residuals `e` before the first `p` values are taken as zero, and the sum of the squared later
-//! ones is minimised. The search is over partial autocorrelations in (-1, 1), which a recursion of
-//! Durbin and Levinson maps to coefficients: every point of the search is a stationary and invertible
-//! model, so forecasts cannot explode.
+//! The residuals `e` before the first `p` values are taken as zero, and the sum of the squared
+//! later ones is minimised. The search is over partial autocorrelations in (-1, 1), which a
+//! recursion of Durbin and Levinson maps to coefficients: every point of the search is a stationary
+//! and invertible model, so forecasts cannot explode.
 //!
-//! `p` and `q` have the least AIC, `n ln(S / n) + 2 (p + q + 1)`, where all orders are compared on the
-//! same `n` values. AIC does not compare different `d`, so `d` is chosen before, by the test of
+//! `p` and `q` have the least AIC, `n ln(S / n) + 2 (p + q + 1)`, where all orders are compared on
+//! the same `n` values. AIC does not compare different `d`, so `d` is chosen before, by the test of
 //! Kwiatkowski, Phillips, Schmidt and Shin (as in Hyndman and Khandakar's algorithm).
 
 use super::Method;
@@ -146,8 +146,8 @@ impl Model {
         Model::fit(history, order, 0)
     }
 
-    /// Fits models with `p` up to 3, `d` up to 1 and `q` up to 2, and returns the one with the least
-    /// AIC.
+    /// Fits models with `p` up to 3, `d` up to 1 and `q` up to 2, and returns the one with the
+    /// least AIC.
     pub fn of_least_aic(history: &[f64]) -> Option<Model> {
         let history = &history[history.len().saturating_sub(MAX_FIT_VALUES)..];
         let d = usize::from(kpss(history) > KPSS_CRITICAL);

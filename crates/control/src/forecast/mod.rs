@@ -11,9 +11,9 @@
 //! `arima` | [`arima`]: ShuttleDB's choice (4, step 1), order by AIC
 //! `spar` | [`spar`]: P-Store's, for loads with a period
 //!
-//! No method is best for all loads. The [`Selector`] runs all of them and compares each forecast with
-//! what happened. The policy gets the forecast of the method with the smallest error so far at the
-//! horizon; [`Selector::errors`] are the metrics.
+//! No method is best for all loads. The [`Selector`] runs all of them and compares each forecast
+//! with what happened. The policy gets the forecast of the method with the smallest error so far at
+//! the horizon; [`Selector::errors`] are the metrics.
 
 pub mod arima;
 mod numeric;
@@ -35,8 +35,8 @@ pub trait Method: Send {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Fits the method's parameters to a history, the oldest value first. Methods without parameters,
-    /// and those for which the history is too short, keep what they have.
+    /// Fits the method's parameters to a history, the oldest value first. Methods without
+    /// parameters, and those for which the history is too short, keep what they have.
     fn fit(&mut self, _history: &[f64]) {}
 
     /// Forecasts the next `horizon` values. `None` if the history is too short.

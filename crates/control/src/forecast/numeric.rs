@@ -1,7 +1,7 @@
 //! The two numerical methods that the fits need: least squares, and a minimum without derivatives.
 
-/// Solves `min |A x - b|^2 + ridge |x|^2` by the normal equations and Cholesky's decomposition. Rows
-/// are visited once. `None` without rows, or if the values are not finite.
+/// Solves `min |A x - b|^2 + ridge |x|^2` by the normal equations and Cholesky's decomposition.
+/// Rows are visited once. `None` without rows, or if the values are not finite.
 pub(super) fn least_squares(
     columns: usize,
     rows: impl Iterator<Item = (Vec<f64>, f64)>,
@@ -59,8 +59,8 @@ fn cholesky_solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Option<Vec<
 }
 
 /// Minimises a function with the simplex method of Nelder and Mead, from a start and with a first
-/// step per dimension. Ends after `max_calls` evaluations, or when the simplex is smaller than 1e-8
-/// of its values.
+/// step per dimension. Ends after `max_calls` evaluations, or when the values of the
+/// simplex differ by less than 1e-12 of the least.
 pub(super) fn nelder_mead(
     start: &[f64],
     step: f64,

@@ -47,7 +47,7 @@ impl Spar {
         history[at] - past / self.periods as f64
     }
 
-    /// The newest time whose deviations are known is at least this.
+    /// The earliest time for which all regressors exist.
     fn first(&self) -> usize {
         self.periods * self.period + self.recent - 1
     }

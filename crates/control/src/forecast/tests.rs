@@ -3,8 +3,8 @@
 use super::arima::{Model, Order};
 use super::*;
 
-/// Noise of mean 0 and variance 1, the same as in the script that made the golden values: the sum of
-/// 12 uniform values of a linear congruential generator, minus 6.
+/// Noise of mean 0 and variance 1, the same as in the script that made the golden values: the sum
+/// of 12 uniform values of a linear congruential generator, minus 6.
 fn noise(count: usize) -> Vec<f64> {
     let mut state: u64 = 42;
     let mut uniform = || {

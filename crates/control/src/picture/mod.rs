@@ -1,8 +1,8 @@
 //! The picture of a cluster: the input of every planner and policy.
 //!
-//! A picture lists nodes and partitions. A partition has one owner and may have *pieces* that can be
-//! placed one by one: hot root keys and blocks of cold root keys (E-Store 3.2). What a partition has
-//! beyond its pieces, its *rest*, moves as a whole.
+//! A picture lists nodes and partitions. A partition has one owner and may have *pieces* that can
+//! be placed one by one: hot root keys and blocks of cold root keys (E-Store 3.2). What a partition
+//! has beyond its pieces, its *rest*, moves as a whole.
 //!
 //! Pictures are JSON files. [`Picture::from_json`] reads one and checks it; its errors name the
 //! entry and the rule that it breaks. The fields that a file may omit have a default.

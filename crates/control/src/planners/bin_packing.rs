@@ -7,15 +7,15 @@
 //!   the predicted duration of the move, which is a constant plus a multiple of the bytes.
 //!
 //! Additions: a constraint on memory, which the paper leaves as future work. (3) is soft: `z >= 0`
-//! is what any node is above `A + ε` or below `A - ε`, and its weight is above the cost of all moves
-//! together. An item larger than `A + ε` would make the program infeasible otherwise.
+//! is what any node is above `A + ε` or below `A - ε`, and its weight is above the cost of all
+//! moves together. An item larger than `A + ε` would make the program infeasible otherwise.
 //!
-//! *Two-tier* places hot keys and blocks one by one. *One-tier* has no hot keys: each stays with the
-//! block that it was extracted from, or with its partition's rest.
+//! *Two-tier* places hot keys and blocks one by one. *One-tier* has no hot keys: each stays with
+//! the block that it was extracted from, or with its partition's rest.
 //!
 //! The search starts with the answer of greedy extended and ends at the time limit with the best
-//! answer so far; the plan's notes have its proven bound. Programs of more than [`MAX_VARIABLES`] are
-//! not started: a single relaxation takes longer than the limit.
+//! answer so far; the plan's notes have its proven bound. Programs of more than [`MAX_VARIABLES`]
+//! are not started: a single relaxation takes longer than the limit.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! Pictures to compare planners with: E-Store's nine cases (6.1, figures 9, 11 and 13), and a large one.
+//! Pictures to compare planners with: E-Store's nine cases (6.1, figures 9, 11 and 13), and a large
+//! one.
 //!
 //! Each case has five nodes with equal parts of the key space, and 80 % mean utilisation.
 //!
@@ -9,9 +10,9 @@
 //! `tpcc` | 100 warehouses of 100 MB | 1 key | none: a block is a key | 60 % on 3 warehouses
 //!
 //! Low skew sends two thirds of the accesses to one third of the keys: a Zipfian distribution by
-//! rank, whose first share `x` of the keys gets `x^0.369` of the accesses (`(1/3)^0.369 = 2/3`). High
-//! skew applies it to the remaining accesses. Hot spots are on the first keys, which are on the first
-//! node. The paper does not state the number of Voter's keys.
+//! rank, whose first share `x` of the keys gets `x^0.369` of the accesses (`(1/3)^0.369 = 2/3`).
+//! High skew applies it to the remaining accesses. Hot spots are on the first keys, which are on
+//! the first node. The paper does not state the number of Voter's keys.
 
 use crate::picture::{Node, Partition, Picture, Piece};
 
@@ -130,8 +131,8 @@ pub fn estore() -> Vec<(String, Picture)> {
     cases.collect()
 }
 
-/// A cluster of equal nodes, whose partitions' loads follow a Zipfian distribution, and whose busiest
-/// tenth of the partitions has hot keys with half of its load. Mean utilisation: 60 %.
+/// A cluster of equal nodes, whose partitions' loads follow a Zipfian distribution, and whose
+/// busiest tenth of the partitions has hot keys with half of its load. Mean utilisation: 60 %.
 pub fn large(nodes: usize, partitions: usize, hot_keys: usize) -> Picture {
     let total = 0.6 * nodes as f64;
     let share = |rank: usize| (rank as f64 / partitions as f64).powf(LOW_SKEW);

@@ -1,7 +1,7 @@
 //! E-Store's approximate planners (5.3), step by step.
 //!
-//! All three first empty leaving nodes (see [`super`]), and skip a destination without memory, which
-//! the paper leaves as future work (5).
+//! All three first empty leaving nodes (see [`super`]), and skip a destination without memory,
+//! which the paper leaves as future work (5).
 
 use super::problem::{ItemKind, Problem};
 use super::state::{State, sort_by_load};
@@ -57,9 +57,9 @@ fn greedy<'p>(problem: &'p Problem<'p>) -> State<'p> {
 /// partition sends its hottest block to the partition with the lowest load, until all are within
 /// `A ± ε`.
 ///
-/// The paper does not say what ends the loop if that cannot be reached. Here a block is sent only if
-/// its destination stays below the source's load before the move; the loop ends when no overloaded
-/// node has such a block.
+/// The paper does not say what ends the loop if that cannot be reached. Here a block is sent only
+/// if its destination stays below the source's load before the move; the loop ends when no
+/// overloaded node has such a block.
 pub(super) fn greedy_extended<'p>(problem: &'p Problem<'p>) -> State<'p> {
     let limit = upper_limit(problem);
     let mut state = greedy(problem);

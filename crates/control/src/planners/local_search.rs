@@ -4,18 +4,19 @@
 //! weigh neither bytes nor memory nor sites, and stop where one item is too large. This one starts
 //! with the current placement and repeats, for a limit on the utilisation:
 //!
-//! 1. **Memory**: a node with too little memory sheds items, those with the most memory per second of
-//!    moving first.
+//! 1. **Memory**: a node with too little memory sheds items, those with the most memory per second
+//!    of moving first.
 //! 2. **Moves**: a node above the limit sheds items in the order of benefit over cost, the benefit
-//!    being the excess load that leaves and the cost the predicted duration of the move. An item goes
-//!    to the nearest node that stays below the limit: same rack, same site, another site.
+//!    being the excess load that leaves and the cost the predicted duration of the move. An item
+//!    goes to the nearest node that stays below the limit: same rack, same site, another site.
 //! 3. **Swaps**: if no single item fits anywhere, two items change places.
-//! 4. **Returns**: a moved item goes back, the most expensive first, if its old node has room by now.
+//! 4. **Returns**: a moved item goes back, the most expensive first, if its old node has room by
+//!    now.
 //!
-//! The first limit is the lower bound plus the tolerance, or what the settings call acceptable if that
-//! is higher. A search that fails to reach it continues
-//! from there with the next of [`SLACKS`]. It stops with the first limit that all nodes meet, so a
-//! cluster that is in balance gets a plan without moves.
+//! The first limit is the lower bound plus the tolerance, or what the settings call acceptable if
+//! that is higher. A search that fails to reach it continues from there with the next of
+//! [`SLACKS`]. It stops with the first limit that all nodes meet, so a cluster that is in balance
+//! gets a plan without moves.
 //!
 //! The work is `O(items * log items)` per limit: each node's items are sorted once per visit, and a
 //! node is visited at most [`MAX_VISITS`] times.
@@ -218,8 +219,8 @@ impl Search<'_> {
             let mut theirs = self.items_of(to);
             sort_by_load(problem, &mut theirs);
             for item in &items {
-                // The largest relief within the room: the first of theirs at or below this load is the
-                // one with the largest relief that still fits when read backwards.
+                // The largest relief within the room: the first of theirs at or below this load is
+                // the one with the largest relief that still fits when read backwards.
                 let at = theirs.partition_point(|other| load(*other) > load(*item) - ROUNDING);
                 let fitting = theirs[at..].iter().take_while(|other| load(*item) - load(**other) <= room);
                 let fits = |other: &&u32| {

@@ -9,9 +9,9 @@
 //! `two-tier` | integer program over hot keys and blocks | E-Store 5.2
 //! `local-search` | ours: the cheapest moves that reach the target | [`local_search`]
 //!
-//! A planner maps a [`Problem`] to an owner for each item. E-Store's *partitions* are our nodes: the
-//! bins. Its tuples are hot keys. Blocks, and partitions without blocks, are its blocks. Its load
-//! `L(p)` is the utilisation here, because nodes may differ in capacity, `A` is the mean
+//! A planner maps a [`Problem`] to an owner for each item. E-Store's *partitions* are our nodes:
+//! the bins. Its tuples are hot keys. Blocks, and partitions without blocks, are its blocks. Its
+//! load `L(p)` is the utilisation here, because nodes may differ in capacity, `A` is the mean
 //! utilisation, and its `A ± ε` is `A * (1 ± epsilon)`.
 //!
 //! [`plan`] holds for all planners what the paper leaves open:
@@ -126,7 +126,8 @@ pub fn plan(picture: &Picture, planner: &dyn Planner, settings: &Settings) -> Pl
     Plan { planner: planner.name(), moves: plan::moves(&problem, &owners), evaluation, notes }
 }
 
-/// Returns true if a node lacks memory for its items in a placement, and lacks more than it does now.
+/// Returns true if a node lacks memory for its items in a placement, and lacks more than it does
+/// now.
 fn exceeds_memory(problem: &Problem, owners: &[u32]) -> bool {
     let mut before = vec![0_u64; problem.nodes.len()];
     let mut after = before.clone();

@@ -14,9 +14,9 @@ pub enum Resize {
     Remove(usize),
 }
 
-/// Adds hypothetical nodes named `new-1`, `new-2` ... like the largest active node, or lets the least
-/// loaded nodes leave. A node with a pinned partition is not drained, nor is the last active one, so
-/// fewer may leave than asked for.
+/// Adds hypothetical nodes named `new-1`, `new-2` ... like the largest active node, or lets the
+/// least loaded nodes leave. A node with a pinned partition is not drained, nor is the last active
+/// one, so fewer may leave than asked for.
 pub fn resize(picture: &Picture, change: Resize) -> Picture {
     let mut picture = picture.clone();
     match change {

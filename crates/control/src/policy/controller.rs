@@ -5,7 +5,8 @@
 //!    ones drained.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
 //!    threshold at the forecast load.
-//! 4. A tenant that is late on a node that is not overloaded is helped by itself ([`super::which`]).
+//! 4. A tenant that is late on a node that is not overloaded is helped by itself
+//!    ([`super::which`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -42,8 +43,8 @@ pub struct Outlook {
 const ERROR_MARGIN: f64 = 1.5;
 
 impl Outlook {
-    /// The forecast of the method that has been best. It is raised by a margin of its own error, because
-    /// a node too few costs more than a node too many.
+    /// The forecast of the method that has been best. It is raised by a margin of its own error,
+    /// because a node too few costs more than a node too many.
     pub fn from_selector(selector: &Selector, step_s: f64) -> Outlook {
         let Some((method, mut loads)) = selector.forecast() else {
             return Outlook { step_s, ..Outlook::default() };
@@ -252,8 +253,8 @@ impl Controller {
         late.flat_map(help).collect()
     }
 
-    /// Helps a late tenant: scales it out, or moves those tenants of its node away that free enough at
-    /// the lowest cost, which may be others ([`super::tenants`]).
+    /// Helps a late tenant: scales it out, or moves those tenants of its node away that free enough
+    /// at the lowest cost, which may be others ([`super::tenants`]).
     fn help(
         &self,
         places: &mut Places,

@@ -8,12 +8,12 @@
 //! which | [`which`] | ShuttleDB's Table 1
 //!
 //! [`Controller::decide`] combines them: one call per round with a picture and a forecast returns
-//! [`Decision`]s. A decision is data: what to do, why, and what it is predicted to change, so that an
-//! operator can read it, and compare it later with what came of it. Nothing is done here.
+//! [`Decision`]s. A decision is data: what to do, why, and what it is predicted to change, so that
+//! an operator can read it, and compare it later with what came of it. Nothing is done here.
 //!
-//! What an operator can set: pinned partitions and forbidden nodes (in the picture), the minimum and
-//! maximum of nodes, the cool-down per tenant, and a maintenance window, outside of which no nodes are
-//! removed.
+//! What an operator can set: pinned partitions and forbidden nodes (in the picture), the minimum
+//! and maximum of nodes, the cool-down per tenant, and a maintenance window, outside of which no
+//! nodes are removed.
 
 mod controller;
 pub mod node_plan;
@@ -52,7 +52,8 @@ pub struct Settings {
     pub min_nodes: usize,
     /// The largest number of nodes.
     pub max_nodes: usize,
-    /// Rounds in which a plan over time must ask for fewer nodes before any is removed (P-Store: 3).
+    /// Rounds in which a plan over time must ask for fewer nodes before any is removed (P-Store:
+    /// 3).
     pub confirm_rounds: u32,
     /// When nodes may be removed.
     pub maintenance: Option<Window>,
@@ -65,9 +66,9 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            high: 0.75,
+            high: 0.77,
             low: 0.5,
-            target: 0.68,
+            target: 0.72,
             hold_up_s: 60.0,
             hold_down_s: 600.0,
             overloaded_share: 0.1,
@@ -82,8 +83,8 @@ impl Default for Settings {
     }
 }
 
-/// A daily maintenance window, in seconds after midnight on the clock of the pictures. A window whose
-/// end is before its start spans midnight.
+/// A daily maintenance window, in seconds after midnight on the clock of the pictures. A window
+/// whose end is before its start spans midnight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
     /// Its start.

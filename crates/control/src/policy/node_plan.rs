@@ -1,8 +1,8 @@
 //! The number of nodes over time: P-Store's dynamic program.
 //!
-//! Given the forecast load of the next steps, find the cheapest series of node counts that can always
-//! serve it. Changing the count from `b` to `a` takes time, because data has to move, and during that
-//! time the cluster can serve less than it will have nodes for:
+//! Given the forecast load of the next steps, find the cheapest series of node counts that can
+//! always serve it. Changing the count from `b` to `a` takes time, because data has to move, and
+//! during that time the cluster can serve less than it will have nodes for:
 //!
 //! ```text
 //! moved share     1 - min(a, b) / max(a, b)
@@ -11,12 +11,14 @@
 //! capacity        Q / ((1 - f) / b + f / a)             after a share f of the move
 //! ```
 //!
-//! `Q` is what one node serves, `full_s` the time to move all data over one pair of nodes. The load on
-//! a node falls with the data that has left it, which gives the *effective capacity* of the last line.
-//! A change costs the larger count of nodes for its whole duration.
+//! `Q` is what one node serves, `full_s` the time to move all data over one pair of nodes. The load
+//! on a node falls with the data that has left it, which gives the *effective capacity* of the last
+//! line. A change costs the larger count of nodes for its whole duration.
 //!
 //! Beyond P-Store:
 //!
+//! - Each node that is added or removed has a price in node-steps, so that a node is not removed
+//!   for a saving of a few minutes.
 //! - A load that exceeds the capacity has a price per node-second that is missing, instead of being
 //!   infeasible. If a forecast rises faster than data can move, the answer is the least bad one.
 //! - Only node counts that suffice exactly for some step are candidates. The work is `O(steps^4)`,
@@ -92,6 +94,9 @@ impl Model {
         self.node_load / ((1.0 - share) / from.max(1) as f64 + share / to.max(1) as f64)
     }
 }
+
+/// The price of adding or removing one node, in node-steps.
+const CHANGE_PRICE: f64 = 5.0;
 
 #[derive(Clone, Copy)]
 struct Best {
@@ -178,7 +183,7 @@ fn transition(model: &Model, loads: &[f64], at: usize, (from, to): (usize, usize
         }
         result.node_steps += from.max(to) as f64;
     }
-    result.cost += result.node_steps;
+    result.cost += result.node_steps + CHANGE_PRICE * from.abs_diff(to) as f64;
     result
 }
 

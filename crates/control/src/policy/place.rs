@@ -1,11 +1,12 @@
 //! Where a tenant goes (ShuttleDB 4, step 3; ElasTraS 6.5).
 //!
 //! - A new tenant goes to the least loaded node.
-//! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same site,
-//!   another site. Among equally near ones, the least loaded.
+//! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same
+//!   site, another site. Among equally near ones, the least loaded.
 //! - A tenant that is consolidated goes to the nearest node that has room and is the fullest.
 //!
-//! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with it.
+//! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with
+//! it.
 
 use std::collections::HashMap;
 
@@ -53,8 +54,8 @@ impl<'a> Places<'a> {
         Places { picture, by_name, used }
     }
 
-    /// Finds a node for a tenant that moves, and counts the tenant there from now on. `None` if no other
-    /// node has room.
+    /// Finds a node for a tenant that moves, and counts the tenant there from now on. `None` if no
+    /// other node has room.
     pub fn place(&mut self, tenant: &Partition, purpose: Purpose, high: f64) -> Option<&'a Node> {
         let home = self.by_name.get(tenant.owner.as_str()).copied();
         let with_tenant = |index: usize, node: &Node| {
@@ -83,8 +84,8 @@ impl<'a> Places<'a> {
         Some(node)
     }
 
-    /// Finds a node for a new tenant: the least loaded one with memory for it. `None` if all are closed or
-    /// full.
+    /// Finds a node for a new tenant: the least loaded one with memory for it. `None` if all are
+    /// closed or full.
     pub fn place_new(&self, memory: u64) -> Option<&'a Node> {
         let open =
             self.picture.nodes.iter().zip(&self.used).filter(|(node, (_, used))| {

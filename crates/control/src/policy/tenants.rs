@@ -1,8 +1,8 @@
 //! Which tenants to move away from a node: ShuttleDB's cost-benefit analysis (4, step 2).
 //!
-//! The benefit of moving a tenant is the load that leaves, of the resource that is short at its node.
-//! The cost is what has to be transferred. Tenants are chosen greedily by benefit over cost, so the
-//! tenant that causes an overload stays if it is cheaper to move others away.
+//! The benefit of moving a tenant is the load that leaves, of the resource that is short at its
+//! node. The cost is what has to be transferred. Tenants are chosen greedily by benefit over cost,
+//! so the tenant that causes an overload stays if it is cheaper to move others away.
 
 use std::cmp::Ordering;
 
@@ -35,8 +35,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The movable tenants of a node, the greatest ratio first. Pinned tenants, and those that were moved
-/// within the cool-down, are not among them.
+/// The movable tenants of a node, the greatest ratio first. Pinned tenants, and those that were
+/// moved within the cool-down, are not among them.
 pub fn candidates<'a>(
     picture: &'a Picture,
     node: &str,

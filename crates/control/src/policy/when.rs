@@ -2,13 +2,14 @@
 //!
 //! name | rule | from
 //! --- | --- | ---
-//! `watermarks` | mean utilisation above 90 % or below 50 %: one node more or less | E-Store 4.1, 5.1
-//! `node-share` | a share of the nodes is above the high threshold; the mean below the low one | ElasTraS 6.5
+//! `watermarks` | mean above 90 % or below 50 %: one node more or less | E-Store 4.1, 5.1
+//! `node-share` | a share of the nodes above the high threshold; the mean below `low` | ElasTraS 6.5
 //! `thresholds` | mean utilisation or latency beyond a threshold for a time | ShuttleDB 4, step 1
-//! `forecast` | the same, or the forecast crosses the target within the horizon | ShuttleDB 4, step 1
+//! `forecast` | the same, or the forecast crosses within the horizon | ShuttleDB 4, step 1
 //! `planned` | the first change of the cheapest plan over time | P-Store, [`super::node_plan`]
 //!
-//! The two thresholds are apart, and both must be exceeded for a time: hysteresis in level and time.
+//! The two thresholds are apart, and both must be exceeded for a time: hysteresis in level and
+//! time.
 
 use super::node_plan::{self, Model};
 use super::{Reason, Settings};
@@ -242,10 +243,15 @@ impl Rule for Planned {
     }
 
     fn wish(&mut self, view: &View, settings: &Settings) -> Option<Wish> {
-        let loads: Vec<f64> = match view.forecast.is_empty() {
-            true => vec![view.load],
-            false => view.forecast.clone(),
-        };
+        let mut loads = view.forecast.clone();
+        if loads.is_empty() {
+            loads.push(view.load);
+        }
+        // During an overload that was not forecast, a forecast that it ends is not believed either.
+        let high = settings.high * view.nodes as f64 * view.node_capacity;
+        if view.load > high {
+            loads.iter_mut().for_each(|load| *load = load.max(view.load));
+        }
         let model = view.model(settings);
         let plan = node_plan::plan(&loads, view.nodes, &model);
         let first = plan.changes.first().filter(|change| change.at == 0).copied();

@@ -3,16 +3,17 @@
 //! need | dedicated tenant (large) | shared tenant (small)
 //! --- | --- | ---
 //! scale up, same site | move the machine | move the tenant
-//! scale out, same site | replicate the tenant, or the machine | extract the tenant, then replicate it
+//! scale out, same site | replicate the tenant (or machine) | extract the tenant, then replicate it
 //! scale up, another site | move the tenant | move the tenant
 //! scale out, another site | replicate the tenant | extract the tenant, then replicate it
 //! scale back | drop a replica, or move to a smaller node | move the tenant to a shared node
 //!
-//! *Dedicated*: the only tenant of its node. *Scale up*: a larger or less loaded node suffices. *Scale
-//! out*: no single node can serve the load. Within the site is preferred to another one. *Extract*:
-//! the tenant moves to a node of its own first, because replicating a shared machine would copy its
-//! neighbours too. The paper merges the cells of scale-out; its text gives the extraction, and
-//! replication by the database between sites "due to the premium placed on bandwidth".
+//! *Dedicated*: the only tenant of its node. *Scale up*: a larger or less loaded node suffices.
+//! *Scale out*: no single node can serve the load. Within the site is preferred to another one.
+//! *Extract*: the tenant moves to a node of its own first, because replicating a shared machine
+//! would copy its neighbours too. The paper merges the cells of scale-out; its text gives the
+//! extraction, and replication by the database between sites "due to the premium placed on
+//! bandwidth".
 //!
 //! Some mechanisms do not exist in Fulmar yet ([`Mechanism::exists`]). [`steps`] then falls back to
 //! moving the tenant where that helps, and reports the missing one.
@@ -96,8 +97,8 @@ pub enum Step {
 use Mechanism::{DropReplica, MoveMachine, MoveTenant, ReplicateTenant};
 use Need::{ScaleBack, ScaleOut, ScaleUp};
 
-/// The table: the preferred steps of each cell. Both links have the same row where the paper makes no
-/// difference.
+/// The table: the preferred steps of each cell. Both links have the same row where the paper makes
+/// no difference.
 #[rustfmt::skip]
 pub const TABLE_1: [(Need, Link, &[Step], &[Step]); 6] = [
     // need, link           dedicated tenant (large)        shared tenant (small)

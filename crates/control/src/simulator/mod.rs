@@ -9,12 +9,12 @@
 //!                  +---- nodes start, moves take time, latency follows load <---+
 //! ```
 //!
-//! The code that decides is the code of the cluster; [`model`] replaces nodes and tenants, and [`trace`]
-//! their clients. A step is one minute.
+//! The code that decides is the code of the cluster; [`model`] replaces nodes and tenants, and
+//! [`trace`] their clients. A step is one minute.
 //!
 //! Each policy starts with the nodes that its target utilisation needs. It is compared with the
-//! *clairvoyant* plan, which has the nodes for 80 % utilisation in every minute and moves for free, and
-//! with `static` provisioning for the peak.
+//! *clairvoyant* plan, which has the nodes for 80 % utilisation in every minute and moves for free,
+//! and with `static` provisioning for the peak.
 
 pub mod model;
 mod report;
@@ -58,8 +58,8 @@ struct Forecasts {
 }
 
 impl Simulation {
-    /// Runs policies (of [`crate::policy::when::RULES`], or [`STATIC`]) on the trace. `None` if a policy
-    /// or the planner is unknown.
+    /// Runs policies (of [`crate::policy::when::RULES`], or [`STATIC`]) on the trace. `None` if a
+    /// policy or the planner is unknown.
     pub fn run(&self, policies: &[&str]) -> Option<Report> {
         let capacity = 1.0;
         let peak = self.nodes as f64 * CLAIRVOYANT_UTILISATION * capacity;

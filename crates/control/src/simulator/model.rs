@@ -1,18 +1,18 @@
 //! The model of nodes and tenants.
 //!
-//! **Latency.** A node is a queue with one server (M/M/1). At the utilisation `u` the mean latency is
-//! `service_ms / (1 - u)`, at most 100 times `service_ms`. With an objective of 5 times `service_ms` a
-//! tenant is late from 80 % utilisation on.
+//! **Latency.** A node is a queue with one server (M/M/1). At the utilisation `u` the mean latency
+//! is `service_ms / (1 - u)`, at most 100 times `service_ms`. With an objective of 5 times
+//! `service_ms` a tenant is late from 80 % utilisation on.
 //!
 //! **Moves.** A node takes part in one move at a time. A move takes what the planners predict
 //! ([`crate::plan::CostModel`]). While a node takes part in moves it loses [`MOVE_OVERHEAD`] of its
 //! capacity.
 //!
-//! **Tenants.** The tenant of rank `i` has a weight of `1 / sqrt(i)`, and at most a quarter of a node. At
-//! the time `t` its load is `weight * trace(t) * drift(t)`, with
-//! `drift = 1 + 0.3 sin(2 pi (t / P + phase))`, a period `P` of 2 to 12 hours and a phase that depend on
-//! the tenant. Drift is what makes balancing necessary. The whole load has noise of 1 % (uniform).
-//! A tenant has 50 to 250 MB.
+//! **Tenants.** The tenant of rank `i` has a weight of `1 / sqrt(i)`, and at most a quarter of a
+//! node. At the time `t` its load is `weight * trace(t) * drift(t)`, with `drift = 1 + 0.3 sin(2 pi
+//! (t / P + phase))`, a period `P` of 2 to 12 hours and a phase that depend on the tenant. Drift is
+//! what makes balancing necessary. The whole load has noise of 1 % (uniform). A tenant has 50 to
+//! 250 MB.
 
 use crate::picture::{Node, Partition, Picture};
 

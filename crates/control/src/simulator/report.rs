@@ -82,8 +82,8 @@ pub struct Report {
     pub tenants: usize,
     /// Nodes of static provisioning for the peak.
     pub static_nodes: usize,
-    /// Node-hours of the clairvoyant plan: per minute, the load over 80 % of a node's capacity, rounded
-    /// up.
+    /// Node-hours of the clairvoyant plan: per minute, the load over 80 % of a node's capacity,
+    /// rounded up.
     pub clairvoyant_node_hours: f64,
     /// The nodes of the clairvoyant plan per minute, for plots.
     #[serde(skip)]

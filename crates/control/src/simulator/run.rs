@@ -1,8 +1,9 @@
 //! One run: a policy on a trace, minute by minute.
 //!
 //! Each minute: loads change; nodes that have started accept moves; latencies follow from the
-//! utilisation of the nodes; the controller decides; decisions are applied; moves make progress; drained
-//! nodes stop. What a node takes part in is limited by time: it has 60 s per minute for moves.
+//! utilisation of the nodes; the controller decides; decisions are applied; moves make progress;
+//! drained nodes stop. What a node takes part in is limited by time: it has 60 s per minute for
+//! moves.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -135,7 +136,8 @@ impl<'t> Run<'t> {
                     node.state = NodeState::Draining;
                 }
             }
-            // A new plan starts from the present placement, and replaces what is left of the old one.
+            // A new plan starts from the present placement, and replaces what is left of the old
+            // one.
             Action::Move { moves, .. } => {
                 self.pending.clear();
                 for step in moves {

@@ -9,20 +9,20 @@
 //! `spike` | 0.3, except 1 for 30 minutes from the middle
 //! a CSV file | lines of `seconds,load`, interpolated linearly
 //!
-//! **worldcup** has the shape of the requests to the site of the World Cup of 1998 (Arlitt and Jin; used
-//! by ShuttleDB 6.4), made from a formula because the data are not in the repository. On day `d` at the
-//! hour `h`:
+//! **worldcup** has the shape of the requests to the site of the World Cup of 1998 (Arlitt and Jin;
+//! used by ShuttleDB 6.4), made from a formula because the data are not in the repository. On day
+//! `d` at the hour `h`:
 //!
 //! ```text
 //! cycle    0.15 + 0.2 (1 - cos(2 pi (h - 4) / 24)) / 2
 //! match    from 16:00 on every day, and from 19:30 on every other day, for 5 hours:
-//!          0 -> 0.7 in 60 min, 0.85 at the break, a dip to 0.7, 1 in the second half, 0 after 90 min
+//!          0.7 after 60 min, 0.85 at the break, then 0.7, 1 in the second half, and a fall to 0
 //! load     cycle + (0.45 + 0.2 (d mod 4) / 3) * match, the higher of two matches, over its maximum
 //! ```
 //!
-//! **Holes.** The interval of a file is its median. A distance of more than twice the interval, or a
-//! line without a value, is a hole: the values in it are interpolated, and [`Hole`] reports it. Anything
-//! else that is not a number, a negative load, or time that runs backwards is an error.
+//! **Holes.** The interval of a file is its median. A distance of more than twice the interval, or
+//! a line without a value, is a hole: the values in it are interpolated, and [`Hole`] reports it.
+//! Anything else that is not a number, a negative load, or time that runs backwards is an error.
 
 use serde::Serialize;
 
