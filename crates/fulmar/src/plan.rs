@@ -18,7 +18,8 @@ const MAX_LISTED_MOVES: usize = 50;
 /// Runs `fulmar plan`.
 pub fn run(arguments: PlanArgs) -> anyhow::Result<()> {
     let picture = picture(&arguments)?;
-    let change = arguments.add.map(Resize::Add).or(arguments.remove.map(Resize::Remove));
+    let add = arguments.add.map(|count| Resize::Add(count as usize));
+    let change = add.or(arguments.remove.map(|count| Resize::Remove(count as usize)));
     let picture = change.map_or_else(|| picture.clone(), |change| planners::resize(&picture, change));
     let settings = settings(&arguments)?;
     let chosen: Vec<&dyn Planner> = match planners::planner(&arguments.planner) {

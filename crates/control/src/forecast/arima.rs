@@ -194,13 +194,6 @@ pub struct Arima {
     model: Option<Model>,
 }
 
-impl Arima {
-    /// The fitted model.
-    pub fn model(&self) -> Option<&Model> {
-        self.model.as_ref()
-    }
-}
-
 impl Method for Arima {
     fn name(&self) -> &'static str {
         "arima"

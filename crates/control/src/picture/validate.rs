@@ -7,6 +7,9 @@ use super::{Picture, Piece};
 /// The sum of the pieces may exceed the partition's load by this share: both are measured.
 const ROUNDING: f64 = 1e-6;
 
+/// The minimum capacity: a millionth of a CPU.
+const MIN_CAPACITY: f64 = 1e-6;
+
 /// The maximum load, capacity and time: sums of a million of them are still exact enough.
 const MAX_QUANTITY: f64 = 1e12;
 
@@ -104,6 +107,7 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
 
 const NOT_NEGATIVE: &str = "between 0 and 1e12";
 const POSITIVE: &str = "above 0 and at most 1e12";
+const CAPACITY: &str = "between 1e-6 and 1e12";
 
 impl Picture {
     /// Checks the rules that the planners rely on.
@@ -115,7 +119,7 @@ impl Picture {
         unique("node", self.nodes.iter().map(|node| node.name.as_str()))?;
         unique("partition", self.partitions.iter().map(|partition| partition.name.as_str()))?;
         for node in &self.nodes {
-            in_range("node", &node.name, "capacity", node.capacity, |value| value > 0.0, POSITIVE)?;
+            in_range("node", &node.name, "capacity", node.capacity, |value| value >= MIN_CAPACITY, CAPACITY)?;
         }
         let nodes: HashSet<&str> = self.nodes.iter().map(|node| node.name.as_str()).collect();
         let known = |what, name: &str, node: &str| match nodes.contains(node) {

@@ -18,6 +18,7 @@
 //! are not started: a single relaxation takes longer than the limit.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use good_lp::{
     Expression, ProblemVariables, Solution, SolverModel, Variable, WithInitialSolution, WithTimeLimit,
@@ -101,13 +102,15 @@ impl Planner for BinPacking {
             );
             return Placement { notes: vec![note], owners: start.owners };
         }
-        match solve(problem, &groups, &start) {
-            Ok((owners, note)) => Placement { owners, notes: vec![note] },
-            Err(error) => {
-                let note = format!("no answer ({error}); this is the answer of greedy extended");
-                Placement { owners: start.owners, notes: vec![note] }
-            }
-        }
+        // The solver asserts that its answers are integers within a tolerance.
+        let solved = catch_unwind(AssertUnwindSafe(|| solve(problem, &groups, &start)));
+        let error = match solved {
+            Ok(Ok((owners, note))) => return Placement { owners, notes: vec![note] },
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the solver failed".to_owned(),
+        };
+        let note = format!("no answer ({error}); this is the answer of greedy extended");
+        Placement { owners: start.owners, notes: vec![note] }
     }
 }
 

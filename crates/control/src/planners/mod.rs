@@ -34,7 +34,7 @@ mod tests;
 
 pub use problem::{Item, ItemKind, Problem, Target};
 pub(crate) use scale::least_loaded;
-pub use scale::{Resize, resize, resize_by_watermarks};
+pub use scale::{Resize, resize};
 
 use crate::picture::Picture;
 use crate::plan::{self, CostModel, Plan};

@@ -1,7 +1,7 @@
 //! More nodes or fewer: pictures with hypothetical nodes, or with nodes that leave.
 //!
-//! E-Store adds or removes one node per round (5.1): one if the mean utilisation is above the high
-//! watermark or below the low one. Here it is as many as bring the mean back between them.
+//! E-Store adds or removes one node per round (5.1). Here it may be several. How many there should
+//! be is a matter of policy ([`crate::policy::when`]).
 
 use crate::picture::{Node, NodeState, Picture};
 
@@ -60,25 +60,4 @@ pub(crate) fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
         loads.into_iter().zip(is_pinned).filter(|(_, pinned)| !pinned).map(|(node, _)| node).collect();
     free.sort_by(|left, right| left.0.total_cmp(&right.0));
     free.into_iter().take(count).map(|(_, name)| name.to_owned()).collect()
-}
-
-/// The change that brings the mean utilisation between two watermarks (E-Store 5.1; its example is
-/// 50 % and 90 %), by at most `max_change` nodes. `None` if it is between them.
-pub fn resize_by_watermarks(picture: &Picture, low: f64, high: f64, max_change: usize) -> Option<Resize> {
-    let capacity: f64 = active(picture).map(|node| node.capacity).sum();
-    let count = active(picture).count();
-    if count == 0 {
-        return None;
-    }
-    let (mean, each) = (picture.load() / capacity, capacity / count as f64);
-    let needed = |utilisation: f64| (picture.load() / utilisation / each).ceil() as usize;
-    if mean > high {
-        return Some(Resize::Add((needed(high).saturating_sub(count)).clamp(1, max_change)));
-    }
-    // Removing stops before the mean exceeds the high watermark.
-    let spare = count.saturating_sub(needed(high).max(1));
-    (mean < low && spare > 0).then(|| {
-        let wanted = count.saturating_sub(needed(low).max(1)).max(1);
-        Resize::Remove(wanted.min(spare).min(max_change))
-    })
 }

@@ -202,13 +202,11 @@ fn programs_that_are_too_large_answer_with_greedy_extended() {
 #[test]
 fn nodes_are_added_and_removed() {
     let busy = small(&[("n0", 0.9), ("n0", 0.1), ("n1", 0.95)], &[]);
-    assert_eq!(resize_by_watermarks(&busy, 0.5, 0.9, 4), Some(Resize::Add(1)));
     let grown = resize(&busy, Resize::Add(1));
     let plan_grown = plan(&grown, &local_search::LocalSearch, &settings());
     assert!(plan_grown.moves.iter().all(|step| step.to == "new-1"), "{:?}", plan_grown.moves);
 
     let mut idle = small(&[("n0", 0.2), ("n1", 0.1), ("n1", 0.05)], &[]);
-    assert_eq!(resize_by_watermarks(&idle, 0.5, 0.9, 4), Some(Resize::Remove(1)));
     let shrunk = resize(&idle, Resize::Remove(1));
     for planner in PLANNERS {
         let plan = plan(&shrunk, planner, &settings());
@@ -218,7 +216,6 @@ fn nodes_are_added_and_removed() {
     idle.partitions[1].pinned = true;
     let pinned = resize(&idle, Resize::Remove(1));
     assert_eq!(pinned.nodes[0].state, NodeState::Draining, "a node with a pinned partition is not drained");
-    assert_eq!(resize_by_watermarks(&small(&[("n0", 0.7), ("n1", 0.7)], &[]), 0.5, 0.9, 4), None);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! 1. Dead nodes are replaced (ElasTraS 5.3), once each.
 //! 2. The rule ([`super::when`]) wishes for a number of nodes: nodes are added, or the least loaded
-//!    ones drained.
+//!    ones drained. If more are needed while some are being drained, those are kept, unless an
+//!    operator drains them.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
 //!    threshold at the forecast load.
 //! 4. A tenant that is late on a node that is not overloaded is helped by itself
@@ -66,6 +67,8 @@ pub struct Controller {
     rule: Box<dyn Rule>,
     planner: &'static dyn planners::Planner,
     replaced: BTreeSet<String>,
+    /// Nodes that this controller has drained, and not an operator.
+    drained: BTreeSet<String>,
 }
 
 struct NodeUse {
@@ -78,7 +81,13 @@ impl Controller {
     /// A controller with a rule of [`when::RULES`]. `None` if the rule or the planner is unknown.
     pub fn new(rule: &str, settings: Settings) -> Option<Controller> {
         let planner = planners::planner(settings.planner)?;
-        Some(Controller { rule: when::rule(rule)?, planner, settings, replaced: BTreeSet::new() })
+        Some(Controller {
+            rule: when::rule(rule)?,
+            planner,
+            settings,
+            replaced: BTreeSet::new(),
+            drained: BTreeSet::new(),
+        })
     }
 
     /// The name of the rule.
@@ -95,6 +104,10 @@ impl Controller {
         let is_replacing = !decisions.is_empty();
         if let Some(wish) = self.rule.wish(&view, &self.settings) {
             decisions.extend(self.resize(picture, &view, wish, is_replacing));
+        }
+        // The picture shows kept nodes as leaving, so moves are planned in the next round.
+        if decisions.iter().any(|decision| matches!(decision.action, Action::KeepNodes { .. })) {
+            return decisions;
         }
         decisions.extend(self.balance(picture, &view, &uses));
         let is_moving = decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. }));
@@ -157,26 +170,45 @@ impl Controller {
     }
 
     fn resize(
-        &self,
+        &mut self,
         picture: &Picture,
         view: &View,
         wish: when::Wish,
         is_replacing: bool,
-    ) -> Option<Decision> {
+    ) -> Vec<Decision> {
+        let draining = picture.nodes.iter().filter(|node| node.state == NodeState::Draining);
+        let draining: Vec<&String> = draining.map(|node| &node.name).collect();
+        self.drained.retain(|name| draining.contains(&name));
         if wish.nodes > view.nodes {
-            let count = wish.nodes - view.nodes;
-            let action = Action::AddNodes { count };
-            return (!is_replacing).then(|| self.decision(view, action, wish.reasons, wish.nodes));
+            let missing = wish.nodes - view.nodes;
+            let kept: Vec<String> = self.drained.iter().take(missing).cloned().collect();
+            kept.iter().for_each(|name| {
+                self.drained.remove(name);
+            });
+            let (keeping, count) = (view.nodes + kept.len(), missing - kept.len());
+            let mut decisions = Vec::new();
+            if !kept.is_empty() {
+                let action = Action::KeepNodes { nodes: kept };
+                decisions.push(self.decision(view, action, wish.reasons.clone(), keeping));
+            }
+            if count > 0 && !is_replacing {
+                decisions.push(self.decision(view, Action::AddNodes { count }, wish.reasons, wish.nodes));
+            }
+            return decisions;
         }
         let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(picture.at_s));
         // A node that starts or leaves is a change that has not taken effect yet.
         let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
         if !is_allowed || !is_settled {
-            return None;
+            return Vec::new();
         }
         let nodes = planners::least_loaded(picture, view.nodes - wish.nodes);
+        if nodes.is_empty() {
+            return Vec::new();
+        }
+        self.drained.extend(nodes.iter().cloned());
         let after = view.nodes - nodes.len();
-        (!nodes.is_empty()).then(|| self.decision(view, Action::Drain { nodes }, wish.reasons, after))
+        vec![self.decision(view, Action::Drain { nodes }, wish.reasons, after)]
     }
 
     /// Plans moves, if there is a reason to.

@@ -118,6 +118,11 @@ pub enum Action {
         /// Their names, the least loaded first.
         nodes: Vec<String>,
     },
+    /// Keep nodes that are being drained.
+    KeepNodes {
+        /// Their names.
+        nodes: Vec<String>,
+    },
     /// Move items.
     Move {
         /// The planner.

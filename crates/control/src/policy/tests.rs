@@ -229,6 +229,20 @@ fn nodes_are_drained_only_within_the_maintenance_window() {
 }
 
 #[test]
+fn a_node_that_is_needed_again_is_kept_unless_an_operator_drains_it() {
+    let mut picture = picture(3, &[("n1", 0.3), ("n2", 0.2), ("n3", 0.1)]);
+    let settings = Settings { confirm_rounds: 1, min_nodes: 2, ..Settings::default() };
+    let mut controller = controller("planned", settings);
+    let first = controller.decide(&picture, &outlook(&[0.6; 10]));
+    assert!(matches!(&first[0].action, Action::Drain { nodes } if nodes == &["n3"]), "{first:?}");
+    picture.nodes[2].state = NodeState::Draining;
+    picture.nodes.push(Node { state: NodeState::Draining, ..Node::new("n4", 1.0) });
+    let second = controller.decide(&picture, &outlook(&[2.8; 10]));
+    assert!(matches!(&second[0].action, Action::KeepNodes { nodes } if nodes == &["n3"]), "{second:?}");
+    assert!(matches!(second[1].action, Action::AddNodes { count: 1 }), "n4 still leaves: {second:?}");
+}
+
+#[test]
 fn a_late_tenant_on_a_calm_node_is_helped_by_table_1() {
     let mut picture = picture(2, &[("n1", 0.4), ("n1", 0.2), ("n2", 0.1)]);
     (picture.partitions[0].latency_ms, picture.partitions[0].objective_ms) = (Some(50.0), Some(20.0));

@@ -27,6 +27,8 @@ pub struct PolicyReport {
     pub nodes_added: usize,
     /// Nodes that were drained.
     pub nodes_removed: usize,
+    /// Of these, nodes that were kept because they were needed again.
+    pub nodes_kept: usize,
     /// Balancing moves of a tenant within its cool-down. Must be 0.
     pub cool_down_violations: usize,
     /// The nodes of each minute, for plots.

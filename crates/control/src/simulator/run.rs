@@ -136,6 +136,15 @@ impl<'t> Run<'t> {
                     node.state = NodeState::Draining;
                 }
             }
+            Action::KeepNodes { nodes } => {
+                self.report.nodes_kept += nodes.len();
+                for node in self.picture.nodes.iter_mut().filter(|node| nodes.contains(&node.name)) {
+                    node.state = NodeState::Active;
+                }
+                let is_evacuated =
+                    |pending: &PendingMove| nodes.contains(&self.picture.partitions[pending.tenant].owner);
+                self.pending.retain(|pending| !is_evacuated(pending));
+            }
             // A new plan starts from the present placement, and replaces what is left of the old
             // one.
             Action::Move { moves, .. } => {

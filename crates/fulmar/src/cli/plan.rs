@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
 use clap::{ArgGroup, Args};
 use fulmar_control::planners::PLANNERS;
 
@@ -38,11 +38,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "NAME", default_value = "local-search", value_parser = planner_names())]
     pub planner: String,
     /// Add this many nodes like the largest one
-    #[arg(long, value_name = "N", conflicts_with = "remove")]
-    pub add: Option<usize>,
+    #[arg(long, value_name = "N", conflicts_with = "remove", value_parser = node_count())]
+    pub add: Option<u32>,
     /// Drain this many nodes, the least loaded ones
-    #[arg(long, value_name = "N")]
-    pub remove: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = node_count())]
+    pub remove: Option<u32>,
     /// Tolerated distance of a node from the mean utilisation, in percent of it
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0)]
     pub tolerance: f64,
@@ -55,6 +55,10 @@ pub struct PlanArgs {
     /// Print the plans as JSON, with all moves
     #[arg(long)]
     pub json: bool,
+}
+
+fn node_count() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=100_000)
 }
 
 fn planner_names() -> PossibleValuesParser {
