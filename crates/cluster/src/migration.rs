@@ -70,12 +70,23 @@ pub enum Mechanism {
     Live,
     /// Nothing. The destination pulls the pages of a private partition from the source.
     OnDemand,
+    /// The pages of a private partition that differ from what the destination has kept of it (ShuttleDB
+    /// 3.2), and then rounds.
+    Delta,
+    /// Nothing. All pages of a private partition are copied while it is frozen (thesis 3.2.3).
+    Bulk,
 }
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 4] =
-        [Mechanism::Flush, Mechanism::Albatross, Mechanism::Live, Mechanism::OnDemand];
+    pub const ALL: [Mechanism; 6] = [
+        Mechanism::Flush,
+        Mechanism::Albatross,
+        Mechanism::Live,
+        Mechanism::OnDemand,
+        Mechanism::Delta,
+        Mechanism::Bulk,
+    ];
 
     /// Its name in SQL and on the command line.
     pub fn name(self) -> &'static str {
@@ -84,6 +95,8 @@ impl Mechanism {
             Mechanism::Albatross => "albatross",
             Mechanism::Live => "live",
             Mechanism::OnDemand => "on-demand",
+            Mechanism::Delta => "delta",
+            Mechanism::Bulk => "bulk",
         }
     }
 
@@ -94,7 +107,7 @@ impl Mechanism {
 
     /// Whether something is copied before the handover.
     fn copies_first(self) -> bool {
-        matches!(self, Mechanism::Albatross | Mechanism::Live)
+        matches!(self, Mechanism::Albatross | Mechanism::Live | Mechanism::Delta)
     }
 
     /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
@@ -113,6 +126,25 @@ pub enum Outcome {
     Undone,
 }
 
+/// How a migration is carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// How the partition is migrated.
+    pub mechanism: Mechanism,
+    /// Why that mechanism was chosen, if the request did not name one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Limit of the bytes copied per second.
+    #[serde(default)]
+    pub max_bytes_per_s: Option<u64>,
+}
+
+impl From<Mechanism> for Options {
+    fn from(mechanism: Mechanism) -> Self {
+        Options { mechanism, reason: None, max_bytes_per_s: None }
+    }
+}
+
 /// The metadata store's record of a partition's newest migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
@@ -124,17 +156,15 @@ pub struct Journal {
     /// Why it is undone.
     #[serde(default)]
     pub cause: Option<String>,
-    /// Limit of the bytes copied per second.
-    #[serde(default)]
-    pub max_bytes_per_s: Option<u64>,
+    /// How it is carried out.
+    #[serde(flatten)]
+    pub options: Options,
     /// How it ended, if it is finished.
     #[serde(default)]
     pub outcome: Option<Outcome>,
     /// When it started, in milliseconds since 1970.
     #[serde(default)]
     pub started_unix_ms: u64,
-    /// How the partition is migrated.
-    pub mechanism: Mechanism,
     /// The owner.
     pub source: NodeId,
     /// The next owner.
@@ -238,6 +268,11 @@ pub trait Participants: Send + Sync {
     fn cause(&self) -> Option<String> {
         None
     }
+
+    /// The key and value of a report, which is stored in the transaction that ends the migration.
+    fn report(&self, _partition: PartitionId, _ended: &Journal) -> Option<(String, Vec<u8>)> {
+        None
+    }
 }
 
 /// The prefix of all journals' keys.
@@ -269,14 +304,14 @@ pub async fn start<E: Environment>(
     partition: PartitionId,
     record: &PartitionRecord,
     destination: NodeId,
-    (mechanism, max_bytes_per_s): (Mechanism, Option<u64>),
+    options: Options,
 ) -> Result<Option<u64>, Error> {
     let newest = journal(env, partition).await?;
     if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
         return Ok(None);
     }
     let number = newest.as_ref().map_or(1, |newest| newest.record.number + 1);
-    let step = if mechanism.copies_first() { Step::Copying } else { Step::HandingOver };
+    let step = if options.mechanism.copies_first() { Step::Copying } else { Step::HandingOver };
     let PartitionRecord { owner: source, epoch, .. } = *record;
     let started_unix_ms = env.unix_time().as_millis() as u64;
     let journal = Journal {
@@ -284,10 +319,9 @@ pub async fn start<E: Environment>(
         number,
         step,
         cause: None,
-        max_bytes_per_s,
+        options,
         outcome: None,
         started_unix_ms,
-        mechanism,
         source,
         destination,
         epoch,
@@ -301,12 +335,19 @@ pub async fn start<E: Environment>(
 /// Why a migration was cancelled.
 pub const CANCELLED: &str = "cancelled by an administrator";
 
-/// Cancels a migration that is copying. Returns false if there is none: the handover has begun, or
-/// the migration has ended.
-pub async fn cancel<E: Environment>(env: &E, partition: PartitionId) -> Result<bool, Error> {
+/// Cancels a migration that is copying: the one with this number, if one is given. Returns false if
+/// there is none: the handover has begun, or the migration has ended.
+pub async fn cancel<E: Environment>(
+    env: &E,
+    partition: PartitionId,
+    number: Option<u64>,
+) -> Result<bool, Error> {
     let mut tried = None;
     loop {
         let Some(read) = journal(env, partition).await? else { return Ok(false) };
+        if number.is_some_and(|number| number != read.record.number) {
+            return Ok(false);
+        }
         match read.record.step {
             Step::Undoing => return Ok(true),
             Step::HandingOver | Step::Finished => {
@@ -359,8 +400,14 @@ pub async fn coordinate<E: Environment>(
             _ => read.record.cause.clone(),
         };
         let next = Journal { step, outcome, cause, ..read.record.clone() };
+        let mut transaction = metadata::replace(&key(partition), Some(&read), &next)?;
+        if step == Step::Finished
+            && let Some((key, report)) = nodes.report(partition, &next)
+        {
+            transaction = transaction.put(key, report);
+        }
         // Whatever the outcome is, the journal is read again.
-        metadata::transact(env, metadata::replace(&key(partition), Some(&read), &next)?).await;
+        metadata::transact(env, transaction).await;
     }
 }
 

@@ -69,8 +69,9 @@ pub use engine::{
     MIN_STATEMENT_BYTES, PartitionStatistics,
 };
 pub use fulmar_maintenance::{
-    CommonStore, Damage, DecisionError, Export, Import, KnownPartitions, PartitionManifests, RestorePoint,
-    RetentionSource, Verified, verify_directory, verify_store,
+    Archive, ArchiveSize, CommonStore, Damage, DecisionError, Export, Import, IncomingCopy, KnownPartitions,
+    OutgoingCopy, PartitionManifests, RestorePoint, RetentionSource, Verified, verify_directory,
+    verify_store,
 };
 pub use fulmar_mvcc::{
     CachedPage, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,

@@ -67,8 +67,8 @@ async fn owner(client: &Client, tenant: &str) -> anyhow::Result<Option<String>> 
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Waits for the report of a move that has ended: it is stored when the waits of the clients are known.
-/// `before` is the start of the move before that. `None` if there is no report: the source has died.
+/// Waits for the report of a move that has ended, and for the waits of the clients in it. `before` is
+/// the start of the move before that. `None` if they stay unknown: the source has died.
 async fn new_report(
     client: &Client,
     tenant: &str,
@@ -77,8 +77,11 @@ async fn new_report(
     let deadline = Instant::now() + REPORT_TIMEOUT;
     while Instant::now() < deadline {
         let newest = reports(client, Some(tenant), 1).await?.into_iter().next();
-        let is_new =
-            |report: &serde_json::Value| before != Some(started_ms(report)) && report["outcome"] == "moved";
+        let is_new = |report: &serde_json::Value| {
+            before != Some(started_ms(report))
+                && report["outcome"] == "moved"
+                && report["knows_waits"] == true
+        };
         if let Some(report) = newest.filter(is_new) {
             return Ok(Some(report));
         }

@@ -28,6 +28,7 @@ fn demo_can_be_repeated_and_removes_its_files() {
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{stdout}\n{stderr}");
         assert!(stdout.contains("nothing lost") && stdout.contains("psql postgres://"), "{stdout}");
+        assert_eq!(stdout.matches("Moved bank_").count(), 3, "{stdout}");
         assert!(is_empty(temporary.path()), "the demo must remove its files");
     }
 }

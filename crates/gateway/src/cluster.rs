@@ -178,6 +178,9 @@ pub trait Cluster: Send + Sync + 'static {
     /// committed cannot be committed after the answer.
     async fn outcome(&self, partition: PartitionId, transaction: u64) -> Result<TransactionOutcome>;
 
+    /// Whether each node has a store of its own, so that all databases have local durability.
+    fn has_private_stores(&self) -> bool;
+
     /// Creates the ownership record of a new partition, at the least loaded node.
     async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
 
@@ -214,11 +217,16 @@ pub trait Cluster: Send + Sync + 'static {
     /// none.
     async fn drop_partition(&self, partition: PartitionId) -> Result<()>;
 
-    /// Moves a partition to the node with this name, and returns when that node owns it.
-    async fn move_partition(&self, partition: PartitionId, node: &str, options: Move) -> Result<()>;
+    /// Starts to move a partition to the node with this name. Returns the number of the migration;
+    /// `None` if that node owns it.
+    async fn start_move(&self, partition: PartitionId, node: &str, options: Move) -> Result<Option<u64>>;
 
-    /// Cancels the migration of a partition. Fails if it has none that can be cancelled.
-    async fn cancel_move(&self, partition: PartitionId) -> Result<()>;
+    /// Waits until the migration with this number has ended. Fails if it was undone.
+    async fn wait_for_move(&self, partition: PartitionId, number: u64) -> Result<()>;
+
+    /// Cancels the migration of a partition: the one with this number, if one is given. Fails if
+    /// there is none that can be cancelled.
+    async fn cancel_move(&self, partition: PartitionId, number: Option<u64>) -> Result<()>;
 
     /// The running and the newest migrations, newest first.
     fn migrations(&self) -> Vec<MigrationInfo>;

@@ -29,8 +29,8 @@
 //! meanwhile, so all manifests are listed again.
 //!
 //! # Other processes
-//! In a cluster the elected collector collects ([`crate::common_store`]), and this module does
-//! nothing. Otherwise only the owner of the store collects. After listing objects and finding the segments that only
+//! In a cluster with a common store the elected collector collects ([`crate::common_store`]), and this
+//! module does nothing. Otherwise only the owner of the store collects. After listing objects and finding the segments that only
 //! logs reference, it checks that it still owns the store, so it knew every reference to the listed
 //! objects. What it then deletes stays garbage, however long the deletion takes and even after a
 //! takeover, since a later process can reference a segment only by copying from a manifest that
@@ -117,7 +117,7 @@ impl Maintenance {
         index: &'a mut ReachabilityIndex,
     ) -> BoxFuture<'a, Result<()>> {
         async move {
-            if self.node().is_member {
+            if self.node().has_common_store {
                 return Ok(());
             }
             let (node, store) = (self.node(), &self.node().store);

@@ -29,6 +29,7 @@
 //! | [`restore_points`], [`lookup`], [`pins`] | restore points, and their protection |
 //! | [`branch`], [`time_travel`] | branches, restores, historical versions |
 //! | [`export`], [`import`], [`verify`] | whole databases |
+//! | [`copy`] | copies to the store of another node |
 //! | [`hot`] | lists of hot pages, prewarming |
 //!
 //! # Interface
@@ -46,6 +47,7 @@ mod branch;
 mod collect;
 mod common_store;
 mod compact;
+mod copy;
 mod export;
 mod flush;
 mod flusher;
@@ -68,6 +70,7 @@ mod verify;
 pub use background::Background;
 pub use branch::DecisionError;
 pub use common_store::{CommonStore, PartitionManifests};
+pub use copy::{Archive, ArchiveSize, IncomingCopy, OutgoingCopy, RoundSize};
 pub use export::Export;
 pub use hot::HotLists;
 pub use import::Import;

@@ -84,6 +84,7 @@ pub(crate) async fn start(
         old_manifests: Default::default(),
         ownership: Some(tenure),
         is_member: false,
+        has_common_store: false,
         is_replica: false,
         exported: Default::default(),
     });

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::pace::Pace;
 use crate::prediction::Predictor;
 use crate::report::{Prediction, Round};
-use crate::{Source, rounds};
+use crate::{PageSource, Source, rounds};
 
 /// Number of pages in a request to the destination.
 const BATCH_PAGES: usize = 1024;
@@ -65,6 +65,42 @@ pub async fn albatross(
         stored = listed.stored;
     }
     Ok(copied)
+}
+
+/// ShuttleDB (3.1): the destination stores all pages, and then, in rounds, those that have changed
+/// meanwhile. The pages that change after the last round are copied during the handover.
+pub async fn live(
+    source: &mut impl PageSource,
+    max_bytes_per_s: Option<u64>,
+    predictor: Predictor,
+) -> Result<Copied> {
+    let mut copied = Copied::default();
+    while !rounds::are_enough(&copied.rounds) {
+        copy_round(source, &mut copied, max_bytes_per_s, predictor).await?;
+    }
+    Ok(copied)
+}
+
+/// One round of [`live`]; the only one of `bulk`.
+pub async fn copy_round(
+    source: &mut impl PageSource,
+    copied: &mut Copied,
+    max_bytes_per_s: Option<u64>,
+    predictor: Predictor,
+) -> Result<()> {
+    let begun = Instant::now();
+    let mut pace = Pace::new(max_bytes_per_s);
+    let mut round = Round { pages: source.begin_round().await?, ..Round::default() };
+    if copied.rounds.is_empty() {
+        copied.prediction = predictor.predict(round.pages * PAGE_SIZE as u64, max_bytes_per_s);
+    }
+    while let Some(bytes) = source.send().await? {
+        round.bytes += bytes;
+        pace.copied(bytes).await;
+    }
+    round.ms = begun.elapsed().as_millis() as u64;
+    copied.rounds.push(round);
+    source.end_round(&copied.rounds).await
 }
 
 #[cfg(test)]

@@ -25,8 +25,11 @@
 //! | `flush` | common store | nothing; the source flushes first | continue at the destination |
 //! | `albatross` | common store | the cached pages, in rounds | continue at the destination |
 //!
-//! `live` and `on-demand` move partitions whose pages only their owner has. The protocol simulator
-//! runs them; a server has no such partitions yet.
+//! | `live` | private stores | all pages, in rounds | continue at the destination |
+//! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
+//! | `on-demand` | private stores | nothing; the destination reads pages when it needs them, and copies them afterwards | continue at the destination |
+//! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | continue at the destination |
+//!
 
 pub mod copy;
 pub mod pace;
@@ -41,7 +44,20 @@ use fulmar_pages::PageNo;
 
 use crate::report::Round;
 
-/// The source of a migration, and its connection to the destination.
+/// The source of a migration between private stores, and its connection to the destination.
+pub trait PageSource: Send {
+    /// Begins a round with the newest version. Returns how many pages it sends.
+    fn begin_round(&mut self) -> impl Future<Output = Result<u64>> + Send;
+
+    /// Sends the next pages. Returns the bytes sent; `None` at the end of the round.
+    fn send(&mut self) -> impl Future<Output = Result<Option<u64>>> + Send;
+
+    /// The destination has made the round durable, and has read the pages that the source has in
+    /// memory.
+    fn end_round(&mut self, rounds: &[Round]) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// The source of a migration in the common store, and its connection to the destination.
 pub trait Source: Send + Sync {
     /// Stores the changes since the last flush, and lists the pages in memory.
     fn flush_and_list(&self) -> impl Future<Output = Result<CachedPages>> + Send;

@@ -34,6 +34,9 @@ pub struct Report {
     pub number: u64,
     /// The name of the mechanism.
     pub mechanism: String,
+    /// Why the mechanism was chosen, if the request did not name one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// The node that owned the partition.
     pub source: String,
     /// The node to move it to.
@@ -57,6 +60,9 @@ pub struct Report {
     pub waited: u64,
     /// Open transactions that could not be continued.
     pub failed: u64,
+    /// Whether the three numbers above are known: the clients' nodes are asked shortly after the end.
+    #[serde(default)]
+    pub knows_waits: bool,
     /// Bytes of pages that the destination has read before the handover.
     pub bytes: u64,
     /// The rounds, oldest first.

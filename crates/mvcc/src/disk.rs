@@ -137,6 +137,23 @@ impl Disk {
         }
     }
 
+    /// Fails with 53100 if this many bytes do not fit above the reserve.
+    pub fn check_room(&self, bytes: u64) -> Result<()> {
+        self.admit(true)?;
+        // Before the first poll nothing is known.
+        let is_known = self.reserve_bytes() > 0;
+        match is_known && self.available_bytes() < self.reserve_bytes().saturating_add(bytes) {
+            true => {
+                let what = format!("{} MiB more do not fit", bytes >> 20);
+                Err(self.refused(
+                    &what,
+                    "Drop unused databases, or free space on the disk of the data directory.",
+                ))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn refused(&self, consequence: &str, remedy: &str) -> Error {
         let (available, reserve) = (self.available_bytes() >> 20, self.reserve_bytes() >> 20);
         Error::new(sqlstate::DISK_FULL, format!("disk nearly full: {consequence}"))

@@ -53,9 +53,10 @@ pub struct Node {
     pub old_manifests: RwLock<()>,
     /// Ownership of the store. None if no other process can own it, or on a replica.
     pub ownership: Option<StoreOwnership>,
-    /// The node is one of a cluster: it owns only the partitions that it has opened, and deletes no
-    /// garbage.
+    /// The node is one of a cluster: it owns only the partitions that the cluster assigns to it.
     pub is_member: bool,
+    /// Other nodes of the cluster write to the store too, and an elected one of them deletes garbage.
+    pub has_common_store: bool,
     /// The node only reads the partitions of another process.
     pub is_replica: bool,
     /// Segments in use by exports, which hold the strong references.

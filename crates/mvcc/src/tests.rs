@@ -64,6 +64,7 @@ fn node(directory: &Path) -> Arc<Node> {
         old_manifests: Default::default(),
         ownership: None,
         is_member: false,
+        has_common_store: false,
         is_replica: false,
         exported: Default::default(),
     })

@@ -19,6 +19,7 @@ use crate::Node;
 use crate::assignments::{metadata_unavailable, moved, protocol_error};
 use crate::logs::position;
 use crate::messages::{Answer, Request};
+use crate::migrations::check_pulled;
 use crate::moves::Moving;
 use crate::partitions::Decide;
 
@@ -58,8 +59,15 @@ impl Node {
         branch: PartitionId,
         at_unix_ms: Option<u64>,
     ) -> Result<()> {
-        self.own_record(source).await?;
-        self.partitions()?.branch(source, branch, at_unix_ms).await
+        if !self.is_private() {
+            self.own_record(source).await?;
+            return self.partitions()?.branch(source, branch, at_unix_ms).await;
+        }
+        // The branch is in this node's store, so the source must not move before the branch has an owner.
+        let _moving = self.begin_change(source).await?;
+        check_pulled(&self.own_record(source).await?.record)?;
+        self.partitions()?.branch(source, branch, at_unix_ms).await?;
+        self.record_owner(branch, Durability::Local, true).await
     }
 
     /// Restores a partition of this node that is at the timeline of the epoch `from`. The restored
@@ -73,6 +81,7 @@ impl Node {
     ) -> Result<()> {
         let _moving = self.begin_change(partition).await?;
         let read = self.own_record(partition).await?;
+        check_pulled(&read.record)?;
         let timeline = self.timeline(partition).await?;
         if timeline.epoch != from {
             // An earlier attempt of this request, or another restore.
@@ -125,6 +134,13 @@ impl Node {
         let log = log_kind(durability);
         if read.record.log() == log {
             return Ok(());
+        }
+        if self.is_private() {
+            return Err(Error::new(
+                sqlstate::FEATURE_NOT_SUPPORTED,
+                "durability cannot be changed in a cluster whose nodes have stores of their own",
+            )
+            .hint("Start the nodes of a cluster with --store, a store that all of them reach."));
         }
         let partitions = self.partitions()?.clone();
         if !read.record.is_covered(self.incarnation()) {
@@ -216,7 +232,10 @@ impl Node {
         let message = format!("the database is not available while node \"{}\" is down", known.name);
         Some(
             Error::new(sqlstate::CANNOT_CONNECT_NOW, message)
-                .detail("The database has durability = 'local': its last commits are only on that node.")
+                .detail(match self.is_private() {
+                    true => "The database is in the store of that node.",
+                    false => "The database has durability = 'local': its last commits are only on that node.",
+                })
                 .hint(format!("Start node \"{}\" with its own data directory.", known.name)),
         )
     }

@@ -30,6 +30,7 @@ impl Assignments for Node {
         let (read, ()) =
             futures::future::try_join(self.own_record(partition), self.check_quarantine(partition)).await?;
         let record = read.record;
+        self.page_servers.set(partition, &record);
         let serve_from = self.serve_from(&record);
         let now = boot_time();
         if now < serve_from {

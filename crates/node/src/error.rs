@@ -41,6 +41,15 @@ pub enum Error {
         /// Its newest incarnation in the metadata store.
         known: u64,
     },
+    /// The cluster keeps its data elsewhere than the node would.
+    #[error("{}", match is_private {
+        true => "each node of this cluster has a store of its own; start the node without --store",
+        false => "the nodes of this cluster share a store; start the node with the --store of the others",
+    })]
+    OtherStores {
+        /// Whether each node of the cluster has a store of its own.
+        is_private: bool,
+    },
     /// All terms are used.
     #[error("the cluster has used all of its 8388607 terms; create a new cluster and import the databases")]
     OutOfTerms,

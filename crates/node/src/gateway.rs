@@ -35,15 +35,15 @@ const CONFLICT_DELAY: Duration = Duration::from_millis(20);
 
 impl Node {
     /// Creates the ownership record of a new partition, at this node if `is_here`.
-    async fn record_owner(
+    pub(crate) async fn record_owner(
         &self,
         partition: PartitionId,
         durability: Durability,
         is_here: bool,
     ) -> Result<()> {
         let log = log_kind(durability);
-        // Other nodes cannot open a partition of this node's local log.
-        let is_here = is_here || log == LogKind::Local;
+        // In a common store, a local log may only be chosen for the node that the client uses.
+        let is_here = is_here || (log == LogKind::Local && !self.is_private());
         let deadline = Instant::now() + ROUTING_TIMEOUT;
         while Instant::now() < deadline {
             if self.find_owner(partition).await?.is_some() {
@@ -151,6 +151,10 @@ impl Cluster for Node {
         self.record_owner(partition, durability, false).await
     }
 
+    fn has_private_stores(&self) -> bool {
+        self.is_private()
+    }
+
     async fn own_partition(&self, partition: PartitionId, durability: Durability) -> Result<()> {
         self.record_owner(partition, durability, true).await
     }
@@ -197,12 +201,16 @@ impl Cluster for Node {
         }
     }
 
-    async fn move_partition(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
-        self.migrate(partition, node, options).await
+    async fn start_move(&self, partition: PartitionId, node: &str, options: Move) -> Result<Option<u64>> {
+        self.request_migration(partition, node, options).await
     }
 
-    async fn cancel_move(&self, partition: PartitionId) -> Result<()> {
-        self.cancel_migration(partition).await
+    async fn wait_for_move(&self, partition: PartitionId, number: u64) -> Result<()> {
+        self.migration_ended(partition, number).await
+    }
+
+    async fn cancel_move(&self, partition: PartitionId, number: Option<u64>) -> Result<()> {
+        self.cancel_migration(partition, number).await
     }
 
     fn migrations(&self) -> Vec<MigrationInfo> {

@@ -56,6 +56,7 @@ mod moves;
 mod node;
 mod objects;
 pub mod owners;
+mod page_servers;
 mod partitions;
 mod pulse;
 mod quarantine;
@@ -67,5 +68,6 @@ mod transaction_ids;
 
 pub use error::Error;
 pub use node::{Node, NodeOptions};
+pub use page_servers::PulledSegments;
 pub use partitions::{EnginePartitions, Partitions, SessionHandler};
 pub use replica::ReplicaOwners;

@@ -1,9 +1,11 @@
-//! The messages between nodes: JSON, except for the streams of sessions.
+//! The messages between nodes: JSON, except for the streams of sessions and copies.
 //!
 //! The first message of a stream states its purpose:
 //!
 //! - `session`: everything after it is the gateway's.
 //! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
+//! - `copy`: a partition's pages ([`crate::migrations`]). Its other messages are binary.
+//! - `segment`: a part of a segment ([`crate::page_servers`]).
 //! - `control`: one [`Request`] and its [`Answer`].
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
@@ -14,6 +16,8 @@ use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
+use crate::migrations::CopyOpening;
+use crate::page_servers::SegmentOpening;
 use crate::slow_nodes::Latencies;
 
 /// The first message of a stream.
@@ -24,6 +28,16 @@ pub(crate) enum Opening {
     Session,
     /// Heartbeats.
     Heartbeat,
+    /// A copy of a partition.
+    Copy {
+        /// The partition, and the place of the copy among others.
+        copy: CopyOpening,
+    },
+    /// Reading a part of a segment.
+    Segment {
+        /// The segment.
+        segment: SegmentOpening,
+    },
     /// A request to the metadata store.
     Metadata,
     /// A request.
@@ -43,6 +57,12 @@ pub(crate) enum Request {
     Command { partition: u64, fence: Fence, epoch: u32, action: Action },
     /// Read pages of a partition that will be moved to this node.
     Warm { partition: u64, lineage: u64, epoch: u32, pages: Vec<u32> },
+    /// Report how much of the partition, which another node owns, is in the archive of this node.
+    Archive { partition: u64, lineage: u64, epoch: u32 },
+    /// Copy the pages of a partition that was moved to this node, these first.
+    Pull { partition: u64, pages: Vec<u32> },
+    /// Keep the pages of a partition only as an archive: its owner has copied all of them.
+    Tidy { partition: u64 },
     /// Open a partition that was moved to this node.
     Open { partition: u64 },
     /// Report how long clients of the partition have waited since the last such request.
@@ -105,6 +125,10 @@ pub(crate) enum Answer {
     Started { number: u64 },
     /// The number of pages that had not been in memory.
     Warmed { pages: u64 },
+    /// The part of a segment that follows in binary messages.
+    Segment { offset: u64, bytes: u64 },
+    /// The size of an archive; 0 if there is none.
+    Archive { bytes: u64 },
     /// How long clients have waited.
     Waits { waits: Waits },
     /// A smoothed execution time.

@@ -10,6 +10,7 @@ use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata}
 use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -63,6 +64,19 @@ impl Node {
                 let timeline = Timeline { lineage, epoch };
                 let warm = self.partitions()?.warm(PartitionId(partition), timeline, pages);
                 Ok(Answer::Warmed { pages: warm.await? })
+            }
+            Request::Archive { partition, lineage, epoch } => {
+                let (partition, timeline) = (PartitionId(partition), Timeline { lineage, epoch });
+                let archive = self.partitions()?.archive_size(partition, timeline).await?;
+                Ok(Answer::Archive { bytes: archive.map_or(0, |archive| archive.bytes) })
+            }
+            Request::Pull { partition, pages } => {
+                self.page_servers.request(PartitionId(partition), pages);
+                Ok(Answer::Done)
+            }
+            Request::Tidy { partition } => {
+                self.tidy_archive(PartitionId(partition), self.archive_bytes()).await?;
+                Ok(Answer::Done)
             }
             Request::Open { partition } => {
                 self.partitions()?.open_arrived(PartitionId(partition)).await?;
@@ -191,30 +205,35 @@ impl Node {
         }
     }
 
-    /// Hands a partition of this node over to another one. Returns when it stopped accepting
-    /// statements; `None` if this is the other one.
+    /// Hands a partition of this node over to another one. `last_round` completes a copy of it after its
+    /// release. Returns when it stopped accepting statements; `None` if this is the other one.
     pub(crate) async fn hand_over(
         &self,
         partition: PartitionId,
         to: NodeId,
         transfer: Transfer,
+        last_round: Option<BoxFuture<'_, Result<()>>>,
     ) -> Result<Option<Instant>> {
         let _moving = self.begin_handover(partition).await?;
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(None);
         }
-        if read.record.log() == LogKind::Local {
+        let is_local = read.record.log() == LogKind::Local;
+        if is_local && last_round.is_none() {
             return Err(local_stays(partition));
         }
         if self.owners().node(to).and_then(|known| known.alive()).is_none() {
-            return Err(not_alive(to));
+            return Err(self.not_alive(to));
         }
         let partitions = self.partitions()?.clone();
         if !read.record.is_covered(self.incarnation()) {
             partitions.cover(partition).await?;
         }
+        let start = Position { incarnation: self.incarnation(), slot: 0 };
         let (end, closed) = match partitions.release(partition).await {
+            // Nothing reads positions of local logs.
+            Ok(released) if is_local => (start, released.closed),
             Ok(released) => (position(released.end), released.closed),
             Err(error) => {
                 // Accepts statements again, if some step before the release record failed.
@@ -223,18 +242,26 @@ impl Node {
             }
         };
         // Everything up to the release is in a manifest: earlier ranges are not needed any more.
-        let start = Position { incarnation: self.incarnation(), slot: 0 };
         read.record = read.record.covered(read.record.base, start);
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer };
-        match handover::hand_over(self.environment(), self.id(), &self.begun().read, to, &release).await {
+        let (environment, own) = (self.environment(), &self.begun().read);
+        let copied = match last_round {
+            Some(last_round) => last_round.await,
+            None => Ok(()),
+        };
+        let ended = match &copied {
+            Ok(()) => handover::hand_over(environment, self.id(), own, to, &release).await,
+            Err(_) => handover::take_back(environment, self.id(), own, &release).await,
+        };
+        match ended {
             Ok(Outcome::HandedOver) => {
                 partitions.give_up(partition);
                 Ok(Some(closed))
             }
             Ok(Outcome::Kept(_)) => {
                 self.take_back(partition).await?;
-                Err(not_alive(to))
+                Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }
             Err(error) => {
                 self.fence(&error.to_string());
@@ -264,6 +291,7 @@ impl Node {
         let _moving = self.begin_change(partition).await?;
         self.own_record(partition).await?;
         self.partitions()?.drop_partition(partition).await?;
+        self.page_servers.forget(partition);
         let deadline = Instant::now() + ROUTING_TIMEOUT;
         while Instant::now() < deadline {
             // Another owner drops it again, which does nothing.
@@ -309,7 +337,7 @@ impl Node {
         let moves = placed.into_iter().map(|(partition, to)| {
             let moved = &moved;
             async move {
-                match self.hand_over(partition, to, Transfer::Store).await {
+                match self.hand_over(partition, to, Transfer::Store, None).await {
                     Ok(_) => {
                         let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
                         if moved.is_multiple_of(PROGRESS_STEP) || moved == total {
@@ -325,9 +353,11 @@ impl Node {
         stream::iter(moves).buffer_unordered(CONCURRENT_MOVES).collect::<()>().await;
         self.owners().count(self.id()).shared
     }
-}
 
-pub(crate) fn not_alive(node: NodeId) -> Error {
-    Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, format!("node {node} is not alive"))
-        .hint("Choose another node: \"fulmar node list\" lists them.")
+    /// The error of a move to a node that is not alive.
+    pub(crate) fn not_alive(&self, node: NodeId) -> Error {
+        let text = format!("node \"{}\" is not alive", self.name_of(node));
+        Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text)
+            .hint("Choose another node: \"fulmar node list\" lists them.")
+    }
 }

@@ -33,6 +33,7 @@ use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
 use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
+use crate::page_servers::PageServers;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Registration};
 use crate::slow_nodes::{Measurements, SlowNodes};
@@ -67,6 +68,8 @@ pub struct NodeOptions {
     pub tls: Option<Arc<NodeTls>>,
     /// Whether other nodes use the metadata store of this node.
     pub serves_metadata: bool,
+    /// How much this node keeps of databases that were moved from its own store to other nodes.
+    pub archive_bytes: u64,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -74,6 +77,9 @@ pub struct Node {
     name: String,
     cluster: u128,
     id: NodeId,
+    /// Each node of the cluster has a store of its own.
+    is_private: bool,
+    archive_bytes: u64,
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
@@ -91,6 +97,8 @@ pub struct Node {
     migrations: Arc<Migrations>,
     /// The migrations that this node runs.
     pub(crate) running: migrations::Running,
+    /// The nodes that have pages of this node's partitions.
+    pub(crate) page_servers: PageServers,
     peers: Peers,
     /// The runtime of the caller, for everything except [`crate::pulse`].
     pub(crate) runtime: Handle,
@@ -124,7 +132,7 @@ impl Node {
         catalog: Arc<Catalog>,
         store: Reliable,
     ) -> Result<Arc<Node>, Error> {
-        let Registration { cluster, node: id, .. } = registration;
+        let Registration { cluster, node: id, is_private, .. } = registration;
         check_directory(&options, cluster)?;
         let logs = Arc::new(StoreLogs::new(store.clone(), cluster));
         let directory = Arc::new(StampFiles::new(&options.data));
@@ -157,6 +165,8 @@ impl Node {
             name: options.name,
             cluster,
             id,
+            is_private,
+            archive_bytes: options.archive_bytes,
             rpc,
             tls: options.tls,
             environment,
@@ -172,6 +182,7 @@ impl Node {
             owners,
             migrations,
             running: migrations::Running::default(),
+            page_servers: PageServers::default(),
             peers: Peers::new(dial),
             runtime,
             pulse: pulse.clone(),
@@ -221,6 +232,7 @@ impl Node {
             term: self.term,
             node: self.id.0,
             ids: self.ids.reservation(),
+            has_common_store: !self.is_private,
             assignments: self.clone() as Arc<dyn Assignments>,
         }
     }
@@ -230,7 +242,13 @@ impl Node {
         let _ = self.partitions.set(partitions.clone());
         let _ = self.sessions.set(sessions);
         let node = self.clone();
-        tokio::spawn(self.clone().collect_garbage(partitions.clone()));
+        match self.is_private {
+            true => {
+                tokio::spawn(self.clone().pull_partitions());
+                tokio::spawn(self.clone().keep_archives())
+            }
+            false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
+        };
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
         tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
@@ -329,6 +347,16 @@ impl Node {
     /// The name of the node.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether each node of the cluster has a store of its own.
+    pub fn is_private(&self) -> bool {
+        self.is_private
+    }
+
+    /// How much this node keeps of databases that were moved to other nodes.
+    pub(crate) fn archive_bytes(&self) -> u64 {
+        self.archive_bytes
     }
 
     /// The id of the cluster.
@@ -435,6 +463,8 @@ impl Node {
                 None => stream.reset("the node is starting"),
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
+            Opening::Copy { copy } => self.receive_copy(copy, stream).await,
+            Opening::Segment { segment } => self.send_segment(segment, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);
                 // If the caller is gone, it asks again.

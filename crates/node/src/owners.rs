@@ -90,6 +90,8 @@ struct State {
     counts: BTreeMap<NodeId, PartitionCounts>,
     nodes: BTreeMap<NodeId, NodeRecord>,
     members: BTreeMap<NodeId, (String, MemberRecord)>,
+    /// The partitions whose pages another node than the owner still has.
+    pulling: BTreeSet<PartitionId>,
     /// The partitions that no node may open.
     quarantined: BTreeSet<PartitionId>,
     /// The newest incarnation of each node that is known to have ended, and when this process
@@ -136,6 +138,13 @@ impl Owners {
         let mut owned = self.all();
         owned.retain(|(_, owner)| owner.node == node);
         owned
+    }
+
+    /// The partitions of a node whose pages another one still has.
+    pub fn pulling(&self, node: NodeId) -> Vec<PartitionId> {
+        let state = self.state.read();
+        let is_own = |id: &&PartitionId| state.partitions.get(*id).is_some_and(|owner| owner.node == node);
+        state.pulling.iter().filter(is_own).copied().collect()
     }
 
     /// The partitions of a node whose records name ranges before this incarnation.
@@ -255,6 +264,9 @@ impl State {
             let log = record.log();
             let owner = Ownership { node: record.owner, epoch: record.epoch, log, covered_since };
             self.remove(partition);
+            if record.page_server.is_some() {
+                self.pulling.insert(partition);
+            }
             *self.counts.entry(owner.node).or_default().of(owner.log) += 1;
             self.partitions.insert(partition, owner);
             return Ok(Touched::Partition(partition));
@@ -312,6 +324,7 @@ impl State {
     }
 
     fn remove(&mut self, partition: PartitionId) {
+        self.pulling.remove(&partition);
         if let Some(owner) = self.partitions.remove(&partition) {
             *self.counts.entry(owner.node).or_default().of(owner.log) -= 1;
         }

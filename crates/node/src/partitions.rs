@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fulmar_engine::{
-    CachedPages, CommonStore, DecisionError, Engine, LogDurations, Released, Result, Timeline,
+    Archive, ArchiveSize, CachedPages, CommonStore, DecisionError, Engine, IncomingCopy, LogDurations,
+    OutgoingCopy, Released, Result, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
-use fulmar_store::LogPosition;
+use fulmar_store::{LogPosition, Piece, Span};
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
 
@@ -30,6 +31,36 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Forgets a partition that is not moved to this node after all.
     fn forget_arrival(&self, partition: PartitionId);
+
+    /// Begins to copy a partition of this node to the store of another one.
+    fn copy_out(&self, partition: PartitionId) -> OutgoingCopy;
+
+    /// Fails if there is no room on the disk for this many bytes.
+    fn check_room(&self, bytes: u64) -> Result<()>;
+
+    /// Begins to receive a partition that this node will own in an epoch.
+    async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy>;
+
+    /// What is stored of a partition that this node does not own.
+    async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>>;
+
+    /// The size of an archive.
+    async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>>;
+
+    /// Copies the pages of a partition that are still in the source's store, those of `hottest` first.
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()>;
+
+    /// Reads a part of a segment of this node's store.
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece>;
+
+    /// Deletes what is stored of a partition that this node does not own.
+    async fn delete_copy(&self, partition: PartitionId) -> Result<()>;
+
+    /// The pages that a partition has in memory, hottest first.
+    fn pages_in_memory(&self, partition: PartitionId) -> Vec<PageNo>;
+
+    /// The partitions of which something is in the store.
+    async fn stored_partitions(&self) -> Result<Vec<PartitionId>>;
 
     /// Opens a partition that was moved to this node.
     async fn open_arrived(&self, partition: PartitionId) -> Result<()>;
@@ -136,6 +167,46 @@ impl Partitions for EnginePartitions {
 
     fn forget_arrival(&self, partition: PartitionId) {
         self.0.forget_arrival(partition);
+    }
+
+    fn copy_out(&self, partition: PartitionId) -> OutgoingCopy {
+        self.0.copy_out(partition)
+    }
+
+    fn check_room(&self, bytes: u64) -> Result<()> {
+        self.0.check_room(bytes)
+    }
+
+    async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy> {
+        self.0.copy_in(partition, timeline, epoch).await
+    }
+
+    async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>> {
+        self.0.archive(partition, timeline).await
+    }
+
+    async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>> {
+        self.0.archive_size(partition, timeline).await
+    }
+
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()> {
+        self.0.pull(partition, hottest).await
+    }
+
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece> {
+        self.0.read_segment(segment, span).await
+    }
+
+    async fn delete_copy(&self, partition: PartitionId) -> Result<()> {
+        self.0.delete_copy(partition).await
+    }
+
+    fn pages_in_memory(&self, partition: PartitionId) -> Vec<PageNo> {
+        self.0.pages_in_memory(partition)
+    }
+
+    async fn stored_partitions(&self) -> Result<Vec<PartitionId>> {
+        self.0.stored_partitions().await
     }
 
     async fn open_arrived(&self, partition: PartitionId) -> Result<()> {

@@ -49,6 +49,9 @@ pub struct ClusterRecord {
     next_node: u32,
     /// The term of the next incarnation of any node.
     next_term: u32,
+    /// Each node has a store of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    private_stores: bool,
 }
 
 /// A node.
@@ -104,6 +107,8 @@ pub struct Registration {
     pub node: NodeId,
     /// Whether the node has just created the cluster.
     pub is_founder: bool,
+    /// Whether each node of the cluster has a store of its own.
+    pub is_private: bool,
 }
 
 /// The key of a member's record.
@@ -129,11 +134,13 @@ pub async fn find_cluster(metadata: &dyn MetadataStore) -> Result<Option<u128>, 
 }
 
 /// Finds the node in the cluster, or adds it. Creates the cluster with the id `new_cluster` if
-/// there is none.
+/// there is none. Fails if the cluster has a common store and the node would have its own, or the
+/// other way round.
 pub async fn register(
     metadata: &dyn MetadataStore,
     name: &str,
     new_cluster: u128,
+    is_private: bool,
 ) -> Result<Registration, Error> {
     check_name(name)?;
     let mut has_founded = false;
@@ -146,6 +153,7 @@ pub async fn register(
                 id: format!("{new_cluster:032x}"),
                 next_node: 2,
                 next_term: FIRST_TERM,
+                private_stores: is_private,
             };
             let found = Transaction::new()
                 .absent(CLUSTER_KEY)
@@ -157,9 +165,17 @@ pub async fn register(
         };
         let cluster: ClusterRecord = decode(&cluster_entry)?;
         let id = cluster_id(&cluster)?;
+        if cluster.private_stores != is_private {
+            return Err(Error::OtherStores { is_private: cluster.private_stores });
+        }
         if let Some(entry) = member {
             let node = NodeId(MemberRecord::decode(&entry)?.id);
-            return Ok(Registration { cluster: id, node, is_founder: has_founded && id == new_cluster });
+            return Ok(Registration {
+                cluster: id,
+                node,
+                is_founder: has_founded && id == new_cluster,
+                is_private,
+            });
         }
         let next = ClusterRecord { next_node: cluster.next_node + 1, ..cluster.clone() };
         let join = Transaction::new()
@@ -174,8 +190,13 @@ pub async fn register(
 
 /// The records of a new cluster with one member: `cluster` and that of the member.
 pub(crate) fn founding_records(cluster: &str, node: NodeId, first_term: u32) -> (Vec<u8>, Vec<u8>) {
-    let founded =
-        ClusterRecord { v: VERSION, id: cluster.to_owned(), next_node: node.0 + 1, next_term: first_term };
+    let founded = ClusterRecord {
+        v: VERSION,
+        id: cluster.to_owned(),
+        next_node: node.0 + 1,
+        next_term: first_term,
+        private_stores: false,
+    };
     (encode(&founded), encode(&new_member(node)))
 }
 

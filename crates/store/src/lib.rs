@@ -44,6 +44,7 @@ pub use objects::{
 pub use reads::{blocking_reads, serve_reads};
 pub use single_flight::SingleFlight;
 pub use store::{
-    Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,
-    Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, Upload, UploadCounts,
+    Backend, Failure, FailureKind, Fallback, FallbackStore, FaultyStore, Limits, Listing,
+    OperationStatistics, Piece, ReadOnlyStore, Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl,
+    StoreUrlError, Upload, UploadCounts,
 };

@@ -179,6 +179,7 @@ fn assemble(config: Config, storage: Storage, temporary: &Path) -> Arc<Engine> {
         old_manifests: RwLock::default(),
         ownership,
         is_member: member.is_some(),
+        has_common_store: member.as_ref().is_some_and(|member| member.has_common_store()),
         is_replica: config.replica_of.is_some(),
         exported: Mutex::default(),
     });

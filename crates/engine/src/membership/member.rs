@@ -82,6 +82,11 @@ impl Member {
         }
     }
 
+    /// Whether the other nodes of the cluster write to the same store.
+    pub(crate) fn has_common_store(&self) -> bool {
+        self.membership.has_common_store
+    }
+
     /// Fails if the partition has been released.
     fn check_not_released(&self, id: PartitionId) -> Result<()> {
         let is_refused = self.moves.lock().get(&id).is_some_and(|moving| moving.is_refused.load(Acquire));

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
+//! | [`copies`] | copying partitions between stores |
 //! | [`arrivals`] | partitions that are about to be moved to this node |
 //! | [`conversion`] | preparing a single node's partitions for a cluster |
 //! | [`inherited`] | covering the records of earlier incarnations and owners by manifests |
@@ -43,6 +44,7 @@
 
 mod arrivals;
 mod conversion;
+mod copies;
 mod inherited;
 mod member;
 mod moves;
@@ -72,6 +74,9 @@ pub struct Membership {
     pub node: u32,
     /// The transaction ids that the incarnation may assign.
     pub ids: Arc<IdReservation>,
+    /// The other nodes write to the same store. Otherwise each has a store of its own, in which all
+    /// data of its partitions is.
+    pub has_common_store: bool,
     /// Where to ask for assignments.
     pub assignments: Arc<dyn Assignments>,
 }

@@ -47,7 +47,8 @@ enum Purpose {
 /// A partition that was released.
 #[derive(Clone, Copy, Debug)]
 pub struct Released {
-    /// The log position after the release. All records before it are in manifests.
+    /// The shared log's position after the release. All records before it are in manifests. 0 if the
+    /// partition commits to the local log.
     pub end: LogPosition,
     /// When the partition stopped accepting statements.
     pub closed: Instant,
@@ -135,7 +136,7 @@ impl Engine {
             }
         };
         let log = partition.log.clone();
-        if !log.is_shared() && purpose == Purpose::HandOver {
+        if !log.is_shared() && member.has_common_store() && purpose == Purpose::HandOver {
             return Err(Error::new(
                 sqlstate::FEATURE_NOT_SUPPORTED,
                 "cannot move a database with durability = 'local' to another node",
@@ -145,7 +146,9 @@ impl Engine {
         if !partition.has_moved() {
             // Most changes are flushed while the partition is still served.
             self.maintenance().flush(vec![partition.clone()]).await?;
-            self.maintenance().store_hot_pages_of(&partition);
+            if member.has_common_store() {
+                self.maintenance().store_hot_pages_of(&partition);
+            }
             moving.refuse();
             if !partition.close_to_move() {
                 return Err(partition.closed_error());
@@ -174,6 +177,7 @@ impl Engine {
         durable.and(flushed)?;
         let position = log.position();
         self.partitions().forget_open(&partition);
+        self.partitions().forget_replay(id);
         Ok(Released { end: position, closed })
     }
 
@@ -254,7 +258,12 @@ impl Engine {
     /// Forgets a partition that another node owns now. Its sessions get
     /// [`sqlstate::PARTITION_MOVED`] until it is assigned to this node again.
     pub fn give_up(&self, id: PartitionId) {
+        let timeline = self.partitions().timeline(id);
         self.partitions().give_up(id);
+        if self.member().is_some_and(|member| !member.has_common_store()) {
+            // The collector must not take what is left of it for a restore that has failed.
+            self.partitions().learn_timeline(id, timeline);
+        }
         self.maintenance().forget_compaction(id);
         if let Some(member) = self.member() {
             member.forget(id);

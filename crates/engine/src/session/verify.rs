@@ -14,4 +14,10 @@ impl Session {
         let check = move || if flag.is_set() { Err(flag.error()) } else { Ok(()) };
         engine.maintenance().verify(check).await
     }
+
+    /// Runs work that is not the session's. A cancel ends it with an error, as if it were a statement.
+    pub async fn run_cancellable<T>(&mut self, work: impl Future<Output = T>) -> Result<T> {
+        let _running = self.start();
+        self.cancellable(work).await
+    }
 }

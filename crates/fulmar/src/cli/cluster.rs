@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
+use crate::size::Bytes;
+
 use super::{MetaSecurityArgs, RpcTlsArgs};
 
 /// The name of the cluster in etcd if `--meta` names none.
@@ -16,8 +18,8 @@ const DEFAULT_CLUSTER: &str = "fulmar";
 #[derive(Args, Clone, Debug)]
 pub struct ClusterArgs {
     /// Run as the node NAME of the cluster in --meta. The first node creates the cluster. Needs
-    /// --rpc, --store, and --meta or --join
-    #[arg(long, value_name = "NAME", requires_all = ["rpc", "store", "metadata"])]
+    /// --rpc, and --meta or --join. Without --store, the node keeps its databases in its data directory
+    #[arg(long, value_name = "NAME", requires_all = ["rpc", "metadata"])]
     #[arg(conflicts_with_all = ["read_only", "accept_catalog"], group = "role")]
     pub node: Option<String>,
     /// Listen address for other nodes, which must reach this node at it
@@ -31,6 +33,10 @@ pub struct ClusterArgs {
     /// its name is required: NAME@ADDR:PORT
     #[arg(long, value_name = "ADDR:PORT", requires = "node", group = "metadata")]
     pub join: Option<Join>,
+    /// Without --store: keep the pages of databases that were moved to other nodes, up to this size, so
+    /// that they move back faster [default: 0]
+    #[arg(long, value_name = "BYTES", requires = "node", conflicts_with = "store")]
+    pub archives: Option<Bytes>,
     /// TLS between nodes.
     #[command(flatten)]
     pub rpc_tls: RpcTlsArgs,

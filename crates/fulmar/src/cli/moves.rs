@@ -27,6 +27,14 @@ pub enum MoveMechanism {
     Albatross,
     /// The other node starts with an empty cache
     Flush,
+    /// Between stores: copy all pages, and then those that have changed, before the handover
+    Live,
+    /// Between stores: copy the pages that differ from what the other node has kept (--archives)
+    Delta,
+    /// Between stores: hand over first, and copy pages when they are needed
+    OnDemand,
+    /// Between stores: copy all pages while the tenant waits
+    Bulk,
 }
 
 /// `fulmar move`

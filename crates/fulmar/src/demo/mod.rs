@@ -5,11 +5,12 @@
 //!   100 tenants ── 4 banks   PostgreSQL's own pgbench, unmodified: -i, then its TPC-B-like script
 //!              ├── 1 ledger  one client that records which of its inserts were acknowledged
 //!              └── 95 shops  YCSB: ten operations per transaction, at a constant rate
-//!   load ........ kill -9 of node 3 ........ load ── check ── summary
+//!   load ── a bank moves around ── kill -9 of node 3 ........ load ── check ── summary
 //! ```
 //!
 //! All clients are connected to node 1, which relays the statements of tenants that other nodes
-//! own. When node 3 dies, the two others take its tenants over: the clients stay connected, and
+//! own. The first bank is moved to each of the other nodes, and back: its transactions continue, and
+//! the demo shows how long they had to wait. When node 3 dies, the two others take its tenants over: the clients stay connected, and
 //! their transactions continue.
 //!
 //! Checks after the death, and again at the end:
@@ -25,6 +26,7 @@
 mod bank;
 mod ledger;
 mod live;
+mod moving;
 mod pgbench;
 mod shops;
 
@@ -94,10 +96,12 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     ));
 
     let opened = Instant::now();
-    let (working, killing) = (
-        try_join_all(banks.iter_mut().map(|bank| bank.run_for(load))),
-        kill_halfway(&mut cluster, &target, &owned, &screen, opened + load / 2),
-    );
+    let killing = async {
+        let moving = moving::move_around(&cluster, &target, &names.banks[0], &screen);
+        moving.await.context("a move failed")?;
+        kill_halfway(&mut cluster, &target, &owned, &screen, opened + load / 2).await
+    };
+    let working = try_join_all(banks.iter_mut().map(|bank| bank.run_for(load)));
     let working = async { tokio::try_join!(working, killing).map(|(_, took)| took) };
     let taken_over_in = screen.show_while(&live, working).await?;
     let report = screen.show_while(&live, shops.finish()).await?;

@@ -26,9 +26,9 @@ use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYST
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Registration};
-use fulmar_node::{NodeOptions, ReplicaOwners, rpc};
+use fulmar_node::{NodeOptions, PulledSegments, ReplicaOwners, rpc};
 use fulmar_pages::Durability;
-use fulmar_store::{Limits, Reliable, Store, StoreUrl};
+use fulmar_store::{FallbackStore, Limits, Reliable, Store, StoreUrl};
 
 use fulmar_transport::tls::NodeTls;
 
@@ -67,7 +67,8 @@ struct Flags<'a> {
     name: &'a str,
     rpc: SocketAddr,
     metadata: Metadata<'a>,
-    store: &'a StoreUrl,
+    /// The store of all nodes. `None`: each has its own in its data directory.
+    store: Option<&'a StoreUrl>,
 }
 
 /// The flags of a cluster, if they are given.
@@ -80,7 +81,7 @@ fn flags(arguments: &StartArgs) -> Option<Flags<'_>> {
             (Some(url), _) => Metadata::Url(url),
             (None, join) => Metadata::Joined(join.as_ref()?),
         },
-        store: arguments.store.as_ref()?,
+        store: arguments.store.as_ref(),
     })
 }
 
@@ -90,7 +91,7 @@ pub(super) fn check_directory(arguments: &StartArgs, data: &Path) -> anyhow::Res
     match (flags(arguments), owner) {
         (None, Some(owner)) => Err(anyhow!(
             "{} is the data directory of node \"{}\" of a cluster; start it with --node {}, --rpc, --meta and \
-             --store, or use another --data",
+             its --store if it has one, or use another --data",
             data.display(),
             owner.name,
             owner.name
@@ -130,7 +131,10 @@ pub(super) async fn start(
         Metadata::Joined(_) => conversion::check_joinable(data.path())?,
     }
     let has_joined = DirectoryOwner::read(data.path())?.is_some();
-    let (store, registration) = open_store(flags.store, flags.name, &*metadata, has_joined).await?;
+    let (store, registration) = match flags.store {
+        Some(url) => open_store(url, flags.name, &*metadata, has_joined).await?,
+        None => open_private_store(data.path(), flags.name, &*metadata).await?,
+    };
     let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
     let event_log = Arc::new(event_log.await.context("the task that reads the event log panicked")??);
     let options = NodeOptions {
@@ -139,6 +143,7 @@ pub(super) async fn start(
         sql: arguments.sql,
         data: data.path().to_owned(),
         tls: node_tls,
+        archive_bytes: arguments.cluster.archives.map_or(0, |archives| archives.0),
         serves_metadata: matches!(flags.metadata, Metadata::Url(MetaUrl::Embedded)),
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
@@ -146,6 +151,10 @@ pub(super) async fn start(
         fulmar_node::Node::join(options, registration, listener, metadata, catalog.clone(), reliable).await?;
     Conversion::remove(data.path())?;
     share_system_partition(&member, &catalog).await?;
+    let store: Arc<dyn Store> = match member.is_private() {
+        true => Arc::new(FallbackStore::new(store, Arc::new(PulledSegments::of(&member)))),
+        false => store,
+    };
     let engine = start_engine(arguments, data, memory, &catalog, &member, store).await?;
     if !arguments.insecure {
         superuser::ensure_password(&catalog, data.path()).await?;
@@ -229,6 +238,12 @@ async fn start_engine(
     config.store = Some(store);
     // Records of other partitions in the local log are of an earlier durability, and in manifests.
     config.live = Some(member.local_partitions().await?.into_iter().collect());
+    if member.is_private() {
+        // The collector of this node's store needs them.
+        let partitions = catalog.partitions();
+        config.timelines =
+            partitions.iter().map(|partition| (partition.id, node::timeline(partition))).collect();
+    }
     config.membership = Some(member.membership());
     config.node_id = config.membership.as_ref().map_or(0, |membership| membership.log_node);
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
@@ -313,13 +328,34 @@ async fn open_store(
         }
         (_, owner) => owner.unwrap_or_else(rand::random),
     };
-    let registration = registration::register(metadata, name, new_cluster).await?;
+    let registration = registration::register(metadata, name, new_cluster, false).await?;
     if owner.is_none() {
         match registration.is_founder || registration.node.0 == 1 {
             true => store::claim(&store, registration.cluster).await?,
             false => wait_for_founder(&store, url, registration.cluster).await?,
         }
     }
+    Ok((backend, registration))
+}
+
+/// Opens the store of a node in its data directory, and registers the node. Founds the cluster if there
+/// is none.
+async fn open_private_store(
+    data: &Path,
+    name: &str,
+    metadata: &dyn MetadataStore,
+) -> anyhow::Result<(Arc<dyn Store>, Registration)> {
+    reject_unfinished(metadata).await.map_err(with_remedy)?;
+    let registration = registration::register(metadata, name, rand::random(), true).await?;
+    if registration.is_founder {
+        tracing::info!(
+            "the nodes of this cluster have stores of their own: databases wait for their node if it stops"
+        );
+    }
+    let url = store::default_url(data);
+    let backend: Arc<dyn Store> =
+        Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
+    store::claim(&Reliable::new(backend.clone(), Limits::default()), registration.cluster).await?;
     Ok((backend, registration))
 }
 

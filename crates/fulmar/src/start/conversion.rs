@@ -91,6 +91,12 @@ pub(super) async fn convert(
             begun.name
         ));
     }
+    ensure!(
+        arguments.store.is_some(),
+        "{} is the data directory of a single node; start it with --store, a store that all nodes of its cluster \
+         will reach, or use another --data",
+        path.display()
+    );
     // The cluster may exist there already.
     if let Some(begun) = begun.as_ref().filter(|begun| begun.meta != meta) {
         return Err(anyhow!(

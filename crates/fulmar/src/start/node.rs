@@ -11,7 +11,9 @@ use fulmar_engine::{Config, Engine, RetentionSource, Timeline};
 use fulmar_gateway::events::{Event, EventLog, Kind, PreviousRun};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
-use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
+use fulmar_meta::{
+    Catalog, Embedded, Limit, Limits, MetadataStore, PartitionRecord, Publisher, Revision, Tenant,
+};
 use fulmar_node::EnginePartitions;
 use fulmar_pages::Durability;
 use futures::FutureExt;
@@ -269,11 +271,8 @@ pub(super) async fn recover(
     config.max_statement_bytes = arguments.max_statement_size.0 as usize;
     config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
     config.known = Some(census.partition_callbacks());
-    config.timelines = catalog
-        .partitions()
-        .iter()
-        .map(|partition| (partition.id, Timeline { lineage: partition.lineage, epoch: partition.epoch }))
-        .collect();
+    let partitions = catalog.partitions();
+    config.timelines = partitions.iter().map(|partition| (partition.id, timeline(partition))).collect();
     config.retention = retention(catalog.clone());
     config.store = Some(store.store());
     config.is_exclusive = store.is_default();
@@ -290,6 +289,11 @@ pub(super) async fn recover(
     census.settle().await.map_err(with_remedy)?;
     drop_unfinished(&engine, &catalog).await?;
     Ok(Recovered { engine, catalog, metadata, store })
+}
+
+/// The current timeline of a partition.
+pub(super) fn timeline(partition: &PartitionRecord) -> Timeline {
+    Timeline { lineage: partition.lineage, epoch: partition.epoch }
 }
 
 /// Listens on `--http` before the node is ready.

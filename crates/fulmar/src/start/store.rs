@@ -74,6 +74,11 @@ impl NodeStore {
     }
 }
 
+/// The default store of a data directory.
+pub(super) fn default_url(data: &Path) -> StoreUrl {
+    StoreLocation::Default.url(data)
+}
+
 /// Opens the requested store, or the default store in the data directory, which this process must
 /// have locked. Fails if the store belongs to another data directory, or the data directory to
 /// another store.

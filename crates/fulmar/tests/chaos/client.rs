@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
-use super::{Connection, KEYS, TENANTS, connect, database};
+use super::{Connection, Load, connect, database};
 
 /// A statement or login that takes longer is a defect: the cluster must answer or refuse.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
@@ -21,7 +21,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What all clients share.
 pub struct Shared {
-    targets: Vec<Target>,
+    pub targets: Vec<Target>,
+    pub load: Load,
+    pub failed_logins: AtomicU32,
+    /// Clients use their own lists only, and do not disconnect: no transaction has a reason to fail.
+    pub gentle: AtomicBool,
     /// A logical clock.
     clock: AtomicU64,
     /// The next value to append.
@@ -29,8 +33,20 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(targets: Vec<Target>) -> Shared {
-        Shared { targets, clock: AtomicU64::new(1), value: AtomicU32::new(1) }
+    pub fn new(targets: Vec<Target>, load: Load) -> Shared {
+        let (clock, value) = (AtomicU64::new(1), AtomicU32::new(1));
+        Shared {
+            targets,
+            load,
+            failed_logins: AtomicU32::new(0),
+            gentle: AtomicBool::new(false),
+            clock,
+            value,
+        }
+    }
+
+    pub fn is_gentle(&self) -> bool {
+        self.gentle.load(Ordering::Relaxed)
     }
 
     fn tick(&self) -> u64 {
@@ -77,7 +93,7 @@ impl Client {
         while !stop.load(Ordering::Relaxed) {
             // A connection is used for some transactions, then another tenant and node are chosen.
             if connection.is_none() || self.random.random_bool(0.1) {
-                let tenant = self.random.random_range(0..TENANTS);
+                let tenant = self.random.random_range(0..self.shared.load.tenants);
                 self.node = self.random.random_range(0..self.shared.targets.len());
                 let target = &self.shared.targets[self.node];
                 let name = database(tenant);
@@ -85,6 +101,7 @@ impl Client {
                 match connected.await.expect("a login was neither answered nor refused") {
                     Ok(client) => connection = Some((tenant, client)),
                     Err(_) => {
+                        self.shared.failed_logins.fetch_add(1, Ordering::Relaxed);
                         connection = None;
                         tokio::time::sleep(PAUSE).await;
                         continue;
@@ -105,6 +122,14 @@ impl Client {
             }
         }
         records
+    }
+
+    /// The list of the next operation.
+    fn key(&mut self) -> usize {
+        match self.shared.is_gentle() {
+            true => self.number % self.shared.load.keys,
+            false => self.random.random_range(0..self.shared.load.keys),
+        }
     }
 
     async fn transaction(&mut self, tenant: usize, client: &Connection) -> Record {
@@ -130,7 +155,7 @@ impl Client {
 
     /// One autocommitted statement that appends and returns the list.
     async fn append_auto(&mut self, client: &Connection, events: &mut Vec<Event>) -> End {
-        let key = self.random.random_range(0..KEYS);
+        let key = self.key();
         let value = self.shared.value.fetch_add(1, Ordering::Relaxed);
         events.push(Event::Append { key, value });
         let sql = "UPDATE lists SET v = v || ' ' || $1 WHERE k = $2 RETURNING v";
@@ -151,7 +176,7 @@ impl Client {
             // COMMIT was not sent.
             return End::Refused(describe(&error));
         }
-        if self.random.random_bool(0.01) {
+        if self.random.random_bool(0.01) && !self.shared.is_gentle() {
             client.disconnect();
             return End::Refused("disconnected before COMMIT".to_owned());
         }
@@ -165,6 +190,7 @@ impl Client {
     /// The answer to a statement. Sometimes the client does not wait for long, and disconnects: None.
     async fn or_disconnect<T>(&mut self, client: &Connection, answer: impl Future<Output = T>) -> Option<T> {
         let patience = match self.random.random_range(0..100) {
+            _ if self.shared.is_gentle() => return Some(answer.await),
             // The time of a commit.
             0..2 => self.random.random_range(0..30),
             // The time of a failover.
@@ -185,7 +211,7 @@ impl Client {
     ) -> Result<(), tokio_postgres::Error> {
         client.batch_execute("BEGIN").await?;
         for _ in 0..self.random.random_range(1..4) {
-            let key = self.random.random_range(0..KEYS);
+            let key = self.key();
             if self.random.random_bool(0.5) {
                 let row = client.query_one("SELECT v FROM lists WHERE k = $1", &[&(key as i64)]).await?;
                 events.push(Event::Read { key, list: parse(row.get(0)) });

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::client::{ANSWER_TIMEOUT, describe};
 use super::disk::Disk;
 use super::store::{Proxy, Treatment};
-use super::{TENANTS, connect, database};
+use super::{connect, database};
 
 /// How long a move may take while the store is slow or fails.
 const MOVE_PATIENCE: Duration = Duration::from_secs(3);
@@ -24,6 +24,7 @@ pub struct Faults<'a> {
     pub proxies: &'a [Proxy],
     /// The disk of each node's data directory.
     pub disks: &'a [Disk],
+    pub tenants: usize,
     pub random: StdRng,
     pub injected: Injected,
 }
@@ -47,6 +48,10 @@ pub struct Injected {
 }
 
 impl Injected {
+    pub fn cut_ends(&mut self) {
+        self.one_way_cuts += 1;
+    }
+
     /// All faults.
     pub fn total(&self) -> usize {
         let nodes = self.kills + self.pauses + self.stops + self.full_disks;
@@ -100,32 +105,32 @@ impl Faults<'_> {
     }
 
     /// Sleeps for a random time in ms.
-    async fn sleep(&mut self, from: u64, to: u64) {
+    pub async fn sleep(&mut self, from: u64, to: u64) {
         tokio::time::sleep(Duration::from_millis(self.random.random_range(from..to))).await;
     }
 
-    async fn kill(&mut self, node: usize) {
+    pub async fn kill(&mut self, node: usize) {
         self.cluster.kill(node).unwrap();
         self.sleep(0, 4000).await;
         self.cluster.start_node(node).await.unwrap();
         self.injected.kills += 1;
     }
 
-    async fn pause(&mut self, node: usize) {
+    pub async fn pause(&mut self, node: usize) {
         self.cluster.signal(node, Signal::STOP).unwrap();
         self.sleep(200, 4000).await;
         self.cluster.signal(node, Signal::CONT).unwrap();
         self.injected.pauses += 1;
     }
 
-    async fn cut(&mut self, node: usize) {
+    pub async fn cut(&mut self, node: usize) {
         self.cluster.network().expect("the nodes are isolated").cut(node).unwrap();
         self.sleep(200, 6000).await;
         self.cluster.network().expect("the nodes are isolated").heal(node).unwrap();
         self.injected.cuts += 1;
     }
 
-    async fn cut_one_way(&mut self, node: usize) {
+    pub async fn cut_one_way(&mut self, node: usize) {
         let to = (node + self.random.random_range(1..self.cluster.nodes())) % self.cluster.nodes();
         self.cluster.network().expect("the nodes are isolated").cut_between(node, to).unwrap();
         self.sleep(200, 6000).await;
@@ -133,7 +138,7 @@ impl Faults<'_> {
         self.injected.one_way_cuts += 1;
     }
 
-    async fn stop(&mut self, node: usize) {
+    pub async fn stop(&mut self, node: usize) {
         let status = self.cluster.stop(node).await.unwrap();
         assert!(status.success(), "a graceful stop failed: {status}\n{}", self.cluster.log_tail(node));
         self.sleep(0, 1000).await;
@@ -141,7 +146,7 @@ impl Faults<'_> {
         self.injected.stops += 1;
     }
 
-    async fn kill_etcd(&mut self) {
+    pub async fn kill_etcd(&mut self) {
         let member = self.random.random_range(0..3);
         self.cluster.etcd().kill(member).unwrap();
         self.sleep(0, 3000).await;
@@ -150,14 +155,14 @@ impl Faults<'_> {
     }
 
     /// The store answers a node, or all nodes, late.
-    async fn delay_store(&mut self, node: usize) {
+    pub async fn delay_store(&mut self, node: usize) {
         let delay = Duration::from_millis(self.random.random_range(100..3000));
         self.treat_store(node, Treatment::Delay(delay)).await;
         self.injected.slow_stores += 1;
     }
 
     /// The store answers a node, or all nodes, with errors.
-    async fn fail_store(&mut self, node: usize) {
+    pub async fn fail_store(&mut self, node: usize) {
         self.treat_store(node, Treatment::Refuse).await;
         self.injected.failing_stores += 1;
     }
@@ -222,7 +227,7 @@ impl Faults<'_> {
     /// Changes a random tenant through a random node.
     async fn alter(&mut self, change: &str) -> Result<(), tokio_postgres::Error> {
         let through = self.random.random_range(0..self.cluster.nodes());
-        let tenant = database(self.random.random_range(0..TENANTS));
+        let tenant = database(self.random.random_range(0..self.tenants));
         let admin = connect(&self.cluster.target(through), "fulmar").await?;
         admin.batch_execute(&format!("ALTER DATABASE {tenant} {change}")).await
     }

@@ -25,6 +25,8 @@
 mod client;
 mod disk;
 mod faults;
+mod interrupted;
+mod moves;
 #[path = "../common/store_proxy.rs"]
 mod store;
 
@@ -39,10 +41,10 @@ use fulmar_workload::history::{Event, History, Transaction};
 use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore, HUB, run_in_private};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::NoTls;
 
-use client::{Client, Shared};
+use client::{Client, Record, Shared, Summary};
 use disk::Disk;
 use faults::{Faults, Injected};
 use store::Proxy;
@@ -50,13 +52,19 @@ use store::Proxy;
 /// How long faults are injected, unless CHAOS_SECONDS is set.
 const SECONDS: u64 = 45;
 
-/// The number of tenants, and of clients.
-const TENANTS: usize = 6;
-/// Tenants with local durability at first.
-const LOCAL_TENANTS: usize = 1;
-const CLIENTS: usize = 8;
-/// Lists per tenant.
-const KEYS: usize = 4;
+/// What the clients use.
+#[derive(Clone, Copy)]
+struct Load {
+    tenants: usize,
+    /// Tenants with local durability at first.
+    local_tenants: usize,
+    clients: usize,
+    /// Lists per tenant.
+    keys: usize,
+}
+
+/// The load under all faults.
+const LOAD: Load = Load { tenants: 6, local_tenants: 1, clients: 8, keys: 4 };
 /// How long a client waits for a connection, and for the acknowledgement of what it has sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the cluster may take to answer everything after the last fault.
@@ -73,7 +81,12 @@ fn database(tenant: usize) -> String {
 
 #[test]
 fn histories_under_faults_are_strictly_serializable() {
-    let mut arguments = vec!["--exact", "histories_under_faults_are_strictly_serializable"];
+    in_private("histories_under_faults_are_strictly_serializable", run);
+}
+
+/// Runs a test in its own namespaces, with the seed and the seconds of the environment.
+fn in_private<F: Future<Output = ()>>(name: &str, test: impl FnOnce(u64, u64) -> F) {
+    let mut arguments = vec!["--exact", name];
     if std::env::args().any(|argument| argument == "--nocapture") {
         arguments.push("--nocapture");
     }
@@ -85,49 +98,79 @@ fn histories_under_faults_are_strictly_serializable() {
     let seconds = setting("CHAOS_SECONDS").unwrap_or(SECONDS);
     let seed = setting("CHAOS_SEED").unwrap_or_else(|| rand::random_range(0..1_000_000));
     // Printed when the test fails.
-    println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds} cargo test --workspace --test chaos -- --nocapture");
+    println!(
+        "CHAOS_SEED={seed} CHAOS_SECONDS={seconds} cargo test --workspace --test chaos {name} -- --nocapture"
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(run(seed, seconds));
+    runtime.block_on(test(seed, seconds));
+}
+
+fn setup() -> ClusterSetup {
+    ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() }
 }
 
 async fn run(seed: u64, seconds: u64) {
-    let setup =
-        ClusterSetup { etcd_members: 3, store: ClusterStore::S3, isolated: true, ..ClusterSetup::default() };
-    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).unwrap();
+    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup()).unwrap();
     let (proxies, disks) = start(&mut cluster).await;
-    create_tenants(&cluster).await;
+    create_tenants(&cluster, LOAD).await;
 
-    let shared = Arc::new(Shared::new((0..cluster.nodes()).map(|node| cluster.target(node)).collect()));
-    let stop = Arc::new(AtomicBool::new(false));
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|number| {
-            let random = StdRng::seed_from_u64(seed << 8 | number as u64);
-            let (client, stop) = (Client::new(number, shared.clone(), random), stop.clone());
-            tokio::spawn(client.run(stop))
-        })
-        .collect();
+    let targets = (0..cluster.nodes()).map(|node| cluster.target(node)).collect();
+    let clients = Clients::start(Arc::new(Shared::new(targets, LOAD)), seed);
     let random = StdRng::seed_from_u64(seed);
     let mut faults = Faults {
         cluster: &mut cluster,
         proxies: &proxies,
         disks: &disks,
+        tenants: LOAD.tenants,
         random,
         injected: Injected::default(),
     };
     faults.inject(Instant::now() + Duration::from_secs(seconds)).await;
     let injected = faults.injected;
-    stop.store(true, Ordering::Relaxed);
-    let mut records = Vec::new();
-    for client in clients {
-        match client.await {
-            Ok(of_client) => records.extend(of_client),
-            Err(error) => panic!("a client failed: {error}\n{}", logs(&cluster)),
-        }
-    }
-    let lists = tokio::time::timeout(SETTLE_TIMEOUT, final_lists(&cluster)).await;
-    let lists = lists.unwrap_or_else(|_| panic!("the cluster does not answer:\n{}", logs(&cluster)));
+    let records = clients.stop(&cluster).await;
+    let summary = check(&cluster, LOAD, seed, &records).await;
+    println!("{summary}");
+    println!("{injected}");
+    assert!(summary.committed > 0 && injected.total() > 0, "{summary}; {injected}");
+    // Unmounted before the cluster removes its directory.
+    drop(disks);
+}
 
-    let mut summary = client::Summary::default();
+/// Running clients.
+struct Clients {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<JoinHandle<Vec<Record>>>,
+}
+
+impl Clients {
+    fn start(shared: Arc<Shared>, seed: u64) -> Clients {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = (0..shared.load.clients).map(|number| {
+            let random = StdRng::seed_from_u64(seed << 8 | number as u64);
+            tokio::spawn(Client::new(number, shared.clone(), random).run(stop.clone()))
+        });
+        Clients { tasks: tasks.collect(), stop }
+    }
+
+    /// Waits for the end of their transactions.
+    async fn stop(self, cluster: &Cluster) -> Vec<Record> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut records = Vec::new();
+        for task in self.tasks {
+            match task.await {
+                Ok(of_client) => records.extend(of_client),
+                Err(error) => panic!("a client failed: {error}\n{}", logs(cluster)),
+            }
+        }
+        records
+    }
+}
+
+/// Waits until all tenants answer through every node, and checks their histories.
+async fn check(cluster: &Cluster, load: Load, seed: u64, records: &[Record]) -> Summary {
+    let lists = tokio::time::timeout(SETTLE_TIMEOUT, final_lists(cluster, load)).await;
+    let lists = lists.unwrap_or_else(|_| panic!("the cluster does not answer:\n{}", logs(cluster)));
+    let mut summary = Summary::default();
     for (tenant, last) in lists.into_iter().enumerate() {
         let transactions = records.iter().filter(|record| record.tenant == tenant);
         let transactions: Vec<Transaction> = transactions.map(|record| record.decided(&last)).collect();
@@ -136,15 +179,11 @@ async fn run(seed: u64, seconds: u64) {
         let history = History { transactions, last };
         if let Err(anomaly) = history.check() {
             let file = std::env::temp_dir().join(format!("fulmar-chaos-{seed}-{tenant}.txt"));
-            std::fs::write(&file, history.describe() + &logs(&cluster)).unwrap();
+            std::fs::write(&file, history.describe() + &logs(cluster)).unwrap();
             panic!("CHAOS_SEED={seed}: tenant {tenant}: {anomaly}; the history is in {}", file.display());
         }
     }
-    println!("{summary}");
-    println!("{injected}");
-    assert!(summary.committed > 0 && injected.total() > 0, "{summary}; {injected}");
-    // Unmounted before the cluster removes its directory.
-    drop(disks);
+    summary
 }
 
 /// Starts the nodes, each with a small disk and a proxy to the store.
@@ -160,24 +199,24 @@ async fn start(cluster: &mut Cluster) -> (Vec<Proxy>, Vec<Disk>) {
 }
 
 /// Creates the tenants and their lists.
-async fn create_tenants(cluster: &Cluster) {
+async fn create_tenants(cluster: &Cluster, load: Load) {
     let admin = connect(&cluster.target(0), "fulmar").await.unwrap();
-    for tenant in 0..TENANTS {
+    for tenant in 0..load.tenants {
         let name = database(tenant);
-        let durability = if tenant < LOCAL_TENANTS { "local" } else { "shared" };
+        let durability = if tenant < load.local_tenants { "local" } else { "shared" };
         admin.batch_execute(&format!("CREATE DATABASE {name} DURABILITY {durability}")).await.unwrap();
         let client = connect(&cluster.target(tenant % cluster.nodes()), &name).await.unwrap();
         client.batch_execute("CREATE TABLE lists (k INTEGER PRIMARY KEY, v TEXT NOT NULL)").await.unwrap();
-        for key in 0..KEYS {
+        for key in 0..load.keys {
             client.execute("INSERT INTO lists VALUES ($1, '')", &[&(key as i64)]).await.unwrap();
         }
     }
 }
 
 /// Reads the lists of all tenants through every node. Repeats until all answer.
-async fn final_lists(cluster: &Cluster) -> Vec<Vec<Vec<u32>>> {
+async fn final_lists(cluster: &Cluster, load: Load) -> Vec<Vec<Vec<u32>>> {
     let mut all = Vec::new();
-    for tenant in 0..TENANTS {
+    for tenant in 0..load.tenants {
         let mut lists: Option<Vec<Vec<u32>>> = None;
         for node in 0..cluster.nodes() {
             let read = loop {
@@ -243,7 +282,7 @@ fn logs(cluster: &Cluster) -> String {
     tails.collect()
 }
 
-impl client::Record {
+impl Record {
     /// The transaction, with the outcome that the final lists show if its client did not learn it.
     fn decided(&self, last: &[Vec<u32>]) -> Transaction {
         let mut transaction = self.transaction.clone();

@@ -11,6 +11,7 @@ mod full_etcd;
 mod garbage;
 mod migrations;
 mod outages;
+mod private_stores;
 mod refusals;
 mod replica;
 mod slow_nodes;

@@ -8,10 +8,10 @@ use super::*;
 
 /// Slower than any test takes to copy a few pages.
 const SLOWLY: &str = "LIMIT '1kB'";
-const ROWS: i64 = 2000;
+pub(super) const ROWS: i64 = 2000;
 
 /// The newest report of a database's migrations, as `fulmar moves` prints it.
-fn newest_report(cluster: &Cluster, through: usize, database: &str) -> Option<Value> {
+pub(super) fn newest_report(cluster: &Cluster, through: usize, database: &str) -> Option<Value> {
     let server = cluster.url(through, "fulmar");
     let reports = stdout(&run(&["moves", database, "--server", &server, "--json"]));
     let reports: Vec<Value> = serde_json::from_str(&reports).unwrap();
@@ -19,7 +19,7 @@ fn newest_report(cluster: &Cluster, through: usize, database: &str) -> Option<Va
 }
 
 /// Fills a table with rows of a kilobyte, so that some hundred pages are cached.
-async fn fill(cluster: &Cluster, database: &str) {
+pub(super) async fn fill(cluster: &Cluster, database: &str) {
     create(cluster, database).await;
     let sql = format!(
         "CREATE TABLE big(id INTEGER PRIMARY KEY, text TEXT); \
@@ -31,7 +31,7 @@ async fn fill(cluster: &Cluster, database: &str) {
 }
 
 /// Reads all rows.
-async fn rows(cluster: &Cluster, through: usize, database: &str) -> i64 {
+pub(super) async fn rows(cluster: &Cluster, through: usize, database: &str) -> i64 {
     let client = connect(cluster, through, database).await;
     let sql = "SELECT count(*) FROM big WHERE length(text) = 1000";
     with_timeout(sql, client.query_one(sql, &[])).await.unwrap().get(0)
@@ -45,26 +45,27 @@ async fn step(cluster: &Cluster, through: usize, database: &str) -> Option<Strin
     row.map(|row| row.get(0))
 }
 
-async fn wait_for_step(cluster: &Cluster, through: usize, database: &str, expected: &str) {
+pub(super) async fn wait_for_step(cluster: &Cluster, through: usize, database: &str, expected: &str) {
     let what = format!("migration is {expected}");
     wait_until(&what, async || step(cluster, through, database).await.as_deref() == Some(expected)).await;
 }
 
 /// Starts a move that copies slowly, through a node that is neither its source nor its destination if
 /// that is possible. Returns its result.
-fn start_slow_move(
+pub(super) fn start_slow_move(
     cluster: &Cluster,
     through: usize,
     to: usize,
+    mechanism: &str,
 ) -> tokio::task::JoinHandle<Result<(), tokio_postgres::Error>> {
     let (url, sql) = (
         cluster.url(through, "fulmar"),
-        format!("ALTER DATABASE shop MOVE TO '{}' USING albatross {SLOWLY}", cluster.name(to)),
+        format!("ALTER DATABASE shop MOVE TO '{}' USING {mechanism} {SLOWLY}", cluster.name(to)),
     );
     tokio::spawn(async move { try_connect(&url).await?.batch_execute(&sql).await })
 }
 
-fn message(error: &tokio_postgres::Error) -> String {
+pub(super) fn message(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
@@ -122,7 +123,7 @@ async fn move_can_be_cancelled_until_the_handover() {
     let cluster = start().await;
     fill(&cluster, "shop").await;
     let source = owner(&cluster, 0, "shop").await;
-    let moving = start_slow_move(&cluster, 0, (source + 1) % 3);
+    let moving = start_slow_move(&cluster, 0, (source + 1) % 3, "albatross");
     wait_for_step(&cluster, 1, "shop", "copying").await;
     let client = connect(&cluster, 1, "fulmar").await;
     let again = format!("ALTER DATABASE shop MOVE TO '{}'", cluster.name((source + 2) % 3));
@@ -144,7 +145,7 @@ async fn source_that_dies_while_copying_is_failed_over_and_the_move_is_undone() 
     fill(&cluster, "shop").await;
     let source = owner(&cluster, 0, "shop").await;
     let (to, other) = ((source + 1) % 3, (source + 2) % 3);
-    let moving = start_slow_move(&cluster, other, to);
+    let moving = start_slow_move(&cluster, other, to, "albatross");
     wait_for_step(&cluster, other, "shop", "copying").await;
     cluster.kill(source).unwrap();
     let moved = with_timeout("the move", moving).await.unwrap();
@@ -167,7 +168,7 @@ async fn destination_that_dies_while_pages_are_copied_leaves_the_database_at_its
     fill(&cluster, "shop").await;
     let source = owner(&cluster, 0, "shop").await;
     let (to, other) = ((source + 1) % 3, (source + 2) % 3);
-    let moving = start_slow_move(&cluster, other, to);
+    let moving = start_slow_move(&cluster, other, to, "albatross");
     wait_for_step(&cluster, other, "shop", "copying").await;
     cluster.kill(to).unwrap();
     with_timeout("the move", moving).await.unwrap().unwrap_err();
@@ -206,4 +207,93 @@ async fn impossible_moves_are_refused_before_anything_happens() {
     let output = run(&["move", "shop", "--server", &cluster.url(0, "fulmar")]);
     assert!(!output.status.success(), "a move needs a destination");
     tokio::time::timeout(Duration::from_secs(60), async { values(&cluster, 0, "shop").await }).await.unwrap();
+}
+
+/// Waits until a move fails. Returns its SQLSTATE and its detail.
+async fn failure(moving: tokio::task::JoinHandle<Result<(), tokio_postgres::Error>>) -> (String, String) {
+    let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{error:?}"));
+    (error.code().code().to_owned(), error.detail().unwrap_or_default().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancel_request_and_timeout_cancel_a_move_but_a_disconnect_does_not() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let (to, other) = ((source + 1) % 3, (source + 2) % 3);
+    let sql = format!("ALTER DATABASE shop MOVE TO '{}' {SLOWLY}", cluster.name(to));
+    let cancelled = "The move was cancelled. The database stays where it was.";
+
+    let client = connect(&cluster, other, "fulmar").await;
+    let (token, statement) = (client.cancel_token(), sql.clone());
+    let moving = tokio::spawn(async move { client.batch_execute(&statement).await });
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    with_timeout("a cancel request", token.cancel_query(NoTls)).await.unwrap();
+    assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
+    wait_for_step(&cluster, other, "shop", "undone").await;
+
+    let client = connect(&cluster, source, "fulmar").await;
+    let statement = sql.clone();
+    let moving = tokio::spawn(async move {
+        client.batch_execute("SET statement_timeout = '500ms'").await?;
+        client.batch_execute(&statement).await
+    });
+    assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
+    wait_for_step(&cluster, other, "shop", "undone").await;
+    assert_eq!(owner(&cluster, 0, "shop").await, source);
+
+    let (client, connection) = tokio_postgres::connect(&cluster.url(to, "fulmar"), NoTls).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let moving = tokio::spawn(async move { client.batch_execute(&sql).await });
+    wait_for_step(&cluster, other, "shop", "copying").await;
+    connection.abort();
+    moving.await.unwrap().unwrap_err();
+    let client = connect(&cluster, other, "fulmar").await;
+    wait_until("the end of the session", async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'ALTER%' AND state = 'active'";
+        client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    assert_eq!(step(&cluster, other, "shop").await.as_deref(), Some("copying"));
+    execute(&cluster, 0, "fulmar", "ALTER DATABASE shop CANCEL MOVE").await;
+    wait_for_step(&cluster, other, "shop", "undone").await;
+    assert_eq!(rows(&cluster, other, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn move_of_a_dropped_database_ends() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let moving = start_slow_move(&cluster, (source + 2) % 3, (source + 1) % 3, "albatross");
+    wait_for_step(&cluster, 0, "shop", "copying").await;
+    execute(&cluster, 0, "fulmar", "DROP DATABASE shop").await;
+    assert_eq!(failure(moving).await.0, "3D000");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn move_that_waits_for_others_can_be_cancelled() {
+    let cluster = start().await;
+    // A node copies four databases at a time.
+    let names: Vec<String> = (0..5).map(|number| format!("shop{number}")).collect();
+    for name in &names {
+        fill(&cluster, name).await;
+        move_to(&cluster, 0, name, 1).await;
+    }
+    let start = |name: &str| {
+        let sql = format!("ALTER DATABASE {name} MOVE TO '{}' {SLOWLY}", cluster.name(2));
+        let url = cluster.url(0, "fulmar");
+        tokio::spawn(async move { try_connect(&url).await?.batch_execute(&sql).await })
+    };
+    let mut moves = Vec::new();
+    for name in &names {
+        moves.push(start(name));
+        wait_for_step(&cluster, 0, name, "copying").await;
+    }
+    for name in names.iter().rev() {
+        execute(&cluster, 0, "fulmar", &format!("ALTER DATABASE {name} CANCEL MOVE")).await;
+        let error = with_timeout("the cancelled move", moves.pop().unwrap()).await.unwrap().unwrap_err();
+        assert!(message(&error).contains("cancelled by an administrator"), "{error:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Administration in a cluster: the partition of a database is created, restored, dropped and moved
 //! through the cluster, because any node may own it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Tenant, Unit};
@@ -15,9 +15,21 @@ fn unsupported(message: &str) -> Error {
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
 }
 
-/// The durability of a new database. The default is `shared`.
-pub(super) fn durability(given: Option<&str>, parsed: Durability) -> Durability {
-    if given.is_some() { parsed } else { Durability::Shared }
+/// The durability of a database. The default is `shared`, or what is possible without a common store.
+pub(super) fn durability(
+    given: Option<&str>,
+    parsed: Durability,
+    cluster: &dyn Cluster,
+) -> Result<Durability> {
+    match (cluster.has_private_stores(), given) {
+        (false, None) => Ok(Durability::Shared),
+        (false, Some(_)) => Ok(parsed),
+        (true, Some(_)) if parsed == Durability::Shared => Err(unsupported(
+            "databases cannot have shared durability in a cluster whose nodes have stores of their own",
+        )
+        .hint("Start the nodes of a cluster with --store, a store that all of them reach.")),
+        (true, _) => Ok(Durability::Local),
+    }
 }
 
 /// Creates the partition of a new database, empty or as a branch of another one.
@@ -73,12 +85,19 @@ pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
     require_cluster(context)?.forget_node(name).await
 }
 
-/// Moves a database to the node with this name.
+/// The migration of a statement that was interrupted.
+pub(super) struct Started {
+    partition: PartitionId,
+    number: u64,
+}
+
+/// Moves a database to the node with this name. Sets `started` when the migration has started.
 pub(super) async fn move_database(
     database: &str,
     node: &str,
     options: Move,
     context: &Context,
+    started: &OnceLock<Started>,
 ) -> Result<Arc<Tenant>> {
     let cluster = require_cluster(context)?;
     let tenant = context.find(database)?;
@@ -89,14 +108,36 @@ pub(super) async fn move_database(
         return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
             .hint(format!("Available values: {names}.")));
     }
-    cluster.move_partition(tenant.partition, node, options).await?;
+    let partition = tenant.partition;
+    if let Some(number) = cluster.start_move(partition, node, options).await? {
+        let started = started.get_or_init(|| Started { partition, number });
+        cluster.wait_for_move(partition, started.number).await?;
+    }
     Ok(tenant)
+}
+
+/// Cancels the migration of a statement that was cancelled with this error. Returns the error for the
+/// client.
+pub(super) async fn cancel_started(error: Error, started: Option<&Started>, context: &Context) -> Error {
+    let Some(Started { partition, number }) = started else {
+        return error.hint("The table fulmar.migrations shows whether the move has started.");
+    };
+    let cancelled = match require_cluster(context) {
+        Ok(cluster) => cluster.cancel_move(*partition, Some(*number)).await,
+        Err(error) => Err(error),
+    };
+    match cancelled {
+        Ok(()) => error.detail("The move was cancelled. The database stays where it was."),
+        Err(_) => error
+            .detail("The move can no longer be cancelled.")
+            .hint("The table fulmar.migrations shows how it ends."),
+    }
 }
 
 /// Cancels the migration of a database.
 pub(super) async fn cancel_move(database: &str, context: &Context) -> Result<()> {
     let cluster = require_cluster(context)?;
-    cluster.cancel_move(context.find(database)?.partition).await
+    cluster.cancel_move(context.find(database)?.partition, None).await
 }
 
 /// Parses a size per second.

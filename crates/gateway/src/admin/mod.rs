@@ -23,7 +23,7 @@ mod restore;
 mod tokens;
 mod users;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_dialect::admin::{AdminStatement, Source};
 use fulmar_engine::{Error, sqlstate};
@@ -64,6 +64,46 @@ pub(crate) async fn run(
     }
 }
 
+/// A statement that moves a database. It can be cancelled.
+pub(crate) struct MoveDatabase<'a> {
+    admin: &'a AdminStatement,
+    context: &'a Context,
+    identity: &'a Identity,
+    started: OnceLock<cluster::Started>,
+}
+
+impl<'a> MoveDatabase<'a> {
+    /// `None` for other statements.
+    pub(crate) fn new(
+        admin: &'a AdminStatement,
+        context: &'a Context,
+        identity: &'a Identity,
+    ) -> Option<MoveDatabase<'a>> {
+        let is_move = matches!(admin, AdminStatement::MoveDatabase { .. });
+        is_move.then_some(MoveDatabase { admin, context, identity, started: OnceLock::new() })
+    }
+
+    /// Runs the statement, and records it as an event.
+    pub(crate) async fn run(&self) -> Result<()> {
+        let MoveDatabase { admin, context, identity, started } = self;
+        let AdminStatement::MoveDatabase { name, node, mechanism, limit } = admin else { return Ok(()) };
+        check_right(admin.tag(), identity)?;
+        context.engine.check_primary()?;
+        let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
+        let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
+        let tenant = cluster::move_database(name, node, options, context, started).await?;
+        let moved = Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str());
+        context.record(moved, identity);
+        Ok(())
+    }
+
+    /// After a cancel request or a timeout ended [`MoveDatabase::run`] with this error: cancels the
+    /// move. Returns the error for the client.
+    pub(crate) async fn cancel(&self, error: Error) -> Error {
+        cluster::cancel_started(error, self.started.get(), self.context).await
+    }
+}
+
 /// Runs a statement about databases.
 async fn databases(admin: &AdminStatement, context: &Context, identity: &Identity) -> Result<()> {
     let catalog = &context.catalog;
@@ -72,8 +112,8 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
         AdminStatement::CreateDatabase { name, owner, source, durability } => {
             let given = durability.as_deref();
             let mut durability = durability::parse(given)?;
-            if context.cluster.is_some() {
-                durability = cluster::durability(given, durability);
+            if let Some(cluster) = &context.cluster {
+                durability = cluster::durability(given, durability, &**cluster)?;
             }
             create_database(name, owner.as_deref(), source.as_ref(), durability, context, identity).await
         }
@@ -101,21 +141,14 @@ async fn databases(admin: &AdminStatement, context: &Context, identity: &Identit
         }
         AdminStatement::AlterLimit { database, name, value } if name == durability::NAME => {
             let parsed = durability::parse(value.as_deref())?;
-            let durability = match context.cluster {
-                Some(_) => cluster::durability(value.as_deref(), parsed),
+            let durability = match &context.cluster {
+                Some(cluster) => cluster::durability(value.as_deref(), parsed, &**cluster)?,
                 None => parsed,
             };
             let tenant = durability::alter(database, durability, context).await?;
             record(
                 Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
             );
-            Ok(())
-        }
-        AdminStatement::MoveDatabase { name, node, mechanism, limit } => {
-            let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
-            let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
-            let tenant = cluster::move_database(name, node, options, context).await?;
-            record(Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str()));
             Ok(())
         }
         AdminStatement::CancelMove { name } => cluster::cancel_move(name, context).await,
@@ -219,9 +252,12 @@ pub(crate) async fn begin_create(
 /// Gives the partition of a new database, which this node has stored, to this node.
 pub(crate) async fn own_created(tenant: &Tenant, context: &Context) -> Result<()> {
     let Some(cluster) = &context.cluster else { return Ok(()) };
-    let shared = context.catalog.set_durability(tenant, Durability::Shared).await;
-    shared.map_err(|error| to_postgres_error(&error))?;
-    cluster.own_partition(tenant.partition, Durability::Shared).await
+    let durability = cluster::durability(None, tenant.durability, &**cluster)?;
+    if durability != tenant.durability {
+        let changed = context.catalog.set_durability(tenant, durability).await;
+        changed.map_err(|error| to_postgres_error(&error))?;
+    }
+    cluster.own_partition(tenant.partition, durability).await
 }
 
 /// The last step of a creation: clients can connect.

@@ -12,9 +12,11 @@ use fulmar_engine::{
 };
 use fulmar_pgwire::protocol::backend;
 
+use super::link::Interrupted;
 use super::outcome::{MessageError, PlanOutcome};
 use super::rows::{Collector, Layout, Output, RowWriter, ValueRow};
 use super::state::Session;
+use crate::admin::MoveDatabase;
 use crate::events::{Event, Kind};
 use crate::settings::AS_OF;
 use crate::{Result, admin};
@@ -100,6 +102,13 @@ impl Session {
             }
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
+                if self.move_database(admin).await? {
+                    return Ok(PlanOutcome::Done {
+                        tag: CommandTag::Plain(admin.tag()),
+                        rows: 0,
+                        spill: None,
+                    });
+                }
                 let secret = admin::run(admin, &self.context.administration, &self.identity).await?;
                 if matches!(admin, AdminStatement::AlterPassword { name, .. } if *name == self.identity.user)
                 {
@@ -114,6 +123,25 @@ impl Session {
             Command::Verify => return self.verify(layout, output).await,
         };
         Ok(PlanOutcome::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    /// Runs a statement that moves a database; returns false if it is another one. A cancel request, or
+    /// `statement_timeout`, cancels the move if it is still copying. If the client disconnects, the move
+    /// continues.
+    async fn move_database(&mut self, admin: &AdminStatement) -> Result<bool, MessageError> {
+        let Some(moving) = MoveDatabase::new(admin, &self.context.administration, &self.identity) else {
+            return Ok(false);
+        };
+        match self.link.run_cancellable(moving.run()).await {
+            Ok(ended) => ended?,
+            Err(Interrupted { error, is_client_gone: false })
+                if error.state() == sqlstate::QUERY_CANCELED =>
+            {
+                return Err(moving.cancel(error).await.into());
+            }
+            Err(Interrupted { error, .. }) => return Err(error.into()),
+        }
+        Ok(true)
     }
 
     /// Verifies the checksums of all data, and writes a row for each damaged file.

@@ -72,6 +72,13 @@ impl EarlyMessage {
     }
 }
 
+/// Why work was interrupted.
+pub(crate) struct Interrupted {
+    pub(crate) error: Error,
+    /// The client has disconnected.
+    pub(crate) is_client_gone: bool,
+}
+
 /// The client's connection and the session's partition.
 pub(crate) struct Link {
     pub(crate) partition: LocalPartition,
@@ -207,6 +214,18 @@ impl Link {
     pub(crate) async fn verify(&mut self) -> Result<Verified> {
         let Link { partition, wire, handle, timeout, .. } = self;
         drive(pin!(partition.session_mut().verify()), wire, handle, *timeout).await
+    }
+
+    /// Runs work that is not the partition's. A cancel request, `statement_timeout`, and a disconnect
+    /// end it.
+    pub(crate) async fn run_cancellable<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Interrupted> {
+        let Link { partition, wire, handle, timeout, .. } = self;
+        let mut watch = Watch::new(wire, handle, *timeout);
+        let ended = watch.drive(pin!(partition.session_mut().run_cancellable(work))).await;
+        ended.map_err(|error| Interrupted { error, is_client_gone: watch.gone })
     }
 
     /// Ends the implicit transaction if one is open: commits it, or rolls it back if it has failed.

@@ -81,7 +81,7 @@ impl Maintenance {
     }
 
     /// Merges segments. Returns false if the merge was abandoned.
-    async fn merge(
+    pub(crate) async fn merge(
         &self,
         partition: &Arc<Partition>,
         work: &Work,

@@ -29,29 +29,33 @@
 //! A node copies [`CONCURRENT`] partitions at a time; further ones wait. Of all reports the newest
 //! [`MAX_REPORTS`] are kept.
 
+mod copies;
 mod observed;
 mod progress;
 mod run;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
-use fulmar_cluster::{LogKind, NodeId};
-use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
+use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::{MigrationInfo, Move};
 use fulmar_migrate::prediction::Predictor;
 use fulmar_migrate::report::Report;
 use fulmar_pages::PartitionId;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
-use crate::assignments::protocol_error;
+use crate::assignments::{missing, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::{ROUTING_TIMEOUT, not_alive};
+use crate::moves::ROUTING_TIMEOUT;
+use copies::Arriving;
+pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
 
@@ -59,8 +63,13 @@ pub(crate) use progress::Progress;
 const CONCURRENT: usize = 4;
 /// Number of reports that are kept.
 const MAX_REPORTS: usize = 1000;
+/// The outcomes in reports.
+const MOVED: &str = "moved";
+const UNDONE: &str = "undone";
 /// How long a client waits for its migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How long the destination may take to say whether it has an archive.
+const CHOICE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node looks for journals whose coordinator has died.
 const RESUME_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -70,6 +79,26 @@ pub(crate) struct Running {
     partitions: Mutex<HashSet<PartitionId>>,
     slots: Semaphore,
     predictor: Mutex<Predictor>,
+    /// The copies that wait for their handover.
+    copies: Mutex<HashMap<PartitionId, CopyStream>>,
+    attempts: AtomicU64,
+    /// The partitions that were copied to this node.
+    arriving: Mutex<HashMap<PartitionId, Arc<Arriving>>>,
+}
+
+impl Running {
+    fn next_attempt(&self) -> u64 {
+        self.attempts.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn arriving(&self, partition: PartitionId) -> Arc<Arriving> {
+        self.arriving.lock().entry(partition).or_default().clone()
+    }
+
+    /// Takes the copy of a migration out.
+    fn take_copy(&self, partition: PartitionId, migration: u64) -> Option<CopyStream> {
+        self.copies.lock().remove(&partition).filter(|copy| copy.migration() == migration)
+    }
 }
 
 impl Default for Running {
@@ -78,6 +107,9 @@ impl Default for Running {
             partitions: Mutex::default(),
             slots: Semaphore::new(CONCURRENT),
             predictor: Mutex::default(),
+            copies: Mutex::default(),
+            attempts: AtomicU64::default(),
+            arriving: Mutex::default(),
         }
     }
 }
@@ -97,22 +129,22 @@ impl Node {
             // A failover may have given it to the destination of a migration that is still open.
             return self.running_to(partition, to).await;
         }
-        let mechanism = mechanism.unwrap_or(Mechanism::Albatross);
-        if !mechanism.needs_common_store() {
-            let text = format!("mechanism \"{}\" moves databases in a private store", mechanism.name());
-            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text)
-                .detail("This database is in the store that all nodes share.")
-                .hint("Use \"albatross\" or \"flush\"."));
-        }
-        if read.record.log() == LogKind::Local {
+        check_pulled(&read.record)?;
+        let is_local = read.record.log() == LogKind::Local;
+        if is_local && !self.is_private() {
             return Err(local_stays(partition));
         }
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
         if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
-            return Err(not_alive(to));
+            return Err(self.not_alive(to));
         }
-        let start = (mechanism, max_bytes_per_s);
-        let started = migration::start(self.environment(), partition, &read.record, to, start).await;
+        let (mechanism, reason) = match mechanism {
+            Some(mechanism) => (mechanism, None),
+            None => self.choose_mechanism(partition, to, is_local).await?,
+        };
+        check_mechanism(mechanism, is_local)?;
+        let options = migration::Options { mechanism, reason, max_bytes_per_s };
+        let started = migration::start(self.environment(), partition, &read.record, to, options).await;
         if let Some(number) = started.map_err(|error| protocol_error(&error))? {
             return Ok(Some(number));
         }
@@ -124,6 +156,31 @@ impl Node {
         })
     }
 
+    /// The mechanism for a partition, and why.
+    async fn choose_mechanism(
+        &self,
+        partition: PartitionId,
+        to: NodeId,
+        is_private: bool,
+    ) -> Result<(Mechanism, Option<String>)> {
+        if !is_private {
+            let reason = match self.is_private() {
+                true => "the system database contains no data",
+                false => "the nodes share a store, so only cached pages are copied",
+            };
+            return Ok((Mechanism::Albatross, Some(reason.to_owned())));
+        }
+        let Timeline { lineage, epoch } = self.timeline(partition).await?;
+        let request = Request::Archive { partition: partition.0, lineage, epoch };
+        let (mechanism, reason) = match timeout(CHOICE_TIMEOUT, self.call(to, request)).await {
+            Ok(Ok(Ok(Answer::Archive { bytes }))) if bytes > 0 => {
+                (Mechanism::Delta, format!("the destination has kept {} MiB of the database", bytes >> 20))
+            }
+            _ => (Mechanism::Live, "the nodes have stores of their own".to_owned()),
+        };
+        Ok((mechanism, Some(reason)))
+    }
+
     /// The number of the partition's migration that has not ended, if it has this destination.
     async fn running_to(&self, partition: PartitionId, to: NodeId) -> Result<Option<u64>> {
         let journal = self.read_journal(partition).await?;
@@ -131,8 +188,14 @@ impl Node {
         Ok(running.map(|journal| journal.number))
     }
 
-    /// Migrates a partition, from whichever node owns it, and waits until that has ended.
-    pub(crate) async fn migrate(&self, partition: PartitionId, node: &str, options: Move) -> Result<()> {
+    /// Starts the migration of a partition, from whichever node owns it. Returns its number; `None` if
+    /// the partition is at the destination.
+    pub(crate) async fn request_migration(
+        &self,
+        partition: PartitionId,
+        node: &str,
+        options: Move,
+    ) -> Result<Option<u64>> {
         let Some(to) = self.owners().find_node(node) else {
             let text = format!("node \"{node}\" does not exist");
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, text)
@@ -142,13 +205,13 @@ impl Node {
         let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
         let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
         match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
-            Answer::Started { number } => self.migration_ended(partition, number).await,
-            _ => Ok(()),
+            Answer::Started { number } => Ok(Some(number)),
+            _ => Ok(None),
         }
     }
 
     /// Waits until a migration has ended. Fails if it was undone.
-    async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
+    pub(crate) async fn migration_ended(&self, partition: PartitionId, number: u64) -> Result<()> {
         let deadline = Instant::now() + MIGRATION_TIMEOUT;
         loop {
             let changed = self.migrations().changed();
@@ -160,7 +223,18 @@ impl Node {
                     };
                 }
                 // Another migration was started since.
-                Some(journal) if journal.number > number => return Ok(()),
+                Some(journal) if journal.number > number => {
+                    return match self.migrations().report(partition, number) {
+                        Some(report) if report.outcome != MOVED => {
+                            Err(undone(partition, report.error.as_deref()))
+                        }
+                        _ => Ok(()),
+                    };
+                }
+                // It is not observed yet, or was deleted together with the database.
+                None if matches!(self.read_journal(partition).await, Ok(None)) => {
+                    return Err(missing(partition));
+                }
                 _ => {}
             }
             if timeout_at(deadline, changed).await.is_err() {
@@ -171,9 +245,9 @@ impl Node {
         }
     }
 
-    /// Cancels the migration of a partition.
-    pub(crate) async fn cancel_migration(&self, partition: PartitionId) -> Result<()> {
-        match migration::cancel(self.environment(), partition).await {
+    /// Cancels the migration of a partition: the one with this number, if one is given.
+    pub(crate) async fn cancel_migration(&self, partition: PartitionId, number: Option<u64>) -> Result<()> {
+        match migration::cancel(self.environment(), partition, number).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!("partition {partition} has no migration that can be cancelled");
@@ -225,7 +299,7 @@ impl Node {
     }
 
     /// The name of a node; its id if it was forgotten.
-    fn name_of(&self, id: NodeId) -> String {
+    pub(crate) fn name_of(&self, id: NodeId) -> String {
         self.owners().node(id).map_or_else(|| id.to_string(), |known| known.name)
     }
 
@@ -236,7 +310,8 @@ impl Node {
             let report = Report {
                 partition: partition.0,
                 number: journal.number,
-                mechanism: journal.mechanism.name().to_owned(),
+                mechanism: journal.options.mechanism.name().to_owned(),
+                reason: journal.options.reason,
                 source: self.name_of(journal.source),
                 destination: self.name_of(journal.destination),
                 started_unix_ms: journal.started_unix_ms,
@@ -269,6 +344,35 @@ fn mechanism_named(name: &str) -> Result<Mechanism> {
         let text = format!("migration mechanism \"{name}\" does not exist");
         Error::new(sqlstate::INVALID_PARAMETER_VALUE, text).hint(format!("Available values: {names}."))
     })
+}
+
+/// Fails if a mechanism does not move partitions of private stores, or only these.
+fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
+    let refused = |detail: &str, hint: &str| {
+        let text = format!("mechanism \"{}\" cannot move this database", mechanism.name());
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
+    };
+    match (mechanism, is_private) {
+        (Mechanism::Flush | Mechanism::Albatross, true) => {
+            let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
+            refused("It is in the store of its node.", hint)
+        }
+        (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
+            refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fails if another node still has pages of a partition.
+pub(crate) fn check_pulled(record: &PartitionRecord) -> Result<()> {
+    match record.page_server {
+        None => Ok(()),
+        Some(server) => {
+            let text = format!("the pages of the database are still being copied from node {server}");
+            Err(Error::new(sqlstate::OBJECT_IN_USE, text).hint("Retry when that has completed."))
+        }
+    }
 }
 
 pub(crate) fn local_stays(partition: PartitionId) -> Error {

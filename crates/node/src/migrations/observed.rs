@@ -53,6 +53,12 @@ impl Migrations {
         self.state.read().reports.values().cloned().collect()
     }
 
+    /// The report of a partition's migration.
+    pub fn report(&self, partition: PartitionId, number: u64) -> Option<Report> {
+        let is_of = |report: &&Report| report.partition == partition.0 && report.number == number;
+        self.state.read().reports.values().rev().find(is_of).cloned()
+    }
+
     /// The keys of the reports, oldest first.
     pub fn report_keys(&self) -> Vec<String> {
         self.state.read().reports.keys().cloned().collect()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fulmar_cluster::handover::Transfer;
 use fulmar_cluster::migration::{self, Action, Command, Journal, Mechanism, Participants, Reply};
-use fulmar_cluster::{NodeId, Rules};
+use fulmar_cluster::{NodeId, Read, Rules};
 use fulmar_engine::{CachedPages, Error, Result, sqlstate};
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
@@ -12,21 +12,26 @@ use fulmar_migrate::copy::{self, Copied};
 use fulmar_migrate::report::{Report, Round};
 use fulmar_migrate::{Source, prediction::Predictor};
 use fulmar_pages::{PageNo, PartitionId, Timeline};
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::MAX_REPORTS;
+use super::copies::CopyRounds;
 use super::observed::report_key;
 use super::progress::Progress;
+use super::{MAX_REPORTS, MOVED, UNDONE};
 use crate::Node;
-use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
+use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, missing, moved, protocol_error};
 use crate::messages::{Answer, Request};
-use crate::moves::not_alive;
 
 /// How long a command may take at another node.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the destination may take to read a batch of pages.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the last round of a copy may take, while the partition is frozen.
+const LAST_ROUND_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the destination may take to begin to copy pages after an on-demand migration.
+const PULL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the destination may take to open a partition. It is opened later if that fails.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the nodes may take to report the waits of their clients.
@@ -55,6 +60,7 @@ struct Measurements {
 struct Coordinator<'a> {
     node: &'a Node,
     measured: Measured,
+    begun: Instant,
 }
 
 impl Participants for Coordinator<'_> {
@@ -81,6 +87,12 @@ impl Participants for Coordinator<'_> {
     fn cause(&self) -> Option<String> {
         self.measured.0.lock().cause.clone()
     }
+
+    fn report(&self, partition: PartitionId, ended: &Journal) -> Option<(String, Vec<u8>)> {
+        self.measured.0.lock().total = self.begun.elapsed();
+        let report = self.node.report(partition, ended, &self.measured);
+        Some((report_key(&report), serde_json::to_vec(&report).unwrap_or_default()))
+    }
 }
 
 /// The source of a copy.
@@ -89,7 +101,6 @@ struct CopySource<'a> {
     partition: PartitionId,
     destination: NodeId,
     timeline: Timeline,
-    predictor: Predictor,
     max_bytes_per_s: Option<u64>,
 }
 
@@ -119,8 +130,7 @@ impl Source for CopySource<'_> {
     async fn round_ended(&self, rounds: &[Round]) {
         let pages = rounds.first().map_or(0, |round| round.pages);
         let bytes = pages * fulmar_pages::PAGE_SIZE as u64;
-        let prediction = self.predictor.predict(bytes, self.max_bytes_per_s);
-        self.node.show_progress(self.partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
+        self.node.show_rounds(self.partition, rounds, bytes, self.max_bytes_per_s).await;
     }
 }
 
@@ -143,7 +153,10 @@ impl Node {
         let partition = command.partition;
         if command.action == Action::Drop {
             self.partitions()?.forget_arrival(partition);
-            return Ok(());
+            return match self.is_private() {
+                true => self.tidy_archive(partition, self.archive_bytes()).await.map(drop),
+                false => Ok(()),
+            };
         }
         let read = migration::journal(self.environment(), partition).await;
         let read = read.map_err(|error| protocol_error(&error))?;
@@ -156,7 +169,12 @@ impl Node {
             Action::Copy => self.copy(partition, &read.record, measured).await,
             _ => {
                 let destination = read.record.destination;
-                let closed = self.hand_over(partition, destination, Transfer::Migrated(read)).await?;
+                let closed = match read.record.options.mechanism {
+                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
+                        self.hand_copy_over(partition, read, measured).await?
+                    }
+                    _ => self.hand_over(partition, destination, Transfer::Migrated(read), None).await?,
+                };
                 let open = self.call(destination, Request::Open { partition: partition.0 });
                 // The next statement opens it anyway.
                 let _ = timeout(OPEN_TIMEOUT, open).await;
@@ -169,38 +187,114 @@ impl Node {
     }
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
-        let _slot = self.running.slots.acquire().await;
-        let begun = Instant::now();
         let predictor = *self.running.predictor.lock();
         let source = CopySource {
             node: self,
             partition,
             destination: journal.destination,
             timeline: self.timeline(partition).await?,
-            predictor,
-            max_bytes_per_s: journal.max_bytes_per_s,
+            max_bytes_per_s: journal.options.max_bytes_per_s,
         };
         let copying = async {
-            match journal.mechanism {
-                Mechanism::Albatross => copy::albatross(&source, journal.max_bytes_per_s, predictor).await,
-                // These copy nothing, or are refused when the migration starts.
-                Mechanism::Flush | Mechanism::Live | Mechanism::OnDemand => Ok(Copied::default()),
-            }
+            // A migration that waits for its turn can be cancelled.
+            let _slot = self.running.slots.acquire().await;
+            let begun = Instant::now();
+            let copied = match journal.options.mechanism {
+                Mechanism::Albatross => {
+                    copy::albatross(&source, journal.options.max_bytes_per_s, predictor).await
+                }
+                Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
+                // These copy nothing before the handover.
+                Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => Ok(Copied::default()),
+            };
+            copied.map(|copied| (copied, begun.elapsed()))
         };
-        let copied = tokio::select! {
+        let (copied, copy) = tokio::select! {
             copied = copying => copied?,
             error = self.copy_interrupted(partition, journal) => return Err(error),
         };
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
-        (measured.copied, measured.copy, measured.latency_during_us) = (copied, begun.elapsed(), latency_us);
+        (measured.copied, measured.copy, measured.latency_during_us) = (copied, copy, latency_us);
         Ok(())
+    }
+
+    /// Copies a partition of this node's store, and keeps the copy for the handover.
+    async fn copy_live(
+        &self,
+        partition: PartitionId,
+        journal: &Journal,
+        predictor: Predictor,
+    ) -> Result<Copied> {
+        let mut copy = self.begin_copy(partition, journal).await?;
+        let mut rounds = CopyRounds {
+            node: self,
+            copy: &mut copy,
+            timeline: self.timeline(partition).await?,
+            is_last: false,
+            max_bytes_per_s: journal.options.max_bytes_per_s,
+        };
+        let copied = copy::live(&mut rounds, journal.options.max_bytes_per_s, predictor).await?;
+        self.running.copies.lock().insert(partition, copy);
+        Ok(copied)
+    }
+
+    /// Hands a partition of this node's store over, after the last round of its copy.
+    async fn hand_copy_over(
+        &self,
+        partition: PartitionId,
+        read: Read<Journal>,
+        measured: &Measured,
+    ) -> Result<Option<Instant>> {
+        let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
+        let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
+            (_, Some(copy)) => copy,
+            (Mechanism::Bulk | Mechanism::OnDemand, None) => self.begin_copy(partition, &journal).await?,
+            // This node has restarted since.
+            (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
+        };
+        let predictor = *self.running.predictor.lock();
+        let max_bytes_per_s = journal.options.max_bytes_per_s;
+        let last_round = async {
+            let (node, copy) = (self, &mut copy);
+            let mut rounds = CopyRounds { node, copy, timeline, is_last: true, max_bytes_per_s };
+            let mut copied = measured.0.lock().copied.clone();
+            let copying = copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor);
+            timeout(LAST_ROUND_TIMEOUT, copying).await.map_err(|_| {
+                let text = format!("the last round of the copy took more than {LAST_ROUND_TIMEOUT:?}");
+                Error::new(sqlstate::QUERY_CANCELED, text)
+            })??;
+            measured.0.lock().copied = copied;
+            Ok(())
+        };
+        let is_on_demand = journal.options.mechanism == Mechanism::OnDemand;
+        let hottest = self.partitions()?.pages_in_memory(partition);
+        let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
+        let last_round = Some(last_round.boxed());
+        let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
+        if is_on_demand {
+            // If the request is lost, the destination begins a little later.
+            let pull = Request::Pull { partition: partition.0, pages: hottest };
+            let _ = timeout(PULL_TIMEOUT, self.call(journal.destination, pull)).await;
+        }
+        Ok(closed)
+    }
+
+    /// Shows the rounds of a copy, of which `bytes` were expected.
+    pub(super) async fn show_rounds(
+        &self,
+        partition: PartitionId,
+        rounds: &[Round],
+        bytes: u64,
+        max_bytes_per_s: Option<u64>,
+    ) {
+        let prediction = self.running.predictor.lock().predict(bytes, max_bytes_per_s);
+        self.show_progress(partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
     }
 
     /// Runs a migration to its end, and reports it. Returns the report, if there is one.
     pub(super) async fn run_migration(&self, partition: PartitionId) -> Option<(Report, NodeId)> {
-        let coordinator = Coordinator { node: self, measured: Measured::default() };
-        let begun = Instant::now();
+        let coordinator = Coordinator { node: self, measured: Measured::default(), begun: Instant::now() };
         let latency_us = self.partitions().ok()?.smoothed_us(partition);
         coordinator.measured.0.lock().latency_before_us = latency_us;
         self.waits(partition).await;
@@ -208,14 +302,18 @@ impl Node {
             tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
             return None;
         }
-        coordinator.measured.0.lock().total = begun.elapsed();
         let journal = self.read_journal(partition).await.ok().flatten()?;
         let mut report = self.report(partition, &journal, &coordinator.measured);
         sleep(WAITS_DELAY).await;
         self.add_waits(partition, &mut report).await;
         self.store_report(&report).await;
         if journal.outcome == Some(migration::Outcome::Moved) {
-            self.running.predictor.lock().learn(&report, journal.max_bytes_per_s.is_some());
+            if self.is_private()
+                && let Err(error) = self.tidy_archive(partition, self.archive_bytes()).await
+            {
+                tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
+            }
+            self.running.predictor.lock().learn(&report, journal.options.max_bytes_per_s.is_some());
         }
         tracing::info!(
             partition = partition.0,
@@ -243,19 +341,27 @@ impl Node {
         self.store_report(&report).await;
     }
 
-    /// Completes when a copy must end: the migration was cancelled, or its destination has died.
+    /// Completes when a copy must end: the migration was cancelled, its destination has died, or the
+    /// partition was dropped.
     async fn copy_interrupted(&self, partition: PartitionId, journal: &Journal) -> Error {
         let incarnation = || self.owners().node(journal.destination).and_then(|known| known.alive());
         let destination = incarnation();
+        let mut is_known = false;
         loop {
             let (changed, nodes) = (self.migrations().changed(), self.owners().nodes_changed());
             // What this node knows may be older than the journal.
-            let is_later = |now: Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
-            if self.migrations().journal(partition).is_some_and(is_later) {
-                return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+            let is_later =
+                |now: &Journal| (now.number, now.step) > (journal.number, migration::Step::Copying);
+            match self.migrations().journal(partition) {
+                Some(now) if is_later(&now) => {
+                    return Error::new(sqlstate::QUERY_CANCELED, migration::CANCELLED);
+                }
+                Some(_) => is_known = true,
+                None if is_known => return missing(partition),
+                None => {}
             }
             if incarnation() != destination {
-                return not_alive(journal.destination);
+                return self.not_alive(journal.destination);
             }
             tokio::select! {
                 () = changed => {}
@@ -267,13 +373,14 @@ impl Node {
     fn report(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Report {
         let measured = measured.0.lock().clone();
         let outcome = match journal.outcome {
-            Some(migration::Outcome::Moved) => "moved",
-            _ => "undone",
+            Some(migration::Outcome::Moved) => MOVED,
+            _ => UNDONE,
         };
         Report {
             partition: partition.0,
             number: journal.number,
-            mechanism: journal.mechanism.name().to_owned(),
+            mechanism: journal.options.mechanism.name().to_owned(),
+            reason: journal.options.reason.clone(),
             source: self.name_of(journal.source),
             destination: self.name_of(journal.destination),
             started_unix_ms: journal.started_unix_ms,
@@ -312,6 +419,7 @@ impl Node {
         report.pause_ms = report.pause_ms.max(waits.longest_ms);
         report.waited += waits.count;
         report.failed += waits.failed;
+        report.knows_waits = true;
     }
 
     /// Stores a report, removes the oldest ones, and the partition's progress.

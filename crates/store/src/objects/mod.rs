@@ -51,7 +51,7 @@ use quick_cache::sync::Cache;
 
 use crate::disk_cache::{DiskCache, Key, ReadHint};
 use crate::single_flight::SingleFlight;
-use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
+use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Piece, Reliable, Span, Store};
 pub use error::StoreError;
 pub use frames::RawFrame;
 pub use hot::HotPagesName;
@@ -405,6 +405,11 @@ impl PageStore {
         Ok(segments)
     }
 
+    /// Reads a part of a segment, for another node.
+    pub async fn read_segment(&self, id: SegmentId, span: Span) -> Result<Piece, StoreError> {
+        self.get(&segment_object(id), span).await
+    }
+
     /// Deletes a segment. Succeeds if it does not exist.
     pub async fn delete_segment(&self, id: SegmentId) -> Result<(), StoreError> {
         self.indexes.remove(&id);
@@ -527,7 +532,7 @@ impl PageStore {
         })
     }
 
-    async fn get(&self, object: &str, span: Span) -> Result<crate::store::Piece, StoreError> {
+    async fn get(&self, object: &str, span: Span) -> Result<Piece, StoreError> {
         self.store.get(object, span).await.map_err(|failure| match failure.kind() {
             FailureKind::Missing => {
                 StoreError::Missing { object: object.to_owned(), store: self.store.to_string() }

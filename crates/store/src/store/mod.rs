@@ -8,6 +8,7 @@
 //!      |
 //!   dyn Store                     put  upload  get  list  delete  sync
 //!      |-- Backend                a directory, S3, memory (the crate object_store)
+//!      |-- FallbackStore          one that reads what it does not have from other nodes
 //!      `-- FaultyStore            any of them, with faults: for tests
 //! ```
 //!
@@ -35,6 +36,7 @@
 
 mod backend;
 mod failure;
+mod fallback;
 mod faulty;
 mod open_files;
 mod paging;
@@ -52,6 +54,7 @@ use bytes::Bytes;
 
 pub use backend::Backend;
 pub use failure::{Failure, FailureKind};
+pub use fallback::{Fallback, FallbackStore};
 pub use faulty::{FaultyStore, StoreFault, UploadCounts};
 pub use read_only::ReadOnlyStore;
 pub use reliable::{Limits, Reliable};

@@ -4,12 +4,15 @@
 //! Each move is in the middle of a window. A window without a move follows each one. The pause of a
 //! move is the longest latency in its window, above the median of the longest latencies in the
 //! windows without one.
+//!
+//! Failed transactions are counted in many more moves, one after the other, of a small tenant.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use tokio::time::Instant;
 
 use super::cases::Case;
 use super::print_results;
@@ -23,7 +26,12 @@ use crate::server::{Cluster, ClusterSetup, ClusterStore};
 use crate::tenants;
 use crate::ycsb::Ycsb;
 
-const DATABASE: &str = "moved";
+/// The tenant whose moves are measured, and the one that is moved often.
+const LARGE: &str = "moved";
+const SMALL: &str = "moved_often";
+const SMALL_MIB: u64 = 4;
+/// Between two moves of the small tenant.
+const SMALL_MOVE_PAUSE: Duration = Duration::from_millis(50);
 /// The node that clients connect to. It owns nothing.
 const GATEWAY: usize = 0;
 /// The nodes that the tenant is moved between.
@@ -33,12 +41,20 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// Arguments of `fulmar bench migrate`.
 #[derive(Args, Clone, Debug)]
 pub struct MigrateArgs {
+    /// Run only this case (repeatable): albatross-failed, albatross-pause-ms (with
+    /// albatross-pause-worst-ms, albatross-after-percent and albatross-bytes-ratio); flush-... with
+    /// --mechanism flush
+    #[arg(long, value_name = "NAME")]
+    pub case: Vec<String>,
     /// How the tenant is moved: albatross or flush
     #[arg(long, default_value = "albatross", value_name = "NAME", value_parser = ["albatross", "flush"])]
     pub mechanism: String,
     /// Number of moves
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub moves: u32,
+    /// Number of moves of a small tenant in which failed transactions are counted
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub small_moves: u32,
     /// Size of the tenant in MiB
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub size_mib: u64,
@@ -60,19 +76,71 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
     Case { name, group: None, what, unit, must_be }
 }
 
-#[rustfmt::skip]
-static CASES: [Case; 5] = [
-    row("move-failed", "failed transactions, above the windows without a move", "", Bound::AtMost(0.0)),
-    row("move-pause-ms", "the longest latency because of a move", "ms", Bound::AtMost(150.0)),
-    row("move-pause-worst-ms", "the longest of these", "ms", Bound::AtMost(1500.0)),
-    row("move-after-percent", "mean latency after a move, over the windows without one", "%", Bound::AtMost(25.0)),
-    row("move-bytes-ratio", "bytes moved over the cached bytes", "ratio", Bound::AtMost(1.2)),
-];
+/// The cases of a mechanism, named by `albatross-` or `flush-`.
+const fn cases(names: [&'static str; 5]) -> [Case; 5] {
+    let [failed, pause, worst, after, ratio] = names;
+    [
+        row(
+            failed,
+            "failed transactions in the moves of a small tenant, above a run without moves",
+            "",
+            Bound::AtMost(0.0),
+        ),
+        row(pause, "the longest latency because of a move", "ms", Bound::AtMost(150.0)),
+        row(worst, "the longest of these", "ms", Bound::AtMost(1500.0)),
+        row(after, "mean latency after a move, over the windows without one", "%", Bound::AtMost(25.0)),
+        row(ratio, "bytes moved over the cached bytes", "ratio", Bound::AtMost(1.2)),
+    ]
+}
+
+static ALBATROSS: [Case; 5] = cases([
+    "albatross-failed",
+    "albatross-pause-ms",
+    "albatross-pause-worst-ms",
+    "albatross-after-percent",
+    "albatross-bytes-ratio",
+]);
+static FLUSH: [Case; 5] = cases([
+    "flush-failed",
+    "flush-pause-ms",
+    "flush-pause-worst-ms",
+    "flush-after-percent",
+    "flush-bytes-ratio",
+]);
+
+impl MigrateArgs {
+    fn cases(&self) -> &'static [Case; 5] {
+        if self.mechanism == "flush" { &FLUSH } else { &ALBATROSS }
+    }
+
+    /// Whether one of these cases was asked for.
+    fn wants(&self, cases: &[Case]) -> bool {
+        self.case.is_empty() || cases.iter().any(|case| self.case.iter().any(|name| name == case.name))
+    }
+
+    /// Fails if a case does not exist.
+    fn check(&self) -> anyhow::Result<()> {
+        let cases = self.cases();
+        match self.case.iter().find(|name| cases.iter().all(|case| case.name != name.as_str())) {
+            Some(unknown) => {
+                let names = cases.each_ref().map(|case| case.name).join(", ");
+                anyhow::bail!("unknown case \"{unknown}\"; the cases are {names}")
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A tenant under load.
+#[derive(Clone, Copy)]
+struct Loaded {
+    name: &'static str,
+    mib: u64,
+}
 
 /// What was measured of one move.
 struct Moved {
     longest_ms: f64,
-    failed: u64,
     freeze_ms: f64,
     total_ms: f64,
     bytes_ratio: f64,
@@ -84,7 +152,6 @@ struct Moved {
 struct Control {
     longest_ms: f64,
     mean_ms: f64,
-    failed: u64,
 }
 
 /// Runs the moves, prints the results to stdout and returns them. `binary` is the `fulmar` executable
@@ -94,6 +161,7 @@ pub async fn migrate(arguments: &MigrateArgs, binary: PathBuf) -> anyhow::Result
 }
 
 async fn measure(arguments: &MigrateArgs, binary: &Path) -> anyhow::Result<Vec<CaseResult>> {
+    arguments.check()?;
     let progress = Progress::new();
     progress.step("starting etcd, an S3 server and three nodes");
     let setup = ClusterSetup {
@@ -101,115 +169,165 @@ async fn measure(arguments: &MigrateArgs, binary: &Path) -> anyhow::Result<Vec<C
         memory_bytes: arguments.memory_mib << 20,
         ..ClusterSetup::default()
     };
-    let cluster = Cluster::start(binary, setup).await?;
-    tenants::create(&cluster.target(GATEWAY), &[DATABASE.to_owned()], |_| ()).await?;
-    let mut admin = Client::connect(&cluster.target(GATEWAY)).await?;
-    admin.query(&move_statement(&cluster, OWNERS[0], "flush")).await?;
-    progress.step(&format!("loading {} MiB", arguments.size_mib));
-    // Fills the cache, too.
-    window(arguments, &cluster, 0).await?;
-    let mut moves = Vec::new();
-    for number in 1..=arguments.moves {
-        progress.step(&format!("move {number} of {}", arguments.moves));
-        moves.push(one_move(arguments, &cluster, &mut admin, number).await?);
+    let bench = Bench { arguments, cluster: Cluster::start(binary, setup).await?, progress };
+    let (failed, measured) = arguments.cases().split_at(1);
+    let mut results = Vec::new();
+    if arguments.wants(failed) {
+        results.push(bench.small_moves(&failed[0]).await?);
     }
-    admin.close().await?;
-    results(arguments, &moves)
-}
-
-fn move_statement(cluster: &Cluster, to: usize, mechanism: &str) -> String {
-    format!("ALTER DATABASE {DATABASE} MOVE TO '{}' USING {mechanism}", cluster.name(to))
-}
-
-fn ycsb(arguments: &MigrateArgs) -> Ycsb {
-    Ycsb::default().of_bytes(arguments.size_mib << 20)
-}
-
-fn options(arguments: &MigrateArgs, cluster: &Cluster, seed: u64) -> RunOptions {
-    RunOptions {
-        arrival: Arrival::poisson(arguments.rate),
-        warm_up: WARM_UP,
-        measure: Duration::from_secs(arguments.window),
-        seed,
-        ..RunOptions::new(cluster.target(GATEWAY).with_database(DATABASE))
+    if arguments.wants(measured) {
+        let moves = bench.large_moves().await?;
+        results.extend(summary(arguments, &moves, measured)?);
     }
+    results
+        .retain(|result| arguments.case.is_empty() || arguments.case.iter().any(|name| name == result.name));
+    Ok(results)
 }
 
-async fn window(arguments: &MigrateArgs, cluster: &Cluster, seed: u64) -> anyhow::Result<Report> {
-    run(ycsb(arguments), options(arguments, cluster, seed)).await
+struct Bench<'a> {
+    arguments: &'a MigrateArgs,
+    cluster: Cluster,
+    progress: Progress,
 }
 
-async fn one_move(
-    arguments: &MigrateArgs,
-    cluster: &Cluster,
-    admin: &mut Client,
-    number: u32,
-) -> anyhow::Result<Moved> {
-    let seed = u64::from(number) * 10;
-    let control = window(arguments, cluster, seed).await?;
-    let cached_bytes = cached_bytes(cluster).await?;
-    let to = OWNERS[number as usize % 2];
-    let moving = async {
-        tokio::time::sleep(WARM_UP + Duration::from_secs(arguments.window) / 3).await;
-        admin.query(&move_statement(cluster, to, &arguments.mechanism)).await.context("the move failed")
-    };
-    let (during, _) = tokio::try_join!(window(arguments, cluster, seed + 1), moving)?;
-    let after = window(arguments, cluster, seed + 2).await?;
-    let sql = "SELECT bytes, total_ms, freeze_ms FROM fulmar.migrations ORDER BY started DESC LIMIT 1";
-    let rows = admin.query(sql).await?;
-    let row = rows.first().context("the move has no report")?;
-    let number = |at: usize| -> anyhow::Result<f64> {
-        Ok(row.get(at).and_then(Option::as_deref).context("the report is incomplete")?.parse()?)
-    };
-    Ok(Moved {
-        longest_ms: during.latency.max_ms,
-        failed: during.failed + during.lost_connections + after.failed + after.lost_connections,
-        freeze_ms: number(2)?,
-        total_ms: number(1)?,
-        bytes_ratio: number(0)? / cached_bytes.max(1.0),
-        after_mean_ms: after.latency.mean_ms,
-        control: Control {
-            longest_ms: control.latency.max_ms,
-            mean_ms: control.latency.mean_ms,
-            failed: control.failed + control.lost_connections,
-        },
-    })
+impl Bench<'_> {
+    /// Creates and loads a tenant at the first owner. Returns a connection to move it.
+    async fn load(&self, tenant: Loaded) -> anyhow::Result<Client> {
+        self.progress.step(&format!("loading {} MiB", tenant.mib));
+        tenants::create(&self.cluster.target(GATEWAY), &[tenant.name.to_owned()], |_| ()).await?;
+        let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
+        admin.query(&self.move_statement(tenant, OWNERS[0], "flush")).await?;
+        // Fills the cache, too.
+        self.window(tenant, 0).await?;
+        Ok(admin)
+    }
+
+    async fn large_moves(&self) -> anyhow::Result<Vec<Moved>> {
+        let tenant = Loaded { name: LARGE, mib: self.arguments.size_mib };
+        let mut admin = self.load(tenant).await?;
+        let mut moves = Vec::new();
+        for number in 1..=self.arguments.moves {
+            self.progress.step(&format!("move {number} of {}", self.arguments.moves));
+            moves.push(self.one_move(tenant, &mut admin, number).await?);
+        }
+        admin.close().await?;
+        Ok(moves)
+    }
+
+    /// Moves a small tenant back and forth under load, and counts failed transactions.
+    async fn small_moves(&self, case: &Case) -> anyhow::Result<CaseResult> {
+        let MigrateArgs { small_moves: of, window, mechanism, .. } = self.arguments;
+        let tenant = Loaded { name: SMALL, mib: SMALL_MIB };
+        let mut admin = self.load(tenant).await?;
+        let failures = |report: &Report| report.failed + report.lost_connections;
+        let (mut moved, mut failed, mut failed_without) = (0, 0, 0);
+        let mut seed = 0;
+        while moved < *of {
+            self.progress.step(&format!("move {moved} of {of} of a small tenant"));
+            seed += 2;
+            failed_without += failures(&self.window(tenant, seed).await?);
+            let moving = async {
+                tokio::time::sleep(WARM_UP).await;
+                let begun = Instant::now();
+                while moved < *of && begun.elapsed() < Duration::from_secs(*window) {
+                    moved += 1;
+                    let statement = self.move_statement(tenant, OWNERS[moved as usize % 2], mechanism);
+                    admin.query(&statement).await.context("a move failed")?;
+                    tokio::time::sleep(SMALL_MOVE_PAUSE).await;
+                }
+                anyhow::Ok(())
+            };
+            let (report, ()) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;
+            failed += failures(&report);
+        }
+        admin.close().await?;
+        let above = failed.saturating_sub(failed_without) as f64;
+        let note =
+            format!("{moved} moves of {SMALL_MIB} MiB; {failed} failed, {failed_without} without moves");
+        Ok(CaseResult::value(case, vec![above]).with_note(note))
+    }
+
+    fn move_statement(&self, tenant: Loaded, to: usize, mechanism: &str) -> String {
+        format!("ALTER DATABASE {} MOVE TO '{}' USING {mechanism}", tenant.name, self.cluster.name(to))
+    }
+
+    fn options(&self, tenant: Loaded, seed: u64) -> RunOptions {
+        RunOptions {
+            arrival: Arrival::poisson(self.arguments.rate),
+            warm_up: WARM_UP,
+            measure: Duration::from_secs(self.arguments.window),
+            seed,
+            ..RunOptions::new(self.cluster.target(GATEWAY).with_database(tenant.name))
+        }
+    }
+
+    async fn window(&self, tenant: Loaded, seed: u64) -> anyhow::Result<Report> {
+        run(Ycsb::default().of_bytes(tenant.mib << 20), self.options(tenant, seed)).await
+    }
+
+    async fn one_move(&self, tenant: Loaded, admin: &mut Client, number: u32) -> anyhow::Result<Moved> {
+        let seed = u64::from(number) * 10;
+        let control = self.window(tenant, seed).await?;
+        let cached_bytes = cached_bytes(&self.cluster, tenant).await?;
+        let to = OWNERS[number as usize % 2];
+        let moving = async {
+            tokio::time::sleep(WARM_UP + Duration::from_secs(self.arguments.window) / 3).await;
+            let statement = self.move_statement(tenant, to, &self.arguments.mechanism);
+            admin.query(&statement).await.context("the move failed")
+        };
+        let (during, _) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;
+        let after = self.window(tenant, seed + 2).await?;
+        let sql = "SELECT bytes, total_ms, freeze_ms FROM fulmar.migrations ORDER BY started DESC LIMIT 1";
+        let rows = admin.query(sql).await?;
+        let row = rows.first().context("the move has no report")?;
+        let number = |at: usize| -> anyhow::Result<f64> {
+            Ok(row.get(at).and_then(Option::as_deref).context("the report is incomplete")?.parse()?)
+        };
+        Ok(Moved {
+            longest_ms: during.latency.max_ms,
+            freeze_ms: number(2)?,
+            total_ms: number(1)?,
+            bytes_ratio: number(0)? / cached_bytes.max(1.0),
+            after_mean_ms: after.latency.mean_ms,
+            control: Control { longest_ms: control.latency.max_ms, mean_ms: control.latency.mean_ms },
+        })
+    }
 }
 
 /// The bytes of the tenant's pages in its owner's memory.
-async fn cached_bytes(cluster: &Cluster) -> anyhow::Result<f64> {
+async fn cached_bytes(cluster: &Cluster, tenant: Loaded) -> anyhow::Result<f64> {
     // The statistics are those of the node that runs the session: the owner of its database.
-    let mut client = Client::connect(&cluster.target(GATEWAY).with_database(DATABASE)).await?;
-    let sql = format!("SELECT memory_bytes FROM fulmar.tenant_stats WHERE tenant = '{DATABASE}'");
+    let mut client = Client::connect(&cluster.target(GATEWAY).with_database(tenant.name)).await?;
+    let sql = format!("SELECT memory_bytes FROM fulmar.tenant_stats WHERE tenant = '{}'", tenant.name);
     let rows = client.query(&sql).await?;
     let value = rows.first().and_then(|row| row.first().cloned().flatten());
     client.close().await?;
     value.unwrap_or_default().parse().context("the size of the tenant's cache is not known")
 }
 
-fn results(arguments: &MigrateArgs, moves: &[Moved]) -> anyhow::Result<Vec<CaseResult>> {
+fn summary(
+    arguments: &MigrateArgs,
+    moves: &[Moved],
+    cases: &'static [Case],
+) -> anyhow::Result<Vec<CaseResult>> {
     let all = |value: &dyn Fn(&Moved) -> f64| moves.iter().map(value).collect::<Vec<f64>>();
     let median = |values: Vec<f64>| Spread::of(values).map_or(0.0, |spread| spread.median);
     let quiet_ms = median(all(&|moved| moved.control.longest_ms));
     let mean_ms = median(all(&|moved| moved.control.mean_ms));
     let pauses = all(&|moved| (moved.longest_ms - quiet_ms).max(0.0));
     let worst = pauses.iter().copied().fold(0.0, f64::max);
-    let failed: u64 = moves.iter().map(|moved| moved.failed).sum();
-    // Two windows of each move, and one without.
-    let control_failed: u64 = moves.iter().map(|moved| moved.control.failed).sum();
     let note = format!(
         "{}: {} moves of {} MiB, {} transactions/s; without a move: longest {quiet_ms:.0} ms, mean {mean_ms:.1} ms",
         arguments.mechanism, arguments.moves, arguments.size_mib, arguments.rate
     );
     let values = [
-        vec![failed.saturating_sub(2 * control_failed) as f64],
         pauses,
         vec![worst],
         all(&|moved| (moved.after_mean_ms / mean_ms.max(0.001) - 1.0) * 100.0),
         all(&|moved| moved.bytes_ratio),
     ];
     let mut results: Vec<CaseResult> =
-        CASES.iter().zip(values).map(|(case, values)| CaseResult::value(case, values)).collect();
+        cases.iter().zip(values).map(|(case, values)| CaseResult::value(case, values)).collect();
     let spread = |name: &str, values| match Spread::of(values) {
         Some(Spread { median, min, max, .. }) => format!("{name}: {median:.0} ms ({min:.0} to {max:.0})"),
         None => String::new(),

@@ -1,5 +1,5 @@
-//! Runs a Fulmar cluster on loopback: etcd, a common store, and several nodes, in a temporary
-//! directory.
+//! Runs a Fulmar cluster on loopback: etcd, a common store unless each node has its own, and several
+//! nodes, in a temporary directory.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -32,6 +32,8 @@ pub enum ClusterStore {
     Directory,
     /// An S3 server.
     S3,
+    /// Each node has its own, in its data directory.
+    Private,
 }
 
 /// How a cluster is set up.
@@ -194,6 +196,7 @@ impl Cluster {
         };
         command.arg("--memory").arg(self.setup.memory_bytes.to_string());
         match &self.s3 {
+            _ if self.setup.store == ClusterStore::Private => {}
             Some(s3) => {
                 command.arg("--store").arg(s3.url("cluster")).envs(s3.environment());
             }
@@ -372,6 +375,11 @@ impl Cluster {
     /// The data directory of a node.
     pub fn data(&self, number: usize) -> &Path {
         &self.nodes[number].data
+    }
+
+    /// The log of a node.
+    pub fn log(&self, number: usize) -> &Path {
+        &self.nodes[number].log
     }
 
     /// The end of a node's log.

@@ -43,7 +43,7 @@ impl Node {
         if mechanism.needs_common_store() && record.log() != LogKind::Shared {
             return Answer::Elsewhere;
         }
-        migration::start(&self.env, partition, &record, to, (mechanism, None)).await.unwrap();
+        migration::start(&self.env, partition, &record, to, mechanism.into()).await.unwrap();
         migration::coordinate(&self.env, partition, self).await.unwrap();
         Answer::Done
     }
@@ -91,7 +91,7 @@ impl Node {
         };
         match action {
             // The destination fills its cache, which is not modelled.
-            Action::Copy if journal.record.mechanism.needs_common_store() => Some(Reply::Done),
+            Action::Copy if journal.record.options.mechanism.needs_common_store() => Some(Reply::Done),
             Action::Copy => self.send_copy(&journal.record, partition, 1, read).await,
             _ => self.source_hand_over(command, journal).await,
         }
@@ -120,17 +120,17 @@ impl Node {
 
     async fn source_hand_over(&self, command: Command, journal: Read<Journal>) -> Option<Reply> {
         let Command { partition, epoch, .. } = command;
-        let log = match journal.record.mechanism.needs_common_store() {
+        let log = match journal.record.options.mechanism.needs_common_store() {
             true => LogKind::Shared,
             false => LogKind::Local,
         };
         let is_same = |record: &PartitionRecord| record.epoch == epoch && record.log() == log;
         let released = self.release(partition, is_same).await?;
         let state = self.shared.lock().owned.get(&partition).map(|owned| owned.state.clone())?;
-        let (to, mechanism) = (journal.record.destination, journal.record.mechanism);
+        let (to, mechanism) = (journal.record.destination, journal.record.options.mechanism);
         let (to, transfer) = match mechanism {
             Mechanism::Flush | Mechanism::Albatross => (Some(to), Transfer::Migrated(journal)),
-            Mechanism::Live => {
+            Mechanism::Live | Mechanism::Delta | Mechanism::Bulk => {
                 let stored = self.send_copy(&journal.record, partition, 2, state).await;
                 (Some(to).filter(|_| stored == Some(Reply::Done)), Transfer::Copied(journal))
             }

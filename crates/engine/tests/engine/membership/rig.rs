@@ -310,6 +310,7 @@ impl Rig {
         let mut config = Config {
             store: Some(Arc::new(store.clone())),
             membership: Some(Membership {
+                has_common_store: true,
                 log_node: log_node(node),
                 incarnation: begun.incarnation,
                 term: self.env.0.terms.fetch_add(1, Ordering::Relaxed),

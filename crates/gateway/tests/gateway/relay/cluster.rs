@@ -164,6 +164,10 @@ impl Cluster for Member {
         })
     }
 
+    fn has_private_stores(&self) -> bool {
+        false
+    }
+
     async fn create_partition(&self, partition: PartitionId, _: Durability) -> Result<()> {
         self.shared.engine.create_partition(partition, None).await?;
         self.shared.set_owner(partition, self.node);
@@ -213,7 +217,11 @@ impl Cluster for Member {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster keeps its nodes"))
     }
 
-    async fn cancel_move(&self, _: PartitionId) -> Result<()> {
+    async fn wait_for_move(&self, _: PartitionId, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    async fn cancel_move(&self, _: PartitionId, _: Option<u64>) -> Result<()> {
         Ok(())
     }
 
@@ -221,11 +229,11 @@ impl Cluster for Member {
         Vec::new()
     }
 
-    async fn move_partition(&self, partition: PartitionId, node: &str, _: Move) -> Result<()> {
+    async fn start_move(&self, partition: PartitionId, node: &str, _: Move) -> Result<Option<u64>> {
         let node = node.strip_prefix("node").and_then(|number| number.parse().ok());
         let node = node.ok_or_else(|| Error::new(sqlstate::INVALID_PARAMETER_VALUE, "no such node"))?;
         self.shared.set_owner(partition, node);
-        Ok(())
+        Ok(None)
     }
 
     fn nodes(&self) -> Vec<NodeInfo> {

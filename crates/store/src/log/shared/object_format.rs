@@ -35,7 +35,8 @@ pub(super) struct Head {
     pub(super) slot: Slot,
     /// Position of the first record.
     pub(super) start: u64,
-    /// Everything before this slot is covered. Never later than the object's own slot.
+    /// Everything before this slot is covered. Never later than the object's own slot, except in an
+    /// end mark: there it is the first slot of the next incarnation.
     pub(super) needed: Slot,
     /// All smaller sequence numbers of its incarnation were durable when the object was created.
     pub(super) durable: u64,
@@ -121,13 +122,13 @@ impl Object {
         if head.slot != slot {
             return Err(damage(32, &format!("the object belongs to slot {}", head.slot)));
         }
+        let mut object = Object { head, is_seal: false, bytes };
+        object.check()?;
         // A start relies on this rule when it skips objects below the needed slot.
-        if head.needed > slot {
+        if head.needed > slot && !object.is_end_mark() {
             let problem = format!("the needed slot {} is later than the object's own", head.needed);
             return Err(damage(56, &problem));
         }
-        let mut object = Object { head, is_seal: false, bytes };
-        object.check()?;
         Ok(object)
     }
 
@@ -172,6 +173,13 @@ impl Object {
     pub(super) fn record_at(&self, at: usize) -> Option<Record<'_>> {
         // `decode` has validated all records.
         record::decode(body_at(&self.bytes, at)?).ok()
+    }
+
+    /// Returns true for the mark of a log that is being deleted ([`super::LogSlots::create_end_mark`]).
+    fn is_end_mark(&self) -> bool {
+        let next = self.head.slot.incarnation.checked_add(1);
+        let next = next.map(|incarnation| Slot { incarnation, sequence: 0 });
+        self.is_seal && Some(self.head.needed) == next
     }
 
     /// Position of the object's end.

@@ -21,6 +21,7 @@
 //! is an error: it was durable, because the log was sealed after it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter::Peekable;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -76,6 +77,9 @@ struct Entry {
     needed: Slot,
     partitions: Box<[PartitionId]>,
 }
+
+/// Objects by sequence number, and whether they are seals.
+type ReadObjects = BTreeMap<u64, (bool, Entry)>;
 
 impl SealedLogs {
     /// The sealed logs in a store. Caches objects in up to `memory_bytes`.
@@ -176,23 +180,62 @@ impl SealedLogs {
         Ok(())
     }
 
-    /// Lists a log, and reads its objects from the needed slot on.
+    /// Lists a log, and reads the objects that count.
     async fn index(&self, objects: &Objects, node: u128, incarnation: u64) -> Result<SealedLog, LogError> {
         let listed = objects.list_incarnation(incarnation).await?;
-        let mut next = listed.iter().rev().copied().peekable();
-        let mut read: BTreeMap<u64, (bool, Entry)> = BTreeMap::new();
-        let mut needed = Slot::default();
+        let mut rest = listed.iter().rev().copied().peekable();
+        let mut read: ReadObjects = BTreeMap::new();
+        // The log ends at the first seal from the greatest slot that any object states. Seals before
+        // that slot took the places of deleted objects.
+        let stated = self.read_back(objects, node, &mut rest, &mut read).await?;
+        let mut end = first_in(incarnation, stated);
+        while let Some((is_seal, _)) = read.get(&end)
+            && !is_seal
+        {
+            end += 1;
+        }
+        // Objects after the end were in flight when the log was sealed. What they state does not
+        // count, so objects before that slot may still be needed. They were not deleted, because
+        // none of the former was acknowledged.
+        let is_sealed = read.split_off(&end).first_key_value().is_some_and(|(first, _)| *first == end);
+        let stated = self.read_back(objects, node, &mut rest, &mut read).await?;
+        let missing = |sequence| Err(missing(objects, Slot { incarnation, sequence }));
+        if !is_sealed {
+            return missing(end);
+        }
+        let mut counting = read.split_off(&first_in(incarnation, stated));
+        let mut log = SealedLog { end, objects: BTreeMap::new() };
+        for sequence in first_in(incarnation, stated)..end {
+            match counting.remove(&sequence) {
+                Some((false, entry)) => drop(log.objects.insert(sequence, entry)),
+                _ => return missing(sequence),
+            }
+        }
+        Ok(log)
+    }
+
+    /// Reads a log's objects, the newest first, down to the greatest slot that any of those read
+    /// states as needed. Returns that slot.
+    async fn read_back(
+        &self,
+        objects: &Objects,
+        node: u128,
+        rest: &mut Peekable<impl Iterator<Item = Slot>>,
+        read: &mut ReadObjects,
+    ) -> Result<Slot, LogError> {
+        let records = read.values().filter(|(is_seal, _)| !is_seal);
+        let mut needed = records.map(|(_, entry)| entry.needed).max().unwrap_or_default();
         let mut reads = FuturesUnordered::new();
         // The newest object most likely states the greatest needed slot. Seals state less.
-        let mut concurrent = 1;
+        let mut concurrent = if read.is_empty() { 1 } else { CONCURRENT_READS };
         loop {
             while reads.len() < concurrent
-                && let Some(slot) = next.next_if(|slot| *slot >= needed)
+                && let Some(slot) = rest.next_if(|slot| *slot >= needed)
             {
                 reads.push(async move { (slot, self.object(objects, node, slot).await) });
             }
-            let Some((slot, object)) = reads.next().await else { break };
-            // An object that was deleted since it was listed is missed below if it counts.
+            let Some((slot, object)) = reads.next().await else { return Ok(needed) };
+            // An object that was deleted since it was listed is missed later if it counts.
             let Some(object) = object? else { continue };
             needed = needed.max(object.object.head.needed);
             let entry = Entry { needed: object.object.head.needed, partitions: object.partitions() };
@@ -200,18 +243,6 @@ impl SealedLogs {
                 concurrent = CONCURRENT_READS;
             }
             read.insert(slot.sequence, (object.object.is_seal, entry));
-        }
-        let begin = if needed.incarnation == incarnation { needed.sequence } else { 0 };
-        let mut log = SealedLog { end: begin, objects: BTreeMap::new() };
-        loop {
-            match read.remove(&log.end) {
-                Some((true, _)) => return Ok(log),
-                Some((false, entry)) => {
-                    log.objects.insert(log.end, entry);
-                    log.end += 1;
-                }
-                None => return Err(missing(objects, Slot { incarnation, sequence: log.end })),
-            }
         }
     }
 
@@ -235,6 +266,11 @@ impl SealedLogs {
             Err(Some(error)) => Err(error),
         }
     }
+}
+
+/// The first sequence number of an incarnation from a slot on.
+fn first_in(incarnation: u64, slot: Slot) -> u64 {
+    if slot.incarnation == incarnation { slot.sequence } else { 0 }
 }
 
 fn missing(objects: &Objects, slot: Slot) -> LogError {

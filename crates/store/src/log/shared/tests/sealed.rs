@@ -126,3 +126,61 @@ async fn clean_stop_leaves_an_object_that_states_what_is_needed() {
     assert_eq!(slots.read(NODE, 1, 3).await.unwrap(), Some(LogSlot::Seal));
     assert_eq!(read(&store, (1, 0), (2, 0)).await.unwrap(), [] as [u64; 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn end_mark_of_a_deleted_log_is_read_as_a_seal() {
+    let store = Backend::memory();
+    let log = begin(&store, 1).await.unwrap();
+    append_durably(&log, 1).await;
+    let end = seal(&store, 1).await;
+    let slots = LogSlots::new(reliable(&store));
+    assert!(slots.create_end_mark(NODE, 1, end + 1).await.unwrap());
+    assert_eq!(slots.read(NODE, 1, end + 1).await.unwrap(), Some(LogSlot::Seal));
+}
+
+/// Puts an object of a writer that keeps several puts in flight.
+async fn put(store: &Backend, sequence: u64, needed: u64) {
+    let [slot, needed] = [sequence, needed].map(|sequence| Slot { incarnation: 1, sequence });
+    let head = object_format::Head {
+        writer: fulmar_pages::LogId(1),
+        slot,
+        start: sequence * 100,
+        needed,
+        durable: 0,
+    };
+    let mut object = object_format::begin();
+    object_format::push(&mut object, &commit(sequence, 10));
+    let name = self::slot(1, sequence);
+    reliable(store).put(&name, object_format::finish(object, &head)).await.unwrap();
+}
+
+/// The put of slot 5 overtook the one of slot 4, which lost against the seal.
+#[tokio::test(start_paused = true)]
+async fn object_in_flight_after_the_end_does_not_state_what_is_needed() {
+    let expected: Vec<u64> = (0..4).collect();
+    for stated in [1, 3, 4] {
+        let store = Backend::memory();
+        for sequence in 0..4 {
+            put(&store, sequence, 0).await;
+        }
+        put(&store, 5, stated).await;
+        let slots = LogSlots::new(reliable(&store));
+        assert!(slots.create_seal(NODE, 1, 4).await.unwrap());
+        assert!(slots.create_seal(NODE, 1, 70).await.unwrap());
+        assert_eq!(read(&store, (1, 0), (1, 4)).await.unwrap(), expected, "stated {stated}");
+        assert_eq!(read(&store, (1, 0), (2, 0)).await.unwrap(), expected, "stated {stated}");
+    }
+}
+
+/// A late seal took the place of a deleted object.
+#[tokio::test(start_paused = true)]
+async fn seal_before_the_needed_slot_does_not_end_a_log() {
+    let store = Backend::memory();
+    for sequence in 3..6 {
+        put(&store, sequence, 3).await;
+    }
+    let slots = LogSlots::new(reliable(&store));
+    assert!(slots.create_seal(NODE, 1, 1).await.unwrap());
+    assert!(slots.create_seal(NODE, 1, 6).await.unwrap());
+    assert_eq!(read(&store, (1, 0), (2, 0)).await.unwrap(), [3, 4, 5]);
+}
