@@ -5,8 +5,8 @@
 //!
 //! workload | keys | block | hot keys | high skew
 //! --- | --- | --- | --- | ---
-//! `ycsb` | 60 million of 1 KB | 100,000 keys | the 10,000 most accessed | 60 % on 40 keys
-//! `voter` | 6 million of 100 B | 100,000 keys | the 10,000 most accessed | 80 % on 30 keys
+//! `ycsb` | 60 million of 1 KB | 100,000 keys | the 1,000 most accessed | 60 % on 40 keys
+//! `voter` | 6 million of 100 B | 100,000 keys | the 1,000 most accessed | 80 % on 30 keys
 //! `tpcc` | 100 warehouses of 100 MB | 1 key | none: a block is a key | 60 % on 3 warehouses
 //!
 //! Low skew sends two thirds of the accesses to one third of the keys: a Zipfian distribution by
@@ -38,7 +38,7 @@ const WORKLOADS: [Workload; 3] = [
         keys: 60e6,
         key_bytes: 1000,
         block_keys: 1e5,
-        hot_keys: 10_000,
+        hot_keys: 1000,
         hot_spot: (0.6, 40.0),
     },
     Workload {
@@ -46,7 +46,7 @@ const WORKLOADS: [Workload; 3] = [
         keys: 6e6,
         key_bytes: 100,
         block_keys: 1e5,
-        hot_keys: 10_000,
+        hot_keys: 1000,
         hot_spot: (0.8, 30.0),
     },
     Workload {

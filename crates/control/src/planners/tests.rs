@@ -192,7 +192,7 @@ fn integer_programs_find_the_cheapest_balance() {
 
 #[test]
 fn programs_that_are_too_large_answer_with_greedy_extended() {
-    let (_, picture) = cases::estore().swap_remove(1);
+    let picture = cases::large(100, 1000, 1000);
     let both = ["two-tier", "greedy-extended"]
         .map(|name| plan(&picture, planner(name).expect("it is registered"), &Settings::default()));
     assert_eq!(both[0].evaluation, both[1].evaluation);
