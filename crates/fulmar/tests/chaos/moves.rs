@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::error::SqlState;
 
-use super::client::{ANSWER_TIMEOUT, Shared, describe};
+use super::client::{ANSWER_TIMEOUT, Record, Shared, describe};
 use super::faults::{Faults, Injected};
 use super::{
     Clients, Connection, Load, SETTLE_TIMEOUT, check, connect, create_tenants, database, in_private, logs,
@@ -68,9 +68,11 @@ async fn run(seed: u64, seconds: u64) {
     let gentle = movers.stop(&cluster).await;
     let mut records = clients.stop(&cluster).await;
     println!("without faults: {gentle:?}");
-    let failed = records.iter().find(|record| record.failure.is_some());
-    if let Some(failed) = failed {
-        panic!("a transaction failed without a fault: {}\n{}", failed.transaction.kind, logs(&cluster));
+    let failed: Vec<&Record> = records.iter().filter(|record| record.failure.is_some()).collect();
+    if let Some(first) = failed.first() {
+        let (count, first) = (failed.len(), &first.transaction);
+        let saved = save_logs(&cluster, seed);
+        panic!("{count} transactions failed without a fault; the first one: {first:?}; {saved}");
     }
     assert_eq!(shared.failed_logins.load(Ordering::Relaxed), 0, "logins failed without a fault");
     assert!(gentle.unexpected.is_empty(), "without faults: {gentle:?}\n{}", logs(&cluster));
@@ -381,6 +383,16 @@ async fn check_reports(cluster: &Cluster) -> usize {
         migrations += newest as usize;
     }
     migrations
+}
+
+/// Copies the nodes' logs, which the end of the test removes. Returns where they are.
+fn save_logs(cluster: &Cluster, seed: u64) -> String {
+    let directory = std::env::temp_dir().join(format!("fulmar-chaos-{seed}"));
+    std::fs::create_dir_all(&directory).unwrap();
+    for node in 0..cluster.nodes() {
+        std::fs::copy(cluster.log(node), directory.join(cluster.name(node))).unwrap();
+    }
+    format!("the nodes' logs are in {}", directory.display())
 }
 
 /// Nodes report damage and bugs as errors. A node that was suspended or cut off may also report that

@@ -62,12 +62,27 @@ impl LogWaitBudget {
     }
 }
 
-/// A partition in a batch.
+/// A partition in a batch. Its flush ends when it is dropped, also if the caller was cancelled: the
+/// changes are written by the next flush then.
 struct Flushing {
     partition: Arc<Partition>,
     flush: Flush,
     /// An error excludes the partition from this flush.
     outcome: Result<()>,
+    /// Its manifest was stored.
+    is_done: bool,
+}
+
+impl Flushing {
+    fn new(partition: Arc<Partition>, flush: Flush) -> Flushing {
+        Flushing { partition, flush, outcome: Ok(()), is_done: false }
+    }
+}
+
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        self.partition.end_flush(&mut self.flush, self.is_done);
+    }
 }
 
 /// Flushes partitions, in batches that share a segment. Returns the first error of any partition.
@@ -107,7 +122,7 @@ pub(crate) fn flush_settled(
         while let Some(partition) = partitions.pop() {
             if let Some(flush) = partition.begin_flush() {
                 pages += flush.pages.len();
-                batch.push(Flushing { partition, flush, outcome: Ok(()) });
+                batch.push(Flushing::new(partition, flush));
             }
             if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
                 result =
@@ -124,7 +139,7 @@ pub(crate) fn flush_settled(
 /// since. The caller holds the flush lock and has called [`settle_uncertain_manifests`].
 pub(crate) async fn write_manifest(maintenance: &Maintenance, partition: Arc<Partition>) -> Result<()> {
     let flush = partition.begin_forced_flush();
-    let batch = vec![Flushing { partition, flush, outcome: Ok(()) }];
+    let batch = vec![Flushing::new(partition, flush)];
     flush_batch(maintenance, batch, &mut LogWaitBudget::new()).await?
 }
 
@@ -144,7 +159,7 @@ pub(crate) async fn write_missing_manifests(
     }
     let batch = partitions.into_iter().map(|(partition, _)| {
         let flush = partition.begin_forced_flush();
-        Flushing { partition, flush, outcome: Ok(()) }
+        Flushing::new(partition, flush)
     });
     flush_batch(maintenance, batch.collect(), &mut LogWaitBudget::new()).await?
 }
@@ -188,12 +203,13 @@ async fn flush_batch(
     let failed = OnceLock::new();
     // Written concurrently: each manifest is a few syncs of small files, and the disk handles many
     // in parallel.
-    let publication = batch.into_iter().map(|Flushing { partition, flush, outcome }| {
+    let publication = batch.into_iter().map(|mut one| {
         let (segment, failed) = (segment.clone(), &failed);
         async move {
             let segment = failed.get().map_or(segment, |error: &Error| Err(error.clone()));
+            let (partition, outcome) = (one.partition.clone(), std::mem::replace(&mut one.outcome, Ok(())));
             let named = match (outcome, segment) {
-                (Ok(()), Ok(segment)) => name_segment(maintenance, &partition, &flush, segment).await,
+                (Ok(()), Ok(segment)) => name_segment(maintenance, &partition, &one.flush, segment).await,
                 (Ok(()), Err(error)) => Err(error),
                 (Err(error), _) => Ok(Err(error)),
             };
@@ -201,10 +217,10 @@ async fn flush_batch(
                 let _ = failed.set(error.clone());
                 Err(error)
             });
-            let done = named.is_ok();
             // After an error the partition stays dirty.
-            partition.end_flush(flush, done);
-            if done {
+            one.is_done = named.is_ok();
+            drop(one);
+            if named.is_ok() {
                 maintenance.scheduler.flushed(&partition);
             }
             named

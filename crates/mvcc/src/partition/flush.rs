@@ -72,12 +72,12 @@ impl Partition {
         Flush { snapshot, number, timestamp, pages, large, changed }
     }
 
-    /// Releases the snapshot. If the flush failed, its pages are dirty again.
-    pub fn end_flush(&self, flush: Flush, done: bool) {
+    /// Releases the snapshot. If the flush failed, its pages are dirty again. Called once per flush.
+    pub fn end_flush(&self, flush: &mut Flush, done: bool) {
         let mut commits = self.commits.lock();
         let since = commits.flushing_since.take();
         if !done {
-            commits.dirty.extend(flush.changed);
+            commits.dirty.extend(std::mem::take(&mut flush.changed));
             commits.dirty_since = since.or(commits.dirty_since);
         }
         drop(commits);

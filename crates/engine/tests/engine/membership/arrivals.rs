@@ -93,3 +93,31 @@ async fn empty_partition_has_no_pages_to_read() {
     fill(&b).await;
     assert_eq!(scan(&b).await.0, Value::Integer(ROWS));
 }
+
+/// A migration is cancelled, or its destination dies, while the source flushes.
+#[tokio::test(flavor = "multi_thread")]
+async fn flush_that_is_dropped_at_any_point_loses_no_page() {
+    const ROUNDS: u32 = 30;
+    let rig = Rig::new();
+    let (a, b) = (rig.start(1).await, rig.start(2).await);
+    rig.create(&a, [7]).await;
+    for round in 0..ROUNDS {
+        // A page that no later round changes.
+        a.client(7).run(&format!("CREATE TABLE t{round}(id INTEGER PRIMARY KEY)")).await.unwrap();
+        a.client(7).run(&format!("INSERT INTO t{round} VALUES (1)")).await.unwrap();
+        let mut flushing = Box::pin(a.engine.flush_and_list(SEVEN));
+        for _ in 0..round {
+            if futures::poll!(&mut flushing).is_ready() {
+                break;
+            }
+            // Lets the requests to the store proceed.
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        drop(flushing);
+    }
+    assert!(rig.hand_over(7, &a, b.node).await.unwrap());
+    for round in 0..ROUNDS {
+        let rows = b.client(7).run(&format!("SELECT id FROM t{round}")).await.unwrap();
+        assert_eq!(rows, [[Value::Integer(1)]], "round {round}");
+    }
+}
