@@ -5,7 +5,9 @@ mod cluster;
 mod events;
 mod moves;
 mod node;
+mod plan;
 mod security;
+mod simulate;
 mod tenant;
 mod token;
 mod top;
@@ -31,7 +33,9 @@ pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, J
 pub use events::EventsArgs;
 pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
+pub use plan::PlanArgs;
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
+pub use simulate::SimulateArgs;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
@@ -69,6 +73,10 @@ pub enum Command {
     Move(MoveArgs),
     /// Show what the newest moves of tenants have cost
     Moves(MovesArgs),
+    /// Plan moves that balance a cluster, from a picture of it, and compare planners
+    Plan(PlanArgs),
+    /// Simulate policies that add and remove nodes on a load trace, and compare their cost
+    Simulate(SimulateArgs),
     /// Move the metadata of a cluster
     Cluster(ClusterCommandArgs),
     /// Create, drop and list tokens for HTTP access

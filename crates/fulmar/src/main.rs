@@ -5,6 +5,8 @@
 //!     ├── start    runs a node in the foreground: lock, engine, catalog, gateway, signals
 //!     ├── tenant   administration, data loads and schema migrations over the PostgreSQL protocol
 //!     ├── cluster  moves a cluster's metadata from the first node to etcd
+//!     ├── plan     planners of the crate `fulmar-control`, on a picture of a cluster
+//!     ├── simulate policies of the crate `fulmar-control`, on virtual time
 //!     ├── token    tokens for HTTP, over the PostgreSQL protocol
 //!     ├── cert     certificates for TLS between nodes
 //!     ├── events   the event log of a node
@@ -33,6 +35,8 @@ mod interrupt;
 mod moves;
 mod node;
 mod output;
+mod plan;
+mod simulate;
 mod size;
 mod start;
 mod status;
@@ -84,6 +88,8 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
             Command::Move(arguments) => interrupt::or_interrupted(moves::run(arguments)).await,
             Command::Moves(arguments) => interrupt::or_interrupted(moves::list(arguments)).await,
+            Command::Plan(arguments) => plan::run(arguments),
+            Command::Simulate(arguments) => simulate::run(arguments),
             Command::Cluster(arguments) => interrupt::or_interrupted(start::convert_cluster(arguments)).await,
             Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
             Command::Cert(arguments) => cert::run(arguments),

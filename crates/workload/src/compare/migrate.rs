@@ -290,7 +290,7 @@ impl Bench<'_> {
         let mut admin = self.load(tenant).await?;
         let mut client = Client::connect(&self.cluster.target(GATEWAY).with_database(tenant.name)).await?;
         admin.query(&self.move_statement(tenant, OWNERS[1], "live")).await?;
-        let full = newest_move(&mut admin).await?;
+        let full = newest_move(&mut admin, tenant).await?;
         let (mut ratios, mut durations) = (Vec::new(), Vec::new());
         for number in 0..self.arguments.moves.min(MAX_MOVES_BACK) {
             self.progress.step(&format!(
@@ -307,7 +307,7 @@ impl Bench<'_> {
                 client.query(&sql).await?;
             }
             admin.query(&self.move_statement(tenant, OWNERS[number as usize % 2], "delta")).await?;
-            let moved = newest_move(&mut admin).await?;
+            let moved = newest_move(&mut admin, tenant).await?;
             ratios.push(moved.bytes / full.bytes.max(1.0));
             durations.push(moved.total_ms);
         }
@@ -354,7 +354,7 @@ impl Bench<'_> {
         };
         let (during, _) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;
         let after = self.window(tenant, seed + 2).await?;
-        let reported = newest_move(admin).await?;
+        let reported = newest_move(admin, tenant).await?;
         Ok(Moved {
             longest_ms: during.latency.max_ms,
             freeze_ms: reported.freeze_ms,
@@ -374,12 +374,16 @@ struct Reported {
 }
 
 /// The newest move. Its report is stored a little later than it ends.
-async fn newest_move(admin: &mut Client) -> anyhow::Result<Reported> {
-    let sql = "SELECT bytes, total_ms, freeze_ms FROM fulmar.migrations WHERE step = 'moved' \
-               AND number = (SELECT max(number) FROM fulmar.migrations) ORDER BY started DESC LIMIT 1";
+async fn newest_move(admin: &mut Client, tenant: Loaded) -> anyhow::Result<Reported> {
+    let sql = &format!(
+        "SELECT bytes, total_ms, freeze_ms, step FROM fulmar.migrations WHERE tenant = '{}' \
+         ORDER BY number DESC LIMIT 1",
+        tenant.name
+    );
     let deadline = Instant::now() + REPORT_TIMEOUT;
     let row = loop {
-        if let Some(row) = admin.query(sql).await?.into_iter().next() {
+        let newest = admin.query(sql).await?.into_iter().next();
+        if let Some(row) = newest.filter(|row| row[3].as_deref() == Some("moved")) {
             break row;
         }
         anyhow::ensure!(Instant::now() < deadline, "the move has no report");

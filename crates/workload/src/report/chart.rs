@@ -9,6 +9,11 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
+/// The legend of a chart that is a file: series per row, and the height and baseline of a row.
+const LEGEND_COLUMNS: usize = 4;
+const LEGEND_ROW: f64 = 18.0;
+const LEGEND_TEXT: f64 = 13.0;
+
 /// The approximate number of gridlines of an axis.
 const TICKS: f64 = 6.0;
 
@@ -154,21 +159,56 @@ pub(crate) fn escape(text: &str) -> String {
 
 impl Chart {
     pub(crate) fn svg(&self) -> String {
+        format!(
+            "<figure><figcaption>{}</figcaption>{}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             role=\"img\" aria-label=\"{}\">\n{}</svg></figure>\n",
+            escape(self.title),
+            self.legend(),
+            escape(self.title),
+            self.drawing(),
+        )
+    }
+
+    /// The chart as a file of its own, with its title and legend.
+    pub(super) fn file(&self, style: &str) -> String {
+        let legend_rows = self.series.len().div_ceil(LEGEND_COLUMNS);
+        let top = LEGEND_ROW * (legend_rows + 1) as f64;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" \
+             aria-label=\"{}\">\n<style>{style}</style>\n\
+             <rect width=\"100%\" height=\"100%\" style=\"fill:var(--page)\"/>\n\
+             <text x=\"{LEFT}\" y=\"{LEGEND_TEXT}\" style=\"font-weight:600\">{}</text>\n",
+            HEIGHT + top,
+            escape(self.title),
+            escape(self.title),
+        );
+        for (index, (series, colour)) in self.series.iter().zip(COLOURS.iter().cycle()).enumerate() {
+            let column = (WIDTH - LEFT - RIGHT) / LEGEND_COLUMNS as f64;
+            let x = LEFT + column * (index % LEGEND_COLUMNS) as f64;
+            let y = LEGEND_ROW * (index / LEGEND_COLUMNS + 1) as f64;
+            // Writing to a string cannot fail. The same applies below.
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{x:.1}\" y=\"{}\" width=\"9\" height=\"9\" style=\"fill:{colour}\"/>\
+                 <text x=\"{:.1}\" y=\"{}\">{}</text>",
+                y + LEGEND_TEXT - 9.0,
+                x + 14.0,
+                y + LEGEND_TEXT,
+                escape(&series.name),
+            );
+        }
+        let _ = writeln!(svg, "<g transform=\"translate(0 {top})\">\n{}</g>\n</svg>", self.drawing());
+        svg
+    }
+
+    /// The axes, gridlines and series.
+    fn drawing(&self) -> String {
         let values = |pick: fn(&(f64, f64)) -> f64| {
             self.series.iter().flat_map(|series| series.points.iter()).map(pick)
         };
         let x = Axis::of(self.x.1, values(|point| point.0));
         let y = Axis::of(self.y.1, values(|point| point.1)).extend_to_tick();
         let mut svg = String::new();
-        // Writing to a string cannot fail. The same applies below.
-        let _ = writeln!(
-            svg,
-            "<figure><figcaption>{}</figcaption>{}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-             role=\"img\" aria-label=\"{}\">",
-            escape(self.title),
-            self.legend(),
-            escape(self.title),
-        );
         self.shade(&mut svg, &x);
         self.grid(&mut svg, &x, &y);
         let dotted = self.series.iter().all(|series| series.points.len() <= MAX_DOTTED_POINTS);
@@ -183,7 +223,6 @@ impl Chart {
                 dots(&mut svg, &series.points, colour, &x, &y);
             }
         }
-        svg.push_str("</svg></figure>\n");
         svg
     }
 

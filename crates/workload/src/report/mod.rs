@@ -65,5 +65,17 @@ impl RunFile {
     }
 }
 
+/// Draws a line chart as an SVG file. `x` and `y` label the axes, which include zero.
+pub fn line_chart(
+    title: &'static str,
+    (x, y): (&'static str, &'static str),
+    series: Vec<(String, Vec<(f64, f64)>)>,
+) -> String {
+    let series = series.into_iter().map(|(name, points)| chart::Series::new(name, points)).collect();
+    let (x, y) = ((x, chart::Scale::Linear), (y, chart::Scale::Linear));
+    let chart = chart::Chart { title, x, y, series, measured_from: None };
+    chart.file(&format!("{}{}", page::COLOURS, page::CHART_STYLE))
+}
+
 #[cfg(test)]
 mod tests;

@@ -7,19 +7,25 @@ use super::{RunFile, series};
 use crate::measure::Latency;
 use crate::run::{Report, RunRecord, ServerUsage};
 
-/// The style of a page. The colours of series, `--c0` and following, are the colour-blind-safe
-/// palette of Okabe and Ito, lighter on a dark page.
-const STYLE: &str = "\
+/// The colours of pages and charts. Those of series, `--c0` and following, are the
+/// colour-blind-safe palette of Okabe and Ito, lighter on a dark page.
+pub(super) const COLOURS: &str = "\
 :root{color-scheme:light dark;--page:#fff;--text:#222;--label:#444;--rule:#ddd;--grid:#e4e4e4;--shade:#f2f2f2;--warning:#fff3cd;\
 --c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#999;--c7:#b3a500}\
 @media(prefers-color-scheme:dark){:root{--page:#15181c;--text:#dde1e6;--label:#a9b1ba;--rule:#363c44;--grid:#2a3038;--shade:#1f242b;\
---warning:#4a3d12;--c0:#4ba3e0;--c1:#ff8647;--c2:#2fc79a;--c3:#e39cc6;--c4:#f2b736;--c5:#9ad4f7;--c6:#a8a8a8;--c7:#d6c93a}}\
+--warning:#4a3d12;--c0:#4ba3e0;--c1:#ff8647;--c2:#2fc79a;--c3:#e39cc6;--c4:#f2b736;--c5:#9ad4f7;--c6:#a8a8a8;--c7:#d6c93a}}";
+
+/// The style of charts.
+pub(super) const CHART_STYLE: &str = "svg text{font-family:system-ui,sans-serif;font-size:11px;fill:var(--label)}.grid{stroke:var(--grid)}.warm-up{fill:var(--shade)}";
+
+/// The style of a page.
+const STYLE: &str = "\
 body{font:14px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:var(--text);background:var(--page)}\
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}\
 table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--rule)}\
 td:first-child{white-space:nowrap}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
-figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--label)}\
-.grid{stroke:var(--grid)}.warm-up{fill:var(--shade)}.legend span{display:inline-block;margin-right:1em}\
+figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}\
+.legend span{display:inline-block;margin-right:1em}\
 .legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}.warning{background:var(--warning);padding:.5em .8em}";
 
 /// The number of tenants in the table.
@@ -30,7 +36,7 @@ pub(crate) fn frame(title: &str, body: &str) -> String {
     let title = escape(title);
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
-         <style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>\n"
+         <style>{COLOURS}{STYLE}{CHART_STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>\n"
     )
 }
 

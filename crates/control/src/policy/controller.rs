@@ -1,0 +1,370 @@
+//! One round of the policy: from a picture and a forecast to decisions.
+//!
+//! 1. Dead nodes are replaced (ElasTraS 5.3), once each.
+//! 2. The rule ([`super::when`]) wishes for a number of nodes: nodes are added, or the least loaded
+//!    ones drained. If more are needed while some are being drained, those are kept, unless an
+//!    operator drains them.
+//! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
+//!    threshold at the forecast load.
+//! 4. A tenant that is late on a node that is not overloaded is helped by itself
+//!    ([`super::which`]).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::place::{Places, Purpose};
+use super::tenants::{Bottleneck, Candidate, candidates, choose};
+use super::when::{self, Rule, View};
+use super::which::{self, Cell, Link, Need, Step, Tenancy};
+use super::{Action, Decision, Effect, Reason, Settings};
+use crate::forecast::Selector;
+use crate::picture::{Node, NodeState, Partition, Picture};
+use crate::planners;
+
+/// Nodes with late tenants that are helped in one round.
+const MAX_NODES_PER_ROUND: usize = 20;
+
+/// The load that leaves a late tenant's node is at least this share of the tenant's.
+const MIN_RELIEF: f64 = 0.5;
+
+/// A new node counts as empty below this share of the mean utilisation.
+const EMPTY_SHARE: f64 = 0.5;
+
+/// The forecast of a round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outlook {
+    /// The method.
+    pub method: &'static str,
+    /// The load of all partitions in the next steps, in CPUs. Empty if nothing is forecast.
+    pub loads: Vec<f64>,
+    /// Length of a step, in seconds.
+    pub step_s: f64,
+}
+
+/// Forecasts are raised by this many mean errors at the horizon, and less before it.
+const ERROR_MARGIN: f64 = 1.5;
+
+impl Outlook {
+    /// The forecast of the method that has been best. It is raised by a margin of its own error,
+    /// because a node too few costs more than a node too many.
+    pub fn from_selector(selector: &Selector, step_s: f64) -> Outlook {
+        let Some((method, mut loads)) = selector.forecast() else {
+            return Outlook { step_s, ..Outlook::default() };
+        };
+        let errors = selector.errors();
+        let error =
+            errors.iter().find(|error| error.method == method).and_then(|error| error.error).unwrap_or(0.0);
+        let horizon = loads.len() as f64;
+        for (step, load) in (1..).zip(&mut loads) {
+            *load = (*load + ERROR_MARGIN * error * f64::from(step) / horizon).max(0.0);
+        }
+        Outlook { method, loads, step_s }
+    }
+}
+
+/// The policy of a cluster: a rule, and what it remembers from round to round.
+pub struct Controller {
+    settings: Settings,
+    rule: Box<dyn Rule>,
+    planner: &'static dyn planners::Planner,
+    replaced: BTreeSet<String>,
+    /// Nodes that this controller has drained, and not an operator.
+    drained: BTreeSet<String>,
+}
+
+struct NodeUse {
+    load: f64,
+    memory: u64,
+    tenants: usize,
+}
+
+impl Controller {
+    /// A controller with a rule of [`when::RULES`]. `None` if the rule or the planner is unknown.
+    pub fn new(rule: &str, settings: Settings) -> Option<Controller> {
+        let planner = planners::planner(settings.planner)?;
+        Some(Controller {
+            rule: when::rule(rule)?,
+            planner,
+            settings,
+            replaced: BTreeSet::new(),
+            drained: BTreeSet::new(),
+        })
+    }
+
+    /// The name of the rule.
+    pub fn rule(&self) -> &'static str {
+        self.rule.name()
+    }
+
+    /// Decides for one round.
+    pub fn decide(&mut self, picture: &Picture, outlook: &Outlook) -> Vec<Decision> {
+        let uses = uses(picture);
+        let view = self.view(picture, outlook, &uses);
+        let mut decisions = Vec::new();
+        decisions.extend(self.replace(picture, &view));
+        let is_replacing = !decisions.is_empty();
+        if let Some(wish) = self.rule.wish(&view, &self.settings) {
+            decisions.extend(self.resize(picture, &view, wish, is_replacing));
+        }
+        // The picture shows kept nodes as leaving, so moves are planned in the next round.
+        if decisions.iter().any(|decision| matches!(decision.action, Action::KeepNodes { .. })) {
+            return decisions;
+        }
+        decisions.extend(self.balance(picture, &view, &uses));
+        let is_moving = decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. }));
+        if !is_moving {
+            decisions.extend(self.help_late_tenants(picture, &view, &uses));
+        }
+        decisions
+    }
+
+    fn view(&self, picture: &Picture, outlook: &Outlook, uses: &[NodeUse]) -> View {
+        let counts = |node: &&Node| matches!(node.state, NodeState::Active | NodeState::Joining);
+        let counted: Vec<&Node> = picture.nodes.iter().filter(counts).collect();
+        let capacity: f64 = counted.iter().map(|node| node.capacity).sum();
+        let serving = picture.nodes.iter().zip(uses).filter(|(node, _)| node.state == NodeState::Active);
+        let above =
+            serving.clone().filter(|(node, used)| used.load / node.capacity > self.settings.high).count();
+        let with_objective = picture.partitions.iter().filter(|partition| partition.objective_ms.is_some());
+        let late = with_objective.clone().filter(|partition| is_late(partition)).count();
+        let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
+        let cost = self.settings.planning.cost;
+        let bytes: f64 = picture.partitions.iter().map(|partition| partition.bytes as f64).sum();
+        View {
+            at_s: picture.at_s,
+            nodes: counted.len(),
+            load: picture.load(),
+            node_capacity: capacity / counted.len().max(1) as f64,
+            share_above: share(above, serving.count()),
+            late_share: share(late, with_objective.count()),
+            method: outlook.method,
+            forecast: outlook.loads.clone(),
+            step_s: outlook.step_s,
+            full_s: bytes / cost.site_bytes_per_s + cost.fixed_s * picture.partitions.len() as f64,
+        }
+    }
+
+    fn decision(&self, view: &View, action: Action, reasons: Vec<Reason>, nodes_after: usize) -> Decision {
+        let peak = view.forecast.iter().copied().fold(view.load, f64::max);
+        let mean = |nodes: usize| peak / (nodes.max(1) as f64 * view.node_capacity).max(f64::MIN_POSITIVE);
+        let predicted = Effect {
+            nodes_before: view.nodes,
+            nodes_after,
+            mean_before: mean(view.nodes),
+            mean_after: mean(nodes_after),
+            moves: None,
+        };
+        Decision { at_s: view.at_s, action, reasons, predicted }
+    }
+
+    /// Adds a node for each that has died, once per node.
+    fn replace(&mut self, picture: &Picture, view: &View) -> Option<Decision> {
+        let is_dead = |node: &&Node| node.state == NodeState::Dead;
+        let dead: Vec<&String> = picture.nodes.iter().filter(is_dead).map(|node| &node.name).collect();
+        let new: Vec<String> =
+            dead.iter().filter(|name| !self.replaced.contains(**name)).map(|name| (*name).clone()).collect();
+        self.replaced.retain(|name| dead.contains(&name));
+        self.replaced.extend(new.iter().cloned());
+        let count = new.len().min(self.settings.max_nodes.saturating_sub(view.nodes));
+        let reasons = vec![Reason::NodesLeave { nodes: new }];
+        (count > 0).then(|| self.decision(view, Action::AddNodes { count }, reasons, view.nodes + count))
+    }
+
+    fn resize(
+        &mut self,
+        picture: &Picture,
+        view: &View,
+        wish: when::Wish,
+        is_replacing: bool,
+    ) -> Vec<Decision> {
+        let draining = picture.nodes.iter().filter(|node| node.state == NodeState::Draining);
+        let draining: Vec<&String> = draining.map(|node| &node.name).collect();
+        self.drained.retain(|name| draining.contains(&name));
+        if wish.nodes > view.nodes {
+            let missing = wish.nodes - view.nodes;
+            let kept: Vec<String> = self.drained.iter().take(missing).cloned().collect();
+            kept.iter().for_each(|name| {
+                self.drained.remove(name);
+            });
+            let (keeping, count) = (view.nodes + kept.len(), missing - kept.len());
+            let mut decisions = Vec::new();
+            if !kept.is_empty() {
+                let action = Action::KeepNodes { nodes: kept };
+                decisions.push(self.decision(view, action, wish.reasons.clone(), keeping));
+            }
+            if count > 0 && !is_replacing {
+                decisions.push(self.decision(view, Action::AddNodes { count }, wish.reasons, wish.nodes));
+            }
+            return decisions;
+        }
+        let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(picture.at_s));
+        // A node that starts or leaves is a change that has not taken effect yet.
+        let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
+        if !is_allowed || !is_settled {
+            return Vec::new();
+        }
+        let nodes = planners::least_loaded(picture, view.nodes - wish.nodes);
+        if nodes.is_empty() {
+            return Vec::new();
+        }
+        self.drained.extend(nodes.iter().cloned());
+        let after = view.nodes - nodes.len();
+        vec![self.decision(view, Action::Drain { nodes }, wish.reasons, after)]
+    }
+
+    /// Plans moves, if there is a reason to.
+    fn balance(&self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Option<Decision> {
+        let peak = view.forecast.iter().copied().fold(view.load, f64::max);
+        let growth = if view.load > 0.0 { peak / view.load } else { 1.0 };
+        let nodes = || picture.nodes.iter().zip(uses);
+        let active = || nodes().filter(|(node, _)| node.state == NodeState::Active);
+        let mut reasons = Vec::new();
+        let leaving: Vec<String> = nodes()
+            .filter(|(node, used)| node.state.is_leaving() && used.tenants > 0)
+            .map(|(node, _)| node.name.clone())
+            .collect();
+        if !leaving.is_empty() {
+            reasons.push(Reason::NodesLeave { nodes: leaving });
+        }
+        let over_memory = active().filter(|(node, used)| used.memory > node.memory).count();
+        if over_memory > 0 {
+            reasons.push(Reason::Memory { nodes: over_memory });
+        }
+        let highest = active().map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max);
+        if highest * growth > self.settings.high {
+            let (quantity, value) = ("highest utilisation at the forecast load", highest * growth);
+            reasons.push(Reason::Threshold { quantity, value, threshold: self.settings.high, for_s: 0.0 });
+        }
+        let capacity: f64 = active().map(|(node, _)| node.capacity).sum();
+        let mean = view.load / capacity.max(f64::MIN_POSITIVE);
+        let is_empty = |(node, used): &(&Node, &NodeUse)| {
+            node.accepts_moves() && used.load / node.capacity < mean * EMPTY_SHARE
+        };
+        let empty = active().filter(is_empty).count();
+        if empty > 0 && highest * growth > self.settings.target {
+            reasons.push(Reason::NewNodes { nodes: empty });
+        }
+        if reasons.is_empty() {
+            return None;
+        }
+        let acceptable = self.settings.target / growth;
+        let planning = planners::Settings { acceptable, ..self.settings.planning };
+        let plan = planners::plan(picture, self.planner, &planning);
+        if plan.moves.is_empty() {
+            return None;
+        }
+        let action = Action::Move { planner: plan.planner, moves: plan.moves };
+        let mut decision = self.decision(view, action, reasons, view.nodes);
+        decision.predicted.moves = Some(plan.evaluation);
+        Some(decision)
+    }
+
+    fn help_late_tenants(&self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Vec<Decision> {
+        let by_name: HashMap<&str, usize> =
+            picture.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), index)).collect();
+        // The tenant of each node that is the furthest above its objective.
+        let mut worst: BTreeMap<usize, (f64, &Partition)> = BTreeMap::new();
+        for partition in picture.partitions.iter().filter(|partition| is_late(partition)) {
+            let Some(node) = by_name.get(partition.owner.as_str()) else { continue };
+            let (Some(latency), Some(objective)) = (partition.latency_ms, partition.objective_ms) else {
+                continue;
+            };
+            let lateness = latency / objective;
+            let entry = worst.entry(*node).or_insert((lateness, partition));
+            if lateness > entry.0 {
+                *entry = (lateness, partition);
+            }
+        }
+        if worst.is_empty() {
+            return Vec::new();
+        }
+        let mut places = Places::new(picture);
+        let late = worst.into_iter().take(MAX_NODES_PER_ROUND);
+        let help = |(node, (_, tenant)): (usize, (f64, &Partition))| {
+            self.help(&mut places, picture, view, tenant, (&picture.nodes[node], &uses[node]))
+        };
+        late.flat_map(help).collect()
+    }
+
+    /// Helps a late tenant: scales it out, or moves those tenants of its node away that free enough
+    /// at the lowest cost, which may be others ([`super::tenants`]).
+    fn help(
+        &self,
+        places: &mut Places,
+        picture: &Picture,
+        view: &View,
+        tenant: &Partition,
+        (home, used): (&Node, &NodeUse),
+    ) -> Vec<Decision> {
+        let (Some(latency_ms), Some(objective_ms)) = (tenant.latency_ms, tenant.objective_ms) else {
+            return Vec::new();
+        };
+        let largest = picture.nodes.iter().filter(|node| node.accepts_moves()).map(|node| node.capacity);
+        let need = match tenant.load > largest.fold(home.capacity, f64::max) * self.settings.high {
+            true => Need::ScaleOut,
+            false => Need::ScaleUp,
+        };
+        let tenancy = if used.tenants == 1 { Tenancy::Dedicated } else { Tenancy::Shared };
+        let candidates = candidates(picture, &home.name, Bottleneck::Cpu, self.settings.planning.cool_down_s);
+        let moved = match need {
+            Need::ScaleUp => {
+                let excess = used.load - self.settings.target * home.capacity;
+                choose(&candidates, excess.max(tenant.load * MIN_RELIEF))
+            }
+            Need::ScaleOut | Need::ScaleBack => {
+                candidates.into_iter().filter(|candidate| candidate.partition.name == tenant.name).collect()
+            }
+        };
+        let mut decide = |candidate: &Candidate| {
+            let moved = candidate.partition;
+            let to = places.place(moved, Purpose::Relief, self.settings.high);
+            let link = match to {
+                Some(to) if to.site != home.site => Link::Wan,
+                _ => Link::Lan,
+            };
+            let cell = Cell { tenancy, need, link };
+            let (mut steps, missing) = which::steps(cell);
+            let is_move =
+                |step: &Step| matches!(step, Step::Extract | Step::Use(which::Mechanism::MoveTenant));
+            let moves = steps.iter().any(is_move);
+            if to.is_none() {
+                steps.retain(|step| !is_move(step));
+            }
+            let mut reasons = vec![Reason::Latency { latency_ms, objective_ms }, Reason::Table1(cell)];
+            if moved.name != tenant.name {
+                let Candidate { benefit, cost, .. } = *candidate;
+                reasons.push(Reason::CheaperTenant { late: tenant.name.clone(), load: benefit, bytes: cost });
+            }
+            reasons.extend(missing.into_iter().map(|mechanism| Reason::MissingMechanism { mechanism }));
+            let to = if moves { to.map(|node| node.name.clone()) } else { None };
+            let action = Action::Tenant { tenant: moved.name.clone(), to, steps };
+            self.decision(view, action, reasons, view.nodes)
+        };
+        moved.iter().map(&mut decide).collect()
+    }
+}
+
+fn is_late(partition: &Partition) -> bool {
+    partition.latency_ms.zip(partition.objective_ms).is_some_and(|(latency, objective)| latency > objective)
+}
+
+fn uses(picture: &Picture) -> Vec<NodeUse> {
+    let by_name: HashMap<&str, usize> =
+        picture.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), index)).collect();
+    let mut uses: Vec<NodeUse> =
+        picture.nodes.iter().map(|_| NodeUse { load: 0.0, memory: 0, tenants: 0 }).collect();
+    for partition in &picture.partitions {
+        let Some(home) = by_name.get(partition.owner.as_str()).copied() else { continue };
+        let mut rest = (partition.load, partition.memory);
+        for piece in partition.pieces() {
+            let owner = piece.owner.as_deref().and_then(|name| by_name.get(name)).copied().unwrap_or(home);
+            uses[owner].load += piece.load;
+            uses[owner].memory = uses[owner].memory.saturating_add(piece.memory);
+            uses[owner].tenants += usize::from(owner != home);
+            rest = (rest.0 - piece.load, rest.1.saturating_sub(piece.memory));
+        }
+        uses[home].load += rest.0.max(0.0);
+        uses[home].memory = uses[home].memory.saturating_add(rest.1);
+        uses[home].tenants += 1;
+    }
+    uses
+}

@@ -1,0 +1,250 @@
+//! Policy: when to act, for which tenants, on which nodes, and by which mechanism (ShuttleDB 4).
+//!
+//! step | module | what
+//! --- | --- | ---
+//! when | [`when`] | thresholds with hysteresis, forecasts, and a plan over time ([`node_plan`])
+//! tenants | [`tenants`] | benefit over cost
+//! where | [`place`] | site, rack, load
+//! which | [`which`] | ShuttleDB's Table 1
+//!
+//! [`Controller::decide`] combines them: one call per round with a picture and a forecast returns
+//! [`Decision`]s. A decision is data: what to do, why, and what it is predicted to change, so that
+//! an operator can read it, and compare it later with what came of it. Nothing is done here.
+//!
+//! What an operator can set: pinned partitions and forbidden nodes (in the picture), the minimum
+//! and maximum of nodes, the cool-down per tenant, and a maintenance window, outside of which no
+//! nodes are removed.
+
+mod controller;
+pub mod node_plan;
+pub mod place;
+pub mod tenants;
+#[cfg(test)]
+mod tests;
+pub mod when;
+pub mod which;
+
+use serde::Serialize;
+
+pub use controller::{Controller, Outlook};
+
+use crate::plan::{Evaluation, Move};
+use crate::planners;
+
+/// Settings of a policy. Utilisations are shares of a node's capacity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// A node above this is overloaded.
+    pub high: f64,
+    /// A cluster whose mean is below this has too many nodes.
+    pub low: f64,
+    /// The mean utilisation that nodes are added or removed for.
+    pub target: f64,
+    /// How long a threshold must be exceeded before nodes are added, in seconds.
+    pub hold_up_s: f64,
+    /// How long the mean must be below `low` before nodes are removed, in seconds.
+    pub hold_down_s: f64,
+    /// ElasTraS's rule: nodes are added if this share of the nodes is above `high`.
+    pub overloaded_share: f64,
+    /// What a node takes from its request until it accepts moves, in seconds.
+    pub node_start_s: f64,
+    /// The smallest number of nodes.
+    pub min_nodes: usize,
+    /// The largest number of nodes.
+    pub max_nodes: usize,
+    /// Rounds in which a plan over time must ask for fewer nodes before any is removed (P-Store:
+    /// 3).
+    pub confirm_rounds: u32,
+    /// When nodes may be removed.
+    pub maintenance: Option<Window>,
+    /// The planner of all moves, by name.
+    pub planner: &'static str,
+    /// Settings of the planner; its `cool_down_s` is the cool-down per tenant.
+    pub planning: planners::Settings,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            high: 0.77,
+            low: 0.5,
+            target: 0.72,
+            hold_up_s: 60.0,
+            hold_down_s: 600.0,
+            overloaded_share: 0.1,
+            node_start_s: 60.0,
+            min_nodes: 1,
+            max_nodes: usize::MAX,
+            confirm_rounds: 3,
+            maintenance: None,
+            planner: "local-search",
+            planning: planners::Settings { epsilon: 0.05, ..planners::Settings::default() },
+        }
+    }
+}
+
+/// A daily maintenance window, in seconds after midnight on the clock of the pictures. A window
+/// whose end is before its start spans midnight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Its start.
+    pub from_s: f64,
+    /// Its end.
+    pub to_s: f64,
+}
+
+impl Window {
+    /// Returns true if a time is within the window.
+    pub fn contains(&self, at_s: f64) -> bool {
+        let time = at_s.rem_euclid(86_400.0);
+        match self.from_s <= self.to_s {
+            true => (self.from_s..self.to_s).contains(&time),
+            false => time >= self.from_s || time < self.to_s,
+        }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "action")]
+pub enum Action {
+    /// Start nodes.
+    AddNodes {
+        /// How many.
+        count: usize,
+    },
+    /// Empty nodes and stop them.
+    Drain {
+        /// Their names, the least loaded first.
+        nodes: Vec<String>,
+    },
+    /// Keep nodes that are being drained.
+    KeepNodes {
+        /// Their names.
+        nodes: Vec<String>,
+    },
+    /// Move items.
+    Move {
+        /// The planner.
+        planner: &'static str,
+        /// The moves, in order.
+        moves: Vec<Move>,
+    },
+    /// Give one tenant more or less, by a mechanism of Table 1.
+    Tenant {
+        /// The tenant.
+        tenant: String,
+        /// The node that gets it, if it moves.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
+        /// The mechanisms, in order.
+        steps: Vec<which::Step>,
+    },
+}
+
+/// Why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "reason")]
+pub enum Reason {
+    /// A measured value is above or below a threshold, and has been for a time.
+    Threshold {
+        /// What was measured.
+        quantity: &'static str,
+        /// Its value.
+        value: f64,
+        /// The threshold.
+        threshold: f64,
+        /// For how long, in seconds.
+        for_s: f64,
+    },
+    /// The load is forecast to cross what the nodes can serve.
+    Forecast {
+        /// The forecasting method.
+        method: &'static str,
+        /// The load in CPUs.
+        load: f64,
+        /// What the nodes can serve at the target utilisation, in CPUs.
+        capacity: f64,
+        /// When, in seconds from now.
+        in_s: f64,
+    },
+    /// A plan over time asks for a number of nodes.
+    NodePlan {
+        /// Nodes now.
+        from: usize,
+        /// Nodes after the first move.
+        to: usize,
+        /// Node-seconds until the horizon.
+        node_seconds: f64,
+        /// Seconds until the horizon during which the load exceeds what can be served.
+        short_s: f64,
+    },
+    /// Nodes do not serve, or are being drained.
+    NodesLeave {
+        /// Their names.
+        nodes: Vec<String>,
+    },
+    /// A node needs more memory than it has.
+    Memory {
+        /// How many nodes.
+        nodes: usize,
+    },
+    /// A tenant's latency is above its objective.
+    Latency {
+        /// Its smoothed latency in milliseconds.
+        latency_ms: f64,
+        /// Its objective in milliseconds.
+        objective_ms: f64,
+    },
+    /// Moving this tenant frees enough for a late one of its node at a lower cost.
+    CheaperTenant {
+        /// The late tenant.
+        late: String,
+        /// The load that leaves, in CPUs.
+        load: f64,
+        /// The bytes to transfer.
+        bytes: f64,
+    },
+    /// Nodes were added and are empty.
+    NewNodes {
+        /// How many.
+        nodes: usize,
+    },
+    /// The cell of ShuttleDB's Table 1 that was used.
+    Table1(which::Cell),
+    /// A mechanism that the choice needs does not exist yet; the step was replaced or left out.
+    MissingMechanism {
+        /// The mechanism.
+        mechanism: which::Mechanism,
+    },
+}
+
+/// The predicted effect of a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Effect {
+    /// Serving nodes before.
+    pub nodes_before: usize,
+    /// Serving nodes after.
+    pub nodes_after: usize,
+    /// Mean utilisation before, at the forecast load.
+    pub mean_before: f64,
+    /// Mean utilisation after, at the forecast load.
+    pub mean_after: f64,
+    /// Of moves: the highest utilisation before and after, the bytes and the duration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moves: Option<Evaluation>,
+}
+
+/// A decision: what, why, and what it is predicted to change.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Decision {
+    /// When it was made, on the clock of the picture, in seconds.
+    pub at_s: f64,
+    /// What to do.
+    #[serde(flatten)]
+    pub action: Action,
+    /// Why, the main reason first.
+    pub reasons: Vec<Reason>,
+    /// What it is predicted to change.
+    pub predicted: Effect,
+}

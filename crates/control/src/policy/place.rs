@@ -1,0 +1,97 @@
+//! Where a tenant goes (ShuttleDB 4, step 3; ElasTraS 6.5).
+//!
+//! - A new tenant goes to the least loaded node.
+//! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same
+//!   site, another site. Among equally near ones, the least loaded.
+//! - A tenant that is consolidated goes to the nearest node that has room and is the fullest.
+//!
+//! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with
+//! it.
+
+use std::collections::HashMap;
+
+use crate::picture::{Node, Partition, Picture};
+
+/// What a tenant is placed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// More resources: the least loaded node.
+    Relief,
+    /// Fewer nodes: the fullest node with room.
+    Consolidation,
+}
+
+/// The distance of two nodes: 0 same rack, 1 same site, 2 different sites.
+pub fn distance(left: &Node, right: &Node) -> u8 {
+    match (left.site == right.site, left.rack == right.rack) {
+        (true, true) => 0,
+        (true, false) => 1,
+        (false, _) => 2,
+    }
+}
+
+/// The nodes of a picture with what they have, including the tenants that were placed already.
+pub struct Places<'a> {
+    picture: &'a Picture,
+    by_name: HashMap<&'a str, usize>,
+    /// Load and memory of each node.
+    used: Vec<(f64, u64)>,
+}
+
+impl<'a> Places<'a> {
+    /// The placement of a picture.
+    pub fn new(picture: &'a Picture) -> Places<'a> {
+        let by_name: HashMap<&str, usize> =
+            picture.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), index)).collect();
+        let mut used = vec![(0.0, 0_u64); picture.nodes.len()];
+        for partition in &picture.partitions {
+            if let Some(owner) = by_name.get(partition.owner.as_str()) {
+                let (load, memory) = &mut used[*owner];
+                *load += partition.load;
+                *memory = memory.saturating_add(partition.memory);
+            }
+        }
+        Places { picture, by_name, used }
+    }
+
+    /// Finds a node for a tenant that moves, and counts the tenant there from now on. `None` if no
+    /// other node has room.
+    pub fn place(&mut self, tenant: &Partition, purpose: Purpose, high: f64) -> Option<&'a Node> {
+        let home = self.by_name.get(tenant.owner.as_str()).copied();
+        let with_tenant = |index: usize, node: &Node| {
+            let (load, memory) = self.used[index];
+            ((load + tenant.load) / node.capacity, memory.saturating_add(tenant.memory))
+        };
+        let has_room = |(index, node): &(usize, &Node)| {
+            let (utilisation, memory) = with_tenant(*index, node);
+            node.accepts_moves() && home != Some(*index) && utilisation <= high && memory <= node.memory
+        };
+        let rank = |(index, node): &(usize, &Node)| {
+            let (utilisation, _) = with_tenant(*index, node);
+            let order = if purpose == Purpose::Relief { utilisation } else { -utilisation };
+            (home.map_or(0, |home| distance(&self.picture.nodes[home], node)), order)
+        };
+        let open = self.picture.nodes.iter().enumerate().filter(has_room);
+        let (chosen, node) = open.min_by(|left, right| {
+            let (left, right) = (rank(left), rank(right));
+            left.0.cmp(&right.0).then(left.1.total_cmp(&right.1))
+        })?;
+        let left_behind = home.map(|home| (home, -tenant.load, 0));
+        for (index, load, memory) in left_behind.into_iter().chain([(chosen, tenant.load, tenant.memory)]) {
+            self.used[index].0 += load;
+            self.used[index].1 = self.used[index].1.saturating_add(memory);
+        }
+        Some(node)
+    }
+
+    /// Finds a node for a new tenant: the least loaded one with memory for it. `None` if all are
+    /// closed or full.
+    pub fn place_new(&self, memory: u64) -> Option<&'a Node> {
+        let open =
+            self.picture.nodes.iter().zip(&self.used).filter(|(node, (_, used))| {
+                node.accepts_moves() && used.saturating_add(memory) <= node.memory
+            });
+        let utilisation = |(node, (load, _)): &(&Node, &(f64, u64))| load / node.capacity;
+        open.min_by(|left, right| utilisation(left).total_cmp(&utilisation(right))).map(|(node, _)| node)
+    }
+}

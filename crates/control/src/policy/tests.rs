@@ -1,0 +1,266 @@
+//! Rules, placement and decisions on small pictures.
+
+use super::place::{Places, Purpose, distance};
+use super::tenants::{Bottleneck, candidates, choose};
+use super::when::{RULES, View, rule};
+use super::which::{Cell, Link, Mechanism, Need, Step, TABLE_1, Tenancy, steps, table_1};
+use super::*;
+use crate::picture::{Node, NodeState, Partition, Picture};
+
+fn picture(nodes: usize, partitions: &[(&str, f64)]) -> Picture {
+    let nodes = (1..=nodes).map(|number| Node::new(format!("n{number}"), 1.0)).collect();
+    let partition = |(index, (owner, load)): (usize, &(&str, f64))| Partition {
+        bytes: 1_000_000,
+        ..Partition::new(format!("t{index}"), *owner, *load)
+    };
+    Picture { at_s: 10_000.0, nodes, partitions: partitions.iter().enumerate().map(partition).collect() }
+}
+
+fn controller(rule: &str, settings: Settings) -> Controller {
+    Controller::new(rule, settings).expect("the rule and the planner exist")
+}
+
+fn outlook(loads: &[f64]) -> Outlook {
+    Outlook { method: "last-value", loads: loads.to_vec(), step_s: 60.0 }
+}
+
+fn view(at_s: f64, nodes: usize, load: f64, forecast: &[f64]) -> View {
+    View {
+        at_s,
+        nodes,
+        load,
+        node_capacity: 1.0,
+        forecast: forecast.to_vec(),
+        step_s: 60.0,
+        full_s: 60.0,
+        ..View::default()
+    }
+}
+
+#[test]
+fn rules_are_found_by_name() {
+    for name in RULES {
+        assert_eq!(rule(name).expect("it is registered").name(), name);
+    }
+    assert!(rule("none").is_none());
+    let settings = Settings { planner: "none", ..Settings::default() };
+    assert!(Controller::new("planned", settings).is_none(), "an unknown planner is no controller");
+}
+
+#[test]
+fn thresholds_have_hysteresis_in_level_and_time() {
+    let settings = Settings::default();
+    let mut rule = rule("thresholds").expect("it is registered");
+    let mut wish = |at, load| rule.wish(&view(at, 10, load, &[]), &settings).map(|wish| wish.nodes);
+    assert_eq!(wish(0.0, 8.0), None, "80 % must hold for 60 s");
+    assert_eq!(wish(30.0, 7.0), None, "70 % resets the time");
+    assert_eq!(wish(60.0, 8.0), None);
+    assert_eq!(wish(120.0, 8.0), Some(12), "8 CPUs at 72 % need 12 nodes");
+    assert_eq!(wish(180.0, 6.0), None, "60 % is between the thresholds");
+    assert_eq!(wish(240.0, 4.0), None);
+    assert_eq!(wish(800.0, 4.0), None, "560 s are less than ten minutes");
+    assert_eq!(wish(840.0, 4.0), Some(6));
+}
+
+#[test]
+fn e_store_changes_one_node_per_round() {
+    let mut rule = rule("watermarks").expect("it is registered");
+    let mut wish = |load| rule.wish(&view(0.0, 10, load, &[]), &Settings::default()).map(|wish| wish.nodes);
+    assert_eq!([wish(9.5), wish(8.0), wish(2.0)], [Some(11), None, Some(9)]);
+}
+
+#[test]
+fn elastras_adds_nodes_if_a_share_is_overloaded() {
+    let mut rule = rule("node-share").expect("it is registered");
+    let mut wish = |share_above| {
+        let view = View { share_above, ..view(0.0, 10, 6.0, &[]) };
+        rule.wish(&view, &Settings::default()).map(|wish| wish.nodes)
+    };
+    assert_eq!([wish(0.05), wish(0.1)], [None, Some(11)]);
+}
+
+#[test]
+fn a_forecast_crossing_acts_ahead() {
+    let mut forecast = rule("forecast").expect("it is registered");
+    let rising = view(0.0, 10, 6.0, &[6.5, 7.0, 7.9]);
+    let wish = forecast.wish(&rising, &Settings::default()).expect("the load will cross 77 %");
+    assert_eq!(wish.nodes, 11);
+    assert!(matches!(wish.reasons[0], Reason::Forecast { in_s: 180.0, .. }), "{:?}", wish.reasons);
+    let mut reactive = rule("thresholds").expect("it is registered");
+    assert_eq!(reactive.wish(&rising, &Settings::default()), None, "nothing is above a threshold yet");
+}
+
+#[test]
+fn planned_removals_must_be_confirmed() {
+    let mut rule = rule("planned").expect("it is registered");
+    let falling = view(0.0, 10, 3.0, &[3.0; 12]);
+    let mut wish = || rule.wish(&falling, &Settings::default()).map(|wish| wish.nodes);
+    assert_eq!([wish(), wish(), wish()], [None, None, Some(5)], "P-Store waits for three rounds");
+    let overloaded = view(0.0, 10, 9.0, &[3.0; 12]);
+    let wish = rule.wish(&overloaded, &Settings::default()).map(|wish| wish.nodes);
+    assert_eq!(wish, Some(13), "nine CPUs at 72 % need 13 nodes, whatever is forecast");
+    let limited = Settings { max_nodes: 11, ..Settings::default() };
+    let rising = view(0.0, 10, 9.0, &[9.0; 12]);
+    assert_eq!(rule.wish(&rising, &limited).map(|wish| wish.nodes), Some(11));
+}
+
+#[test]
+fn the_cheaper_tenant_moves_away() {
+    let mut picture = picture(2, &[("n1", 0.5), ("n1", 0.5), ("n1", 0.1)]);
+    picture.partitions[0].bytes = 10_000_000_000;
+    picture.partitions[1].bytes = 5_000_000_000;
+    picture.partitions[2].bytes = 5_000_000_000;
+    let ranked = candidates(&picture, "n1", Bottleneck::Cpu, 600.0);
+    let names: Vec<&str> = ranked.iter().map(|candidate| candidate.partition.name.as_str()).collect();
+    assert_eq!(names, ["t1", "t0", "t2"], "ShuttleDB's example: the tenant of 5 GB before that of 10 GB");
+    assert_eq!(choose(&ranked, 0.4).len(), 1);
+    assert_eq!(choose(&ranked, 0.7).len(), 2);
+    picture.partitions[1].pinned = true;
+    picture.partitions[0].moved_at_s = Some(9_500.0);
+    assert_eq!(
+        candidates(&picture, "n1", Bottleneck::Cpu, 600.0).len(),
+        1,
+        "pinned and cooling tenants stay"
+    );
+    picture.partitions[2].memory = 7;
+    assert_eq!(candidates(&picture, "n1", Bottleneck::Memory, 600.0)[0].benefit, 7.0);
+}
+
+#[test]
+fn tenants_go_to_near_nodes_first() {
+    let mut picture = picture(5, &[("n1", 0.3), ("n2", 0.4), ("n3", 0.1), ("n4", 0.6)]);
+    let places = [("eu", "a"), ("eu", "b"), ("us", "a"), ("eu", "b"), ("us", "a")];
+    for (node, (site, rack)) in picture.nodes.iter_mut().zip(places) {
+        (node.site, node.rack) = (site.to_owned(), rack.to_owned());
+    }
+    assert_eq!([1, 2, 0].map(|node| distance(&picture.nodes[0], &picture.nodes[node])), [1, 2, 0]);
+    let tenant = picture.partitions[0].clone();
+    let name = |picture: &Picture, purpose| {
+        Places::new(picture).place(&tenant, purpose, 0.95).map(|node| node.name.clone())
+    };
+    assert_eq!(name(&picture, Purpose::Relief).as_deref(), Some("n2"), "the less loaded one of the site");
+    assert_eq!(name(&picture, Purpose::Consolidation).as_deref(), Some("n4"), "the fullest one of the site");
+    picture.nodes[1].forbidden = true;
+    picture.nodes[3].state = NodeState::Draining;
+    assert_eq!(name(&picture, Purpose::Relief).as_deref(), Some("n5"), "the site is full: another one");
+    assert_eq!(
+        Places::new(&picture).place_new(0).map(|node| node.name.as_str()),
+        Some("n5"),
+        "the least loaded node"
+    );
+    let mut places = Places::new(&picture);
+    let twice =
+        [0.9, 0.9].map(|high| places.place(&tenant, Purpose::Relief, high).map(|node| node.name.as_str()));
+    assert_eq!(twice, [Some("n5"), Some("n3")], "a placed tenant counts at its new node");
+    picture.nodes.iter_mut().for_each(|node| node.forbidden = true);
+    assert_eq!(name(&picture, Purpose::Relief), None);
+}
+
+#[test]
+fn table_1_covers_every_cell() {
+    for need in [Need::ScaleUp, Need::ScaleOut, Need::ScaleBack] {
+        for link in [Link::Lan, Link::Wan] {
+            for tenancy in [Tenancy::Dedicated, Tenancy::Shared] {
+                let cell = Cell { tenancy, need, link };
+                assert!(!table_1(cell).is_empty(), "{cell:?}");
+                let (steps, missing) = steps(cell);
+                let is_possible = |step: &Step| !matches!(step, Step::Use(mechanism) if !mechanism.exists());
+                assert!(steps.iter().all(is_possible), "{cell:?}: a step that does not exist");
+                assert!(!(steps.is_empty() && missing.is_empty()), "{cell:?}");
+            }
+        }
+    }
+    assert_eq!(TABLE_1.len(), 6);
+    let up = Cell { tenancy: Tenancy::Dedicated, need: Need::ScaleUp, link: Link::Lan };
+    assert_eq!(steps(up), (vec![Step::Use(Mechanism::MoveTenant)], vec![Mechanism::MoveMachine]));
+    let out = Cell { tenancy: Tenancy::Shared, need: Need::ScaleOut, link: Link::Wan };
+    assert_eq!(steps(out), (vec![Step::Extract], vec![Mechanism::ReplicateTenant]));
+}
+
+#[test]
+fn an_overloaded_node_is_balanced_with_reasons_and_effect() {
+    let picture = picture(2, &[("n1", 0.5), ("n1", 0.4), ("n2", 0.1)]);
+    let decisions = controller("planned", Settings::default()).decide(&picture, &outlook(&[1.0; 4]));
+    let [decision] = decisions.as_slice() else { panic!("one decision is expected: {decisions:?}") };
+    assert!(matches!(&decision.action, Action::Move { moves, .. } if moves.len() == 1), "{decision:?}");
+    assert!(matches!(decision.reasons[0], Reason::Threshold { value, .. } if value > 0.89), "{decision:?}");
+    let effect = decision.predicted.moves.expect("moves have a predicted effect");
+    assert!(effect.highest < 0.7 && effect.highest_before > 0.89, "{effect:?}");
+    let text = serde_json::to_string(decision).expect("a decision can be written");
+    assert!(text.contains("\"action\":\"move\"") && text.contains("\"reason\":\"threshold\""), "{text}");
+}
+
+#[test]
+fn growth_that_is_forecast_counts_before_it_happens() {
+    let picture = picture(2, &[("n1", 0.3), ("n1", 0.35), ("n2", 0.1)]);
+    let mut controller = controller("thresholds", Settings::default());
+    assert!(controller.decide(&picture, &outlook(&[0.75])).is_empty(), "65 % is below the threshold");
+    let grown = controller.decide(&picture, &outlook(&[0.75, 1.1]));
+    assert!(grown.iter().any(|decision| matches!(decision.action, Action::Move { .. })), "{grown:?}");
+}
+
+#[test]
+fn a_dead_node_is_replaced_once_and_emptied() {
+    let mut picture = picture(3, &[("n1", 0.3), ("n2", 0.3), ("n3", 0.3)]);
+    picture.nodes[0].state = NodeState::Dead;
+    picture.partitions[0].moved_at_s = Some(9_999.0);
+    let mut controller = controller("thresholds", Settings::default());
+    let first = controller.decide(&picture, &outlook(&[]));
+    assert!(matches!(first[0].action, Action::AddNodes { count: 1 }), "{first:?}");
+    let moved = |decision: &Decision| matches!(&decision.action, Action::Move { moves, .. } if moves.len() == 1 && moves[0].partition == "t0");
+    assert!(first.iter().any(moved), "a dead node's tenant is exempt from its cool-down: {first:?}");
+    let second = controller.decide(&picture, &outlook(&[]));
+    assert!(!second.iter().any(|decision| matches!(decision.action, Action::AddNodes { .. })), "{second:?}");
+}
+
+#[test]
+fn nodes_are_drained_only_within_the_maintenance_window() {
+    let mut picture = picture(4, &[("n1", 0.3), ("n2", 0.2), ("n3", 0.1), ("n4", 0.15)]);
+    let window = Window { from_s: 79_200.0, to_s: 7_200.0 };
+    let settings = Settings { maintenance: Some(window), confirm_rounds: 1, ..Settings::default() };
+    let mut controller = controller("planned", settings);
+    picture.at_s = 43_200.0;
+    assert!(controller.decide(&picture, &outlook(&[0.75; 10])).is_empty(), "noon is outside the window");
+    picture.at_s = 86_400.0 + 3_600.0;
+    let night = controller.decide(&picture, &outlook(&[0.75; 10]));
+    let Action::Drain { nodes } = &night[0].action else { panic!("a drain is expected: {night:?}") };
+    assert_eq!(nodes, &["n3", "n4"], "the least loaded nodes; 0.75 CPUs need two");
+    assert!(night[0].predicted.mean_after > night[0].predicted.mean_before);
+}
+
+#[test]
+fn a_node_that_is_needed_again_is_kept_unless_an_operator_drains_it() {
+    let mut picture = picture(3, &[("n1", 0.3), ("n2", 0.2), ("n3", 0.1)]);
+    let settings = Settings { confirm_rounds: 1, min_nodes: 2, ..Settings::default() };
+    let mut controller = controller("planned", settings);
+    let first = controller.decide(&picture, &outlook(&[0.6; 10]));
+    assert!(matches!(&first[0].action, Action::Drain { nodes } if nodes == &["n3"]), "{first:?}");
+    picture.nodes[2].state = NodeState::Draining;
+    picture.nodes.push(Node { state: NodeState::Draining, ..Node::new("n4", 1.0) });
+    let second = controller.decide(&picture, &outlook(&[2.8; 10]));
+    assert!(matches!(&second[0].action, Action::KeepNodes { nodes } if nodes == &["n3"]), "{second:?}");
+    assert!(matches!(second[1].action, Action::AddNodes { count: 1 }), "n4 still leaves: {second:?}");
+}
+
+#[test]
+fn a_late_tenant_on_a_calm_node_is_helped_by_table_1() {
+    let mut picture = picture(2, &[("n1", 0.4), ("n1", 0.2), ("n2", 0.1)]);
+    (picture.partitions[0].latency_ms, picture.partitions[0].objective_ms) = (Some(50.0), Some(20.0));
+    let settings = Settings { overloaded_share: 2.0, ..Settings::default() };
+    let decisions = controller("thresholds", settings).decide(&picture, &outlook(&[]));
+    let [decision] = decisions.as_slice() else { panic!("one decision is expected: {decisions:?}") };
+    let Action::Tenant { tenant, to, steps } = &decision.action else { panic!("{decision:?}") };
+    assert_eq!((tenant.as_str(), to.as_deref()), ("t0", Some("n2")));
+    assert_eq!(steps, &[Step::Use(Mechanism::MoveTenant)]);
+    let cell = Cell { tenancy: Tenancy::Shared, need: Need::ScaleUp, link: Link::Lan };
+    assert!(decision.reasons.contains(&Reason::Table1(cell)));
+
+    // The neighbour frees as much for a tenth of the bytes.
+    picture.partitions[0].bytes = 10_000_000;
+    let settings = Settings { overloaded_share: 2.0, ..Settings::default() };
+    let cheaper = controller("thresholds", settings).decide(&picture, &outlook(&[]));
+    let Action::Tenant { tenant, .. } = &cheaper[0].action else { panic!("{cheaper:?}") };
+    assert_eq!(tenant, "t1");
+    let is_cheaper = |reason: &Reason| matches!(reason, Reason::CheaperTenant { late, .. } if late == "t0");
+    assert!(cheaper[0].reasons.iter().any(is_cheaper), "{cheaper:?}");
+}
