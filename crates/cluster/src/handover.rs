@@ -35,6 +35,18 @@ pub enum Transfer {
     Pinned(Read<Journal>),
 }
 
+impl Transfer {
+    /// The epoch that the partition had when its migration began.
+    pub fn epoch(&self) -> Option<u32> {
+        match self {
+            Transfer::Store => None,
+            Transfer::Migrated(journal) | Transfer::Copied(journal) | Transfer::Pinned(journal) => {
+                Some(journal.record.epoch)
+            }
+        }
+    }
+}
+
 /// A released partition.
 #[derive(Clone, Debug)]
 pub struct Release {

@@ -23,9 +23,9 @@
 //! - **The handover compares the journal** ([`crate::handover::Transfer`]). It is applied only
 //!   while the journal stands at `handing over`. When a coordinator has changed it to `undoing`,
 //!   and the partition has not moved by then, it never will, so the copy can be deleted.
-//! - **Commands carry a [`Fence`] and the epoch.** The destination stores the newest fence with the
+//! - **Commands carry a [`Fence`] and the epoch.** The destination remembers the newest [`Fence`] of the
 //!   copy, and refuses older commands: a copy of an earlier round that arrives late would replace
-//!   the last round.
+//!   the last round. If it restarts, no handover to its earlier incarnation can be applied.
 //! - **Before the owner changes, every page is durable** at the destination, or pinned at the
 //!   source. In the second case (on demand) the record names the source as the page server, until
 //!   the new owner has stored all pages ([`pulled`]). The source keeps them as long as

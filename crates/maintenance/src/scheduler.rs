@@ -21,6 +21,20 @@ pub struct Scheduler {
     /// One compaction or collection runs at a time.
     pub(crate) working: tokio::sync::Mutex<Working>,
     compactions: Mutex<Queue>,
+    /// Partitions whose segments are being copied from another node.
+    pulling: Arc<Mutex<HashSet<PartitionId>>>,
+}
+
+/// A partition that is not compacted until this is dropped.
+pub(crate) struct Pulling {
+    partition: PartitionId,
+    all: Arc<Mutex<HashSet<PartitionId>>>,
+}
+
+impl Drop for Pulling {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.partition);
+    }
 }
 
 /// State kept between jobs.
@@ -53,6 +67,7 @@ impl Default for Scheduler {
             collections: Mutex::default(),
             working: tokio::sync::Mutex::default(),
             compactions: Mutex::default(),
+            pulling: Arc::default(),
         }
     }
 }
@@ -69,6 +84,17 @@ impl Scheduler {
     /// merged. Does not wake the task, so that the opening session runs first.
     pub fn opened(&self, partition: &Arc<Partition>) {
         self.queue(partition);
+    }
+
+    /// Begins to copy the segments of a partition from another node.
+    pub(crate) fn pulling(&self, partition: PartitionId) -> Pulling {
+        self.pulling.lock().insert(partition);
+        Pulling { partition, all: self.pulling.clone() }
+    }
+
+    /// Returns true if the segments of a partition are being copied from another node.
+    pub(crate) fn is_pulling(&self, partition: PartitionId) -> bool {
+        self.pulling.lock().contains(&partition)
     }
 
     /// Queues a partition if it needs compaction. Returns true if it was not queued before.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::incarnation::lease_wait;
 use fulmar_cluster::truncation::{self, Covered};
-use fulmar_cluster::{LogKind, PartitionRecord, Position, metadata};
+use fulmar_cluster::{LogKind, PartitionRecord, Position, Range, metadata};
 use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, Timeline, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::LogPosition;
@@ -42,8 +42,10 @@ impl Assignments for Node {
             LogKind::Local => Durability::Local,
         };
         let start = Position { incarnation: self.incarnation(), slot: 0 };
-        let shared = record.ranges.iter().filter(|range| range.log == LogKind::Shared);
-        let ranges = shared.map(|range| ReplayRange {
+        // Without a common store only the system partition commits to a shared log. It contains nothing,
+        // and the logs of other nodes are not in this node's store.
+        let has_records = |range: &&Range| range.log == LogKind::Shared && !self.is_private();
+        let ranges = record.ranges.iter().filter(has_records).map(|range| ReplayRange {
             log_node: log_node(self.cluster_id(), range.node),
             from: log_position(range.from),
             // The open range covers this node's earlier incarnations, up to their seals.
@@ -54,6 +56,9 @@ impl Assignments for Node {
     }
 
     async fn inherited_from(&self) -> Result<Option<LogPosition>> {
+        if self.is_private() {
+            return Ok(None);
+        }
         let read = timeout(METADATA_TIMEOUT, metadata::partitions(self.environment())).await;
         let read = read.map_err(|_| metadata_unavailable())?.map_err(|error| protocol_error(&error))?;
         let own = read.iter().filter(|(_, read)| read.record.owner == self.id());

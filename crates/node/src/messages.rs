@@ -125,6 +125,8 @@ pub(crate) enum Answer {
     Started { number: u64 },
     /// The number of pages that had not been in memory.
     Warmed { pages: u64 },
+    /// The segment is not at this node.
+    Missing,
     /// The part of a segment that follows in binary messages.
     Segment { offset: u64, bytes: u64 },
     /// The size of an archive; 0 if there is none.

@@ -29,6 +29,8 @@ const PROGRESS_STEP: usize = 100;
 pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a move checks whether its partition's record is being changed.
 const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How long a handover waits for another change of its partition.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between attempts to take a partition back.
 const TAKE_BACK_DELAY: Duration = Duration::from_secs(1);
 /// Pause before a request is sent again, if no change of the owner is noticed.
@@ -181,11 +183,12 @@ impl Node {
     }
 
     /// As [`Node::begin_move`], but waits while the partition's record is being shortened, which
-    /// takes one transaction.
+    /// takes one transaction, and for a while for a branch or another change.
     async fn begin_handover(&self, partition: PartitionId) -> Result<Moving<'_>> {
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
             match self.begin_move(partition) {
-                Err(_) if self.dropping_ranges.lock().contains(&partition) => {
+                Err(_) if Instant::now() < deadline || self.dropping_ranges.lock().contains(&partition) => {
                     tokio::time::sleep(RANGES_POLL_INTERVAL).await;
                 }
                 begun => return begun,
@@ -218,6 +221,10 @@ impl Node {
         let mut read = self.own_record(partition).await?;
         if to == self.id() {
             return Ok(None);
+        }
+        // A restore since the command was checked has begun a new epoch, and another timeline.
+        if transfer.epoch().is_some_and(|epoch| epoch != read.record.epoch) {
+            return Err(moved(partition));
         }
         let is_local = read.record.log() == LogKind::Local;
         if is_local && last_round.is_none() {

@@ -127,7 +127,8 @@ impl Fallback for PulledSegments {
         let mut last = None;
         for server in node.page_servers.distinct() {
             match node.read_remote_segment(server, segment, span).await {
-                Ok(piece) => return Some(Ok(piece)),
+                Ok(Some(piece)) => return Some(Ok(piece)),
+                Ok(None) => {}
                 Err(error) => {
                     let name = node.owners().node(server).map_or_else(|| server.to_string(), |it| it.name);
                     let text = format!("it is still at node \"{name}\": {error}");
@@ -152,7 +153,8 @@ async fn receive(stream: &mut Stream) -> Result<bytes::Bytes> {
 }
 
 impl Node {
-    async fn read_remote_segment(&self, server: NodeId, segment: &str, span: Span) -> Result<Piece> {
+    /// Reads a part of a segment from a node. `None` if it is not there.
+    async fn read_remote_segment(&self, server: NodeId, segment: &str, span: Span) -> Result<Option<Piece>> {
         let segment = SegmentOpening { segment: segment.to_owned(), part: span.into() };
         let opened = timeout(CHUNK_TIMEOUT, self.open_stream(server, &Opening::Segment { segment })).await;
         let opened = opened.map_err(|_| no_answer())?;
@@ -160,21 +162,26 @@ impl Node {
             opened.map_err(|error| Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()))?;
         let answer = messages::decode::<Answer>(&receive(&mut stream).await?);
         let answer = answer.map_err(|cause| Error::new(sqlstate::INTERNAL, cause))?.into_result()?;
-        let Answer::Segment { offset, bytes } = answer else { return Err(no_answer()) };
+        let (offset, bytes) = match answer {
+            Answer::Segment { offset, bytes } => (offset, bytes),
+            Answer::Missing => return Ok(None),
+            _ => return Err(no_answer()),
+        };
         let mut part = Vec::new();
         while (part.len() as u64) < bytes {
             part.extend_from_slice(&receive(&mut stream).await?);
         }
         stream.finish();
-        Ok(Piece { offset, bytes: part.into() })
+        Ok(Some(Piece { offset, bytes: part.into() }))
     }
 
     /// Sends a part of a segment of this node's store.
     pub(crate) async fn send_segment(&self, opening: SegmentOpening, mut stream: Stream) {
         let piece = match self.read_own_segment(&opening).await {
-            Ok(piece) => piece,
-            Err(error) => {
-                let _ = stream.send(&messages::encode(&Answer::of(Err(error)))).await;
+            Ok(Some(piece)) => piece,
+            refused => {
+                let answer = Answer::of(refused.map(|_| Answer::Missing));
+                let _ = stream.send(&messages::encode(&answer)).await;
                 return;
             }
         };
@@ -191,9 +198,8 @@ impl Node {
         let _ = timeout(CHUNK_TIMEOUT * 6, sending).await;
     }
 
-    async fn read_own_segment(&self, opening: &SegmentOpening) -> Result<Piece> {
-        let missing = || Error::new(sqlstate::INTERNAL, "the segment is not at this node");
-        let id = u128::from_str_radix(&opening.segment, 16).map_err(|_| missing())?;
+    async fn read_own_segment(&self, opening: &SegmentOpening) -> Result<Option<Piece>> {
+        let Ok(id) = u128::from_str_radix(&opening.segment, 16) else { return Ok(None) };
         let span = match opening.part {
             Part::Range { offset, bytes } if bytes <= MAX_PART_BYTES => Span::Range { offset, bytes },
             Part::Last { bytes } if bytes <= MAX_PART_BYTES => Span::Last(bytes),
@@ -206,7 +212,10 @@ impl Node {
     async fn pull_partition(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()> {
         let partitions = self.partitions()?;
         let Some(server) = self.own_record(partition).await?.record.page_server else { return Ok(()) };
-        partitions.pull(partition, hottest).await?;
+        if !partitions.pull(partition, hottest).await? {
+            // Tried again when those snapshots have ended.
+            return Ok(());
+        }
         let read = self.own_record(partition).await?;
         let base = ManifestName {
             epoch: read.record.epoch,

@@ -48,10 +48,11 @@ pub trait Partitions: Send + Sync + 'static {
     async fn archive_size(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<ArchiveSize>>;
 
     /// Copies the pages of a partition that are still in the source's store, those of `hottest` first.
-    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()>;
+    /// Returns false if snapshots still read pages there.
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<bool>;
 
-    /// Reads a part of a segment of this node's store.
-    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece>;
+    /// Reads a part of a segment of this node's own store; `None` if it is not there.
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Option<Piece>>;
 
     /// Deletes what is stored of a partition that this node does not own.
     async fn delete_copy(&self, partition: PartitionId) -> Result<()>;
@@ -189,11 +190,11 @@ impl Partitions for EnginePartitions {
         self.0.archive_size(partition, timeline).await
     }
 
-    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<()> {
+    async fn pull(&self, partition: PartitionId, hottest: &[PageNo]) -> Result<bool> {
         self.0.pull(partition, hottest).await
     }
 
-    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Piece> {
+    async fn read_segment(&self, segment: SegmentId, span: Span) -> Result<Option<Piece>> {
         self.0.read_segment(segment, span).await
     }
 

@@ -36,14 +36,18 @@ impl Engine {
     }
 
     /// Copies the pages of a partition that are still in the source's store. `hottest` are those to read
-    /// first.
-    pub async fn pull(&self, id: PartitionId, hottest: &[PageNo]) -> Result<()> {
+    /// first. Returns false if snapshots still read pages there.
+    pub async fn pull(&self, id: PartitionId, hottest: &[PageNo]) -> Result<bool> {
         self.maintenance().pull(id, hottest).await
     }
 
-    /// Reads a part of a segment of this node's store.
-    pub async fn read_segment(&self, id: SegmentId, span: Span) -> Result<Piece> {
-        self.node().store.read_segment(id, span).await.map_err(store_error)
+    /// Reads a part of a segment of this node's own store; `None` if it is not there.
+    pub async fn read_segment(&self, id: SegmentId, span: Span) -> Result<Option<Piece>> {
+        let store = &self.node().store;
+        match store.has_own_segment(id) {
+            true => store.read_segment(id, span).await.map(Some).map_err(store_error),
+            false => Ok(None),
+        }
     }
 
     /// Deletes what is stored of a partition that this node does not own.

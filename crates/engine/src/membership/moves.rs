@@ -214,7 +214,12 @@ impl Engine {
 
     /// Opens a partition that was moved to this node, before the first statement needs it.
     pub async fn open_arrived(&self, id: PartitionId) -> Result<()> {
-        self.partitions().partition(id).await.map(drop)
+        self.partitions().partition(id).await?;
+        match self.require_member()?.has_common_store() {
+            true => Ok(()),
+            // The restore points of an earlier stay lack what was committed since.
+            false => self.maintenance().delete_older_manifests(id).await,
+        }
     }
 
     /// Flushes a closed partition, together with others that move at the same time.

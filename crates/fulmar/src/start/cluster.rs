@@ -352,9 +352,10 @@ async fn open_private_store(
             "the nodes of this cluster have stores of their own: databases wait for their node if it stops"
         );
     }
-    let url = store::default_url(data);
-    let backend: Arc<dyn Store> =
-        Arc::new(url.open().with_context(|| format!("cannot open the store {url}"))?);
+    let (url, began) = (store::default_url(data), SystemTime::now());
+    let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
+    store::sweep(backend.clone(), began);
+    let backend: Arc<dyn Store> = Arc::new(backend);
     store::claim(&Reliable::new(backend.clone(), Limits::default()), registration.cluster).await?;
     Ok((backend, registration))
 }

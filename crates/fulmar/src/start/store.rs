@@ -321,7 +321,7 @@ fn cannot_use(store: &Reliable, failure: fulmar_store::Failure) -> anyhow::Error
 }
 
 /// Removes files that a crash left incomplete before this process `began`, in the background.
-fn sweep(backend: Backend, began: SystemTime) {
+pub(super) fn sweep(backend: Backend, began: SystemTime) {
     // File system timestamps are coarse. The margin excludes files that are being written now.
     let before = began - Duration::from_secs(1);
     let sweep = move || match backend.sweep(before) {

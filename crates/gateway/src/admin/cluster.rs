@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock};
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Tenant, Unit};
 use fulmar_pages::{Durability, PartitionId};
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 
 use super::context::{Context, in_use, to_postgres_error};
 use crate::Result;
@@ -85,13 +87,15 @@ pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
     require_cluster(context)?.forget_node(name).await
 }
 
-/// The migration of a statement that was interrupted.
+/// The start of a statement's migration. It completes also if the statement is interrupted: otherwise
+/// nothing would know which migration to cancel.
 pub(super) struct Started {
     partition: PartitionId,
-    number: u64,
+    /// The number of the migration; `None` if the node owns the database.
+    number: Shared<BoxFuture<'static, Result<Option<u64>>>>,
 }
 
-/// Moves a database to the node with this name. Sets `started` when the migration has started.
+/// Moves a database to the node with this name. Sets `started` when the migration is about to start.
 pub(super) async fn move_database(
     database: &str,
     node: &str,
@@ -109,9 +113,11 @@ pub(super) async fn move_database(
             .hint(format!("Available values: {names}.")));
     }
     let partition = tenant.partition;
-    if let Some(number) = cluster.start_move(partition, node, options).await? {
-        let started = started.get_or_init(|| Started { partition, number });
-        cluster.wait_for_move(partition, started.number).await?;
+    let (starting, to) = (cluster.clone(), node.to_owned());
+    let number = async move { starting.start_move(partition, &to, options).await }.boxed().shared();
+    let started = started.get_or_init(|| Started { partition, number });
+    if let Some(number) = started.number.clone().await? {
+        cluster.wait_for_move(partition, number).await?;
     }
     Ok(tenant)
 }
@@ -119,14 +125,14 @@ pub(super) async fn move_database(
 /// Cancels the migration of a statement that was cancelled with this error. Returns the error for the
 /// client.
 pub(super) async fn cancel_started(error: Error, started: Option<&Started>, context: &Context) -> Error {
-    let Some(Started { partition, number }) = started else {
-        return error.hint("The table fulmar.migrations shows whether the move has started.");
+    let Some(Started { partition, number }) = started else { return error };
+    let cancelling = async {
+        match number.clone().await? {
+            Some(number) => require_cluster(context)?.cancel_move(*partition, Some(number)).await,
+            None => Ok(()),
+        }
     };
-    let cancelled = match require_cluster(context) {
-        Ok(cluster) => cluster.cancel_move(*partition, Some(*number)).await,
-        Err(error) => Err(error),
-    };
-    match cancelled {
+    match cancelling.await {
         Ok(()) => error.detail("The move was cancelled. The database stays where it was."),
         Err(_) => error
             .detail("The move can no longer be cancelled.")

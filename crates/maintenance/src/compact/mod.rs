@@ -68,7 +68,7 @@ impl Maintenance {
         throttle.begin();
         let cpu_time = throttle.cpu_time();
         let merging = async move {
-            while let Some(work) = Work::of(partition) {
+            while let Some(work) = Work::of(partition).filter(|_| !self.scheduler.is_pulling(partition.id)) {
                 // A copy needs space, so compaction stops while the disk is low.
                 if self.node().disk.is_low() || !self.merge(partition, &work, throttle).await? {
                     break;

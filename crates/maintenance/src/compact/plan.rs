@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use fulmar_mvcc::{NamedSegment, Partition};
 use fulmar_pages::SegmentId;
-use hashbrown::HashSet;
 
 /// A partition with more segments than this is written faster than paced compaction can follow, and
 /// is compacted at full speed.
@@ -29,10 +28,10 @@ impl Work {
         partition.with_named(Work::of_segments)
     }
 
-    /// Returns the merge of all segments that are not among these, and of those between them.
-    pub(crate) fn of_missing(partition: &Partition, own: &HashSet<SegmentId>) -> Option<Work> {
+    /// Returns the merge of all segments that are not in this node's store, and of those between them.
+    pub(crate) fn of_missing(partition: &Partition, is_own: impl Fn(SegmentId) -> bool) -> Option<Work> {
         partition.with_named(|named, page_count| {
-            let is_missing = |named: &NamedSegment| !own.contains(&named.segment.id);
+            let is_missing = |named: &NamedSegment| !is_own(named.segment.id);
             let (first, last) = (named.iter().position(is_missing)?, named.iter().rposition(is_missing)?);
             Some(Work { sources: named[first..=last].to_vec(), page_count, crowded: false })
         })

@@ -56,7 +56,7 @@ impl Maintenance {
         let node = self.node();
         let past = node.old_manifests.read().await;
         let newest = node.store.latest_manifest(partition, epoch, None).await.map_err(store_error)?;
-        let Some(manifest) = newest else { return Ok(None) };
+        let Some(manifest) = newest.filter(|newest| self.is_whole(newest)) else { return Ok(None) };
         let segments = Segments::default();
         let (frames, _) = read_frames(node, &segments, &manifest).await?;
         let mut frames: Vec<(PageNo, Frame)> = frames.into_iter().collect();
@@ -68,11 +68,17 @@ impl Maintenance {
         Ok(Some(Archive { maintenance: self.clone(), manifest, segments, frames, held }))
     }
 
+    /// Returns false for what is left of an on-demand migration that was undone: it names segments of the
+    /// other node.
+    fn is_whole(&self, manifest: &Manifest) -> bool {
+        manifest.segments.iter().all(|segment| self.node().store.has_own_segment(segment.id))
+    }
+
     /// The size of the archive of a partition; `None` if this node has kept nothing.
     pub async fn archive_size(&self, partition: PartitionId, epoch: u32) -> Result<Option<ArchiveSize>> {
         let store = &self.node().store;
         let newest = store.latest_manifest(partition, epoch, None).await.map_err(store_error)?;
-        let Some(newest) = newest else { return Ok(None) };
+        let Some(newest) = newest.filter(|newest| self.is_whole(newest)) else { return Ok(None) };
         let bytes = u64::from(newest.page_count) * fulmar_pages::PAGE_SIZE as u64;
         Ok(Some(ArchiveSize { partition, timestamp: newest.timestamp, bytes }))
     }

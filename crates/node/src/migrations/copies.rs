@@ -427,7 +427,12 @@ impl Node {
         let (false, record) = self.may_own(partition).await? else { return Ok(None) };
         let known = self.catalog().partition(partition);
         let (lineage, epoch) = known.as_ref().map_or((0, u32::MAX), |known| (known.lineage, known.epoch));
-        let size = self.partitions()?.archive_size(partition, Timeline { lineage, epoch }).await?;
+        let size = match self.partitions()?.archive_size(partition, Timeline { lineage, epoch }).await {
+            Ok(size) => size,
+            Err(error) if record.is_none() => return Err(error),
+            // It is incomplete: its manifest is damaged, or was deleted.
+            Err(_) => None,
+        };
         let now_ms = self.environment().unix_time().as_millis() as u64;
         let may_be_creation = |size: &ArchiveSize| {
             let stored_ms = size.timestamp >> CLOCK_BITS;
@@ -444,11 +449,17 @@ impl Node {
 
     /// Deletes the archives that do not fit into the budget, oldest first.
     async fn tidy_archives(&self) -> Result<()> {
+        let warn = |error: &Error| {
+            tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
+        };
         let stored = self.partitions()?.stored_partitions().await?;
         let is_own = |id: &PartitionId| self.owners().owner(*id).is_some_and(|own| own.node == self.id());
         let mut kept = Vec::new();
         for partition in stored.into_iter().filter(|id| !is_own(id)) {
-            kept.extend(self.tidy_archive(partition, self.archive_bytes()).await?);
+            match self.tidy_archive(partition, self.archive_bytes()).await {
+                Ok(archive) => kept.extend(archive),
+                Err(error) => warn(&error),
+            }
         }
         kept.sort_unstable_by_key(|archive| std::cmp::Reverse(archive.timestamp));
         let mut left = self.archive_bytes();
@@ -466,7 +477,7 @@ impl Node {
         loop {
             tokio::time::sleep(TIDY_INTERVAL).await;
             if let Err(error) = self.tidy_archives().await {
-                tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
+                tracing::warn!(%error, "cannot list the databases in this node's store; will retry");
             }
         }
     }

@@ -19,7 +19,7 @@
 //! | killed | what happens |
 //! | --- | --- |
 //! | the node that a client asked | the migration continues; the client reconnects and sees it in `fulmar.migrations` |
-//! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, it copies again |
+//! | the source while copying | a failover gives the partition to another node, which undoes the migration. If the source is back before, or the partition is in its own store, it copies again |
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |

@@ -30,6 +30,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the last round of a copy may take, while the partition is frozen.
 const LAST_ROUND_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum number of pages that the destination of an on-demand migration reads first: as many as fit
+/// into a message.
+const MAX_HOTTEST_PAGES: usize = 90_000;
 /// How long the destination may take to begin to copy pages after an on-demand migration.
 const PULL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the destination may take to open a partition. It is opened later if that fails.
@@ -268,7 +271,8 @@ impl Node {
             Ok(())
         };
         let is_on_demand = journal.options.mechanism == Mechanism::OnDemand;
-        let hottest = self.partitions()?.pages_in_memory(partition);
+        let mut hottest = self.partitions()?.pages_in_memory(partition);
+        hottest.truncate(MAX_HOTTEST_PAGES);
         let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
         let last_round = Some(last_round.boxed());
         let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
@@ -302,6 +306,8 @@ impl Node {
             tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
             return None;
         }
+        // It may have been cancelled when its copy was complete.
+        self.running.copies.lock().remove(&partition);
         let journal = self.read_journal(partition).await.ok().flatten()?;
         let mut report = self.report(partition, &journal, &coordinator.measured);
         sleep(WAITS_DELAY).await;

@@ -405,6 +405,11 @@ impl PageStore {
         Ok(segments)
     }
 
+    /// Returns true if a segment is in this store itself, and not only in a fallback of it.
+    pub fn has_own_segment(&self, id: SegmentId) -> bool {
+        self.store.directory().is_none_or(|directory| directory.join(segment_object(id)).exists())
+    }
+
     /// Reads a part of a segment, for another node.
     pub async fn read_segment(&self, id: SegmentId, span: Span) -> Result<Piece, StoreError> {
         self.get(&segment_object(id), span).await

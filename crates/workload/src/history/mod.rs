@@ -135,23 +135,26 @@ impl History {
     }
 
     /// Every read must return a prefix of the final list, always the same one within a transaction,
-    /// followed by the transaction's own appends. This holds for rejected transactions too.
+    /// followed by the transaction's own appends. In a transaction that did not commit, this holds for
+    /// the reads before its first append: answers after it may be based on commits that are not durable
+    /// yet, and are valid only if the transaction commits.
     fn check_reads(&self, at: usize, transaction: &Transaction) -> Result<(), Anomaly> {
-        let mut own: HashMap<usize, Vec<u32>> = HashMap::new();
+        let mut own_appends: HashMap<usize, Vec<u32>> = HashMap::new();
         let mut seen: HashMap<usize, &[u32]> = HashMap::new();
         for event in &transaction.events {
             match event {
-                Event::Append { key, value } => own.entry(*key).or_default().push(*value),
+                Event::Append { key, value } => own_appends.entry(*key).or_default().push(*value),
                 Event::Undone { .. } => {}
                 Event::Read { key, list } => {
-                    let own = own.get(key).map_or(&[][..], Vec::as_slice);
+                    let own = own_appends.get(key).map_or(&[][..], Vec::as_slice);
                     let Some(others) = list.strip_suffix(own) else {
                         return Err(format!(
                             "T{at} read {list:?} in key {key} without its own appends {own:?}"
                         ));
                     };
                     let whole = if transaction.committed { list } else { others };
-                    if !self.last[*key].starts_with(whole) {
+                    let is_valid = transaction.committed || own_appends.is_empty();
+                    if is_valid && !self.last[*key].starts_with(whole) {
                         let last = &self.last[*key];
                         return Err(format!(
                             "T{at} read {list:?} in key {key}, but the final list is {last:?}"
@@ -301,6 +304,13 @@ mod tests {
         let read = vec![Read { key: 0, list: vec![1] }];
         let dirty = history(vec![(1, 4, false, write()), (2, 3, false, read)], vec![vec![]]);
         assert!(anomaly(dirty).contains("but the final list is"));
+        // The answers of a transaction that has written are valid only if it commits.
+        let after_append = || vec![Append { key: 1, value: 2 }, Read { key: 0, list: vec![1] }];
+        let lists = |committed| if committed { vec![vec![], vec![2]] } else { vec![vec![], vec![]] };
+        let rolled_back = vec![(1, 4, false, write()), (2, 3, false, after_append())];
+        history(rolled_back, lists(false)).check().unwrap();
+        let committed = vec![(1, 4, false, write()), (2, 3, true, after_append())];
+        assert!(anomaly(history(committed, lists(true))).contains("but the final list is"));
     }
 
     #[test]
