@@ -83,7 +83,7 @@ impl History {
         let writers = self.writers()?;
         self.check_last(&writers)?;
         for (at, transaction) in self.transactions.iter().enumerate() {
-            self.check_reads(at, transaction)?;
+            self.check_reads(at, transaction, &writers)?;
         }
         match self.graph(&writers).cycle() {
             None => Ok(()),
@@ -136,9 +136,15 @@ impl History {
 
     /// Every read must return a prefix of the final list, always the same one within a transaction,
     /// followed by the transaction's own appends. In a transaction that did not commit, this holds for
-    /// the reads before its first append: answers after it may be based on commits that are not durable
-    /// yet, and are valid only if the transaction commits.
-    fn check_reads(&self, at: usize, transaction: &Transaction) -> Result<(), Anomaly> {
+    /// the reads before its first append. Answers after it may be based on commits that are not durable
+    /// yet, and are valid only if the transaction commits. If such commits were lost, their values are
+    /// not where it has read them, but none of them had been answered when it began.
+    fn check_reads(
+        &self,
+        at: usize,
+        transaction: &Transaction,
+        writers: &HashMap<u32, (usize, usize)>,
+    ) -> Result<(), Anomaly> {
         let mut own_appends: HashMap<usize, Vec<u32>> = HashMap::new();
         let mut seen: HashMap<usize, &[u32]> = HashMap::new();
         for event in &transaction.events {
@@ -153,9 +159,14 @@ impl History {
                         ));
                     };
                     let whole = if transaction.committed { list } else { others };
-                    let is_valid = transaction.committed || own_appends.is_empty();
-                    if is_valid && !self.last[*key].starts_with(whole) {
-                        let last = &self.last[*key];
+                    let last = &self.last[*key];
+                    let kept = whole.iter().zip(last).take_while(|(read, kept)| read == kept).count();
+                    let is_provisional = !transaction.committed && !own_appends.is_empty();
+                    let was_unanswered = |value: &u32| {
+                        let writer = writers.get(value).map(|(writer, _)| &self.transactions[*writer]);
+                        writer.is_some_and(|writer| writer.ended > transaction.began)
+                    };
+                    if kept < whole.len() && !(is_provisional && whole[kept..].iter().all(was_unanswered)) {
                         return Err(format!(
                             "T{at} read {list:?} in key {key}, but the final list is {last:?}"
                         ));
@@ -309,6 +320,8 @@ mod tests {
         let lists = |committed| if committed { vec![vec![], vec![2]] } else { vec![vec![], vec![]] };
         let rolled_back = vec![(1, 4, false, write()), (2, 3, false, after_append())];
         history(rolled_back, lists(false)).check().unwrap();
+        let rolled_back_before = vec![(1, 2, false, write()), (3, 4, false, after_append())];
+        assert!(anomaly(history(rolled_back_before, lists(false))).contains("but the final list is"));
         let committed = vec![(1, 4, false, write()), (2, 3, true, after_append())];
         assert!(anomaly(history(committed, lists(true))).contains("but the final list is"));
     }
