@@ -74,8 +74,8 @@ pub use fulmar_maintenance::{
     verify_store,
 };
 pub use fulmar_mvcc::{
-    CachedPage, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
-    huge_pages,
+    CachedPage, CarriedSnapshots, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime,
+    TimeSource, huge_pages,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::{

@@ -253,10 +253,15 @@ impl Node {
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer };
         let (environment, own) = (self.environment(), &self.begun().read);
-        let copied = match last_round {
-            Some(last_round) => last_round.await,
-            None => Ok(()),
+        let snapshots = partitions.take_snapshots(partition);
+        let epoch = release.read.record.epoch + 1;
+        let last_round = async {
+            match last_round {
+                Some(last_round) => last_round.await,
+                None => Ok(()),
+            }
         };
+        let (copied, ()) = tokio::join!(last_round, self.send_snapshots(partition, (to, epoch), &snapshots));
         let ended = match &copied {
             Ok(()) => handover::hand_over(environment, self.id(), own, to, &release).await,
             Err(_) => handover::take_back(environment, self.id(), own, &release).await,
@@ -266,7 +271,9 @@ impl Node {
                 partitions.give_up(partition);
                 Ok(Some(closed))
             }
-            Ok(Outcome::Kept(_)) => {
+            Ok(Outcome::Kept(kept)) => {
+                // Transactions continue at their snapshots in any case.
+                let _ = partitions.expect_snapshots(partition, kept.record.epoch, snapshots);
                 self.take_back(partition).await?;
                 Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }

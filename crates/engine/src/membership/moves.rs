@@ -32,6 +32,7 @@ use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, LogPosition, Lsn, Urgency};
 use tokio::time::{Instant, timeout};
 
+use super::carried;
 use super::member::{Member, Move, shared_log};
 use crate::engine::Engine;
 
@@ -173,8 +174,10 @@ impl Engine {
                 .unwrap_or_else(|_| Err(LogError::Unreachable { cause: "timed out".into() }))
                 .map_err(log_error)
         };
-        let (durable, flushed) = tokio::join!(durable, self.flush_moving(member, &partition));
+        let flush = self.flush_moving(member, &partition);
+        let (durable, flushed, snapshots) = tokio::join!(durable, flush, carried::collect(&partition));
         durable.and(flushed)?;
+        *moving.snapshots.lock() = snapshots;
         let position = log.position();
         self.partitions().forget_open(&partition);
         self.partitions().forget_replay(id);
@@ -209,6 +212,7 @@ impl Engine {
     pub fn forget_arrival(&self, id: PartitionId) {
         if let Some(member) = self.member() {
             drop(member.arrivals.take(id));
+            member.snapshots.forget(id);
         }
     }
 

@@ -387,6 +387,7 @@ impl Journal {
     fn send_held(&mut self) {
         if self.is_holding && !self.units.iter().any(Unit::is_compared) {
             self.is_holding = false;
+            message::put(&mut self.unsent, message::REPETITION_ENDED, &[]);
             self.send(true);
         }
     }
@@ -649,6 +650,10 @@ impl Journal {
                 }
                 unit.id = (self.next_id)();
                 put_id(&mut self.unsent, unit.id);
+                match unit.is_compared() {
+                    true => message::put(&mut self.unsent, message::REPEATED, &unit.origin.to_be_bytes()),
+                    false => unit.origin = unit.id,
+                }
             }
             self.unsent.extend_from_slice(&unit.bytes);
         }

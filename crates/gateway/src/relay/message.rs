@@ -16,6 +16,11 @@ pub(crate) const TRANSACTION: u8 = 0x11;
 /// To the session: it is in a failed transaction, because the client's transaction could not be
 /// repeated.
 pub(crate) const FAILED: u8 = 0x12;
+/// To the session, after [`TRANSACTION`]: that transaction repeats one that has begun under this id
+/// (8 bytes), and whose answers the client has got.
+pub(crate) const REPEATED: u8 = 0x13;
+/// To the session: the answers that the client has got are the same again.
+pub(crate) const REPETITION_ENDED: u8 = 0x14;
 /// From the session: it serves the front.
 pub(crate) const ACCEPTED: u8 = 0x01;
 /// From the session: another node owns the partition now. The statements since the last

@@ -22,6 +22,10 @@ impl Session {
 
     /// Handles a message of the front.
     pub(super) async fn handle_front_message(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+        if frame.kind == message::REPETITION_ENDED {
+            self.link.partition.session_mut().end_repetition();
+            return Ok(());
+        }
         if self.link.status() != TransactionStatus::Idle || self.link.implicit {
             return Ok(());
         }
@@ -29,6 +33,12 @@ impl Session {
             message::TRANSACTION => {
                 if let Ok(id) = frame.body.try_into() {
                     self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
+                }
+                Ok(())
+            }
+            message::REPEATED => {
+                if let Ok(origin) = frame.body.try_into() {
+                    self.link.partition.session_mut().repeat_transaction(u64::from_be_bytes(origin));
                 }
                 Ok(())
             }

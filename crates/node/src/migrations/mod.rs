@@ -5,7 +5,8 @@
 //!   Request::Migrate -> journal: copying
 //!                       flush, list, Request::Warm ...        -> reads the pages
 //!                       journal: handing over
-//!                       release, change of owner
+//!                       release, open snapshots      -> keeps them until it opens the partition
+//!                       change of owner
 //!                       Request::Open                         -> opens the partition
 //!                       journal: finished, report
 //!   <- journal in memory
@@ -23,6 +24,7 @@
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
+//! | either end after the snapshots of open transactions were sent ([`snapshots`]) | transactions are repeated at the newest version |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
 //!
 //! # Limits
@@ -33,6 +35,7 @@ mod copies;
 mod observed;
 mod progress;
 mod run;
+mod snapshots;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +61,7 @@ use copies::Arriving;
 pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
+pub(crate) use snapshots::SnapshotsOpening;
 
 /// Number of partitions that a node copies at a time.
 const CONCURRENT: usize = 4;

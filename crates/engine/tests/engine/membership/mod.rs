@@ -2,6 +2,7 @@
 
 mod administration;
 mod arrivals;
+mod carried;
 mod garbage;
 mod random;
 mod rig;
