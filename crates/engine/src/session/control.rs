@@ -102,6 +102,7 @@ impl Session {
             }
         }
         let in_turn = open.turn.is_some();
+        open.end_repetition();
         for attempt in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {
