@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use fulmar_engine::{
-    Archive, ArchiveSize, CachedPages, CarriedSnapshots, CommonStore, DecisionError, Engine, IncomingCopy,
-    LogDurations, OutgoingCopy, Released, Result, Timeline,
+    Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
+    IncomingCopy, LogDurations, OutgoingCopy, Released, Result, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -20,7 +20,7 @@ use futures::future::BoxFuture;
 pub trait Partitions: Send + Sync + 'static {
     /// Opens and flushes a partition, refuses new statements and commits, and writes a durable
     /// `release` record.
-    async fn release(&self, partition: PartitionId) -> Result<Released>;
+    async fn release(&self, partition: PartitionId, closing: Closing) -> Result<Released>;
 
     /// Flushes a partition, and lists the pages that it has in memory.
     async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages>;
@@ -166,8 +166,8 @@ impl EnginePartitions {
 
 #[async_trait]
 impl Partitions for EnginePartitions {
-    async fn release(&self, partition: PartitionId) -> Result<Released> {
-        self.0.release(partition).await
+    async fn release(&self, partition: PartitionId, closing: Closing) -> Result<Released> {
+        self.0.release(partition, closing).await
     }
 
     async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages> {

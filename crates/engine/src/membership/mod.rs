@@ -53,7 +53,7 @@ mod moves;
 
 pub(crate) use inherited::spawn_settling;
 pub(crate) use member::{Member, shared_log};
-pub use moves::{CachedPages, Released};
+pub use moves::{CachedPages, Closing, Released};
 
 use async_trait::async_trait;
 use fulmar_mvcc::IdReservation;

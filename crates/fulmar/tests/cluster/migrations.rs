@@ -179,6 +179,44 @@ async fn report_says_what_was_copied_and_the_destination_is_warm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn baselines_abort_open_transactions_and_no_others() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    execute(&cluster, 0, "shop", "CREATE TABLE log (n INTEGER)").await;
+    let [idle, committing, outside] = [0, 1, 2].map(|node| connect(&cluster, node, "shop"));
+    let (idle, committing, outside) = tokio::join!(idle, committing, outside);
+    for (mechanism, to) in [("stop", (source + 1) % 3), ("flush", source)] {
+        for (client, value) in [(&idle, 1), (&committing, 2)] {
+            let sql = format!("BEGIN; INSERT INTO log VALUES ({value})");
+            with_timeout(&sql, client.batch_execute(&sql)).await.unwrap();
+        }
+        let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING {mechanism}", cluster.name(to));
+        execute(&cluster, 0, "fulmar", &sql).await;
+        assert_eq!(owner(&cluster, 0, "shop").await, to);
+        let failed = [
+            with_timeout("a statement", idle.batch_execute("SELECT count(*) FROM log")).await,
+            with_timeout("a commit", committing.batch_execute("COMMIT")).await,
+        ];
+        for failed in failed {
+            let error = failed.unwrap_err();
+            assert_eq!(error.code().unwrap().code(), "40001", "{error:?}");
+            assert!(message(&error).contains("was aborted, because the database was moved"), "{error:?}");
+        }
+        with_timeout("a rollback", idle.batch_execute("ROLLBACK")).await.unwrap();
+        for client in [&idle, &committing, &outside] {
+            let sql = "INSERT INTO log VALUES (3)";
+            with_timeout(sql, client.batch_execute(sql)).await.unwrap();
+        }
+    }
+    let sql = "SELECT count(*) FROM log WHERE n = 3";
+    let kept: i64 = with_timeout(sql, outside.query_one(sql, &[])).await.unwrap().get(0);
+    let all: i64 =
+        with_timeout("all", outside.query_one("SELECT count(*) FROM log", &[])).await.unwrap().get(0);
+    assert_eq!((kept, all), (6, 6));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn move_can_be_cancelled_until_the_handover() {
     let cluster = start().await;
     fill(&cluster, "shop").await;

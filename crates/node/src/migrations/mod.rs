@@ -357,12 +357,12 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
     };
     match (mechanism, is_private) {
-        (Mechanism::Flush | Mechanism::Albatross, true) => {
+        (Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross, true) => {
             let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
             refused("It is in the store of its node.", hint)
         }
         (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
-            refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
+            refused("It is in the store that all nodes share.", "Use \"albatross\", \"flush\" or \"stop\".")
         }
         _ => Ok(()),
     }

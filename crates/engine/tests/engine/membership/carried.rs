@@ -52,7 +52,7 @@ async fn repeat(member: &Member, origin: u64) -> Client {
 
 /// Hands the partition over, and the snapshots of its transactions before.
 async fn carry_over(rig: &Rig, source: &Member, to: &Member) {
-    source.engine.release(SEVEN).await.unwrap();
+    source.engine.release(SEVEN, Closing::Prepared).await.unwrap();
     let epoch = rig.record(7).await.epoch + 1;
     let snapshots = source.engine.take_snapshots(SEVEN);
     let snapshots = CarriedSnapshots::decode(&snapshots.encode()).unwrap();
@@ -212,7 +212,7 @@ async fn late_and_foreign_snapshots_are_refused() {
     let (mut reader, origin) = begin(&a).await;
     assert_eq!(reader.run(&select(1)).await.unwrap(), int(1000));
     update(&a, "x", "1").await;
-    a.engine.release(SEVEN).await.unwrap();
+    a.engine.release(SEVEN, Closing::Prepared).await.unwrap();
     let snapshots = a.engine.take_snapshots(SEVEN);
     assert!(!snapshots.is_empty() && a.engine.take_snapshots(SEVEN).is_empty());
     let epoch = rig.record(7).await.epoch + 1;
@@ -230,7 +230,7 @@ async fn transaction_continues_if_the_source_keeps_the_partition() {
     let (mut reader, origin) = begin(&a).await;
     assert_eq!(reader.run(&select(1)).await.unwrap(), int(1000));
     update(&a, "x", "1").await;
-    a.engine.release(SEVEN).await.unwrap();
+    a.engine.release(SEVEN, Closing::Prepared).await.unwrap();
     let epoch = rig.record(7).await.epoch + 1;
     let snapshots = a.engine.take_snapshots(SEVEN);
     assert!(a.engine.expect_snapshots(SEVEN, epoch, snapshots).unwrap());
