@@ -61,8 +61,11 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
-    /// Nothing: the source flushes, and the destination's cache is empty (the baseline of ElasTraS
-    /// 7.7).
+    /// Nothing: the source stops serving, flushes, and hands over. The destination's cache is empty
+    /// (a baseline of ElasTraS 7.7).
+    Stop,
+    /// Nothing: the source flushes while it serves, and again when it has stopped (a baseline of
+    /// ElasTraS 7.7).
     Flush,
     /// The pages that the source has cached, in rounds (Albatross, ElasTraS 6).
     Albatross,
@@ -79,7 +82,8 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 6] = [
+    pub const ALL: [Mechanism; 7] = [
+        Mechanism::Stop,
         Mechanism::Flush,
         Mechanism::Albatross,
         Mechanism::Live,
@@ -91,6 +95,7 @@ impl Mechanism {
     /// Its name in SQL and on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Mechanism::Stop => "stop",
             Mechanism::Flush => "flush",
             Mechanism::Albatross => "albatross",
             Mechanism::Live => "live",
@@ -112,7 +117,12 @@ impl Mechanism {
 
     /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
     pub fn needs_common_store(self) -> bool {
-        matches!(self, Mechanism::Flush | Mechanism::Albatross)
+        matches!(self, Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross)
+    }
+
+    /// Whether open transactions are aborted, as in the paper. Otherwise they continue.
+    pub fn aborts_transactions(self) -> bool {
+        matches!(self, Mechanism::Stop | Mechanism::Flush)
     }
 }
 

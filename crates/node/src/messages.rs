@@ -5,6 +5,7 @@
 //! - `session`: everything after it is the gateway's.
 //! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
 //! - `copy`: a partition's pages ([`crate::migrations`]). Its other messages are binary.
+//! - `snapshots`: the snapshots of open transactions ([`crate::migrations`]), also in binary messages.
 //! - `segment`: a part of a segment ([`crate::page_servers`]).
 //! - `control`: one [`Request`] and its [`Answer`].
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
@@ -16,7 +17,7 @@ use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
-use crate::migrations::CopyOpening;
+use crate::migrations::{CopyOpening, SnapshotsOpening};
 use crate::page_servers::SegmentOpening;
 use crate::slow_nodes::Latencies;
 
@@ -32,6 +33,11 @@ pub(crate) enum Opening {
     Copy {
         /// The partition, and the place of the copy among others.
         copy: CopyOpening,
+    },
+    /// The snapshots of open transactions of a partition.
+    Snapshots {
+        /// The partition, and for which handover they are.
+        snapshots: SnapshotsOpening,
     },
     /// Reading a part of a segment.
     Segment {

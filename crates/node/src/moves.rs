@@ -7,7 +7,7 @@ use std::time::Duration;
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
 use fulmar_cluster::migration::Command;
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
-use fulmar_engine::{Error, Result, Timeline, sqlstate};
+use fulmar_engine::{Closing, Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
 use futures::future::BoxFuture;
@@ -214,7 +214,7 @@ impl Node {
         &self,
         partition: PartitionId,
         to: NodeId,
-        transfer: Transfer,
+        (transfer, closing): (Transfer, Closing),
         last_round: Option<BoxFuture<'_, Result<()>>>,
     ) -> Result<Option<Instant>> {
         let _moving = self.begin_handover(partition).await?;
@@ -238,7 +238,7 @@ impl Node {
             partitions.cover(partition).await?;
         }
         let start = Position { incarnation: self.incarnation(), slot: 0 };
-        let (end, closed) = match partitions.release(partition).await {
+        let (end, closed) = match partitions.release(partition, closing).await {
             // Nothing reads positions of local logs.
             Ok(released) if is_local => (start, released.closed),
             Ok(released) => (position(released.end), released.closed),
@@ -253,10 +253,15 @@ impl Node {
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer };
         let (environment, own) = (self.environment(), &self.begun().read);
-        let copied = match last_round {
-            Some(last_round) => last_round.await,
-            None => Ok(()),
+        let snapshots = partitions.take_snapshots(partition);
+        let epoch = release.read.record.epoch + 1;
+        let last_round = async {
+            match last_round {
+                Some(last_round) => last_round.await,
+                None => Ok(()),
+            }
         };
+        let (copied, ()) = tokio::join!(last_round, self.send_snapshots(partition, (to, epoch), &snapshots));
         let ended = match &copied {
             Ok(()) => handover::hand_over(environment, self.id(), own, to, &release).await,
             Err(_) => handover::take_back(environment, self.id(), own, &release).await,
@@ -266,7 +271,9 @@ impl Node {
                 partitions.give_up(partition);
                 Ok(Some(closed))
             }
-            Ok(Outcome::Kept(_)) => {
+            Ok(Outcome::Kept(kept)) => {
+                // Transactions continue at their snapshots in any case.
+                let _ = partitions.expect_snapshots(partition, kept.record.epoch, snapshots);
                 self.take_back(partition).await?;
                 Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }
@@ -344,7 +351,7 @@ impl Node {
         let moves = placed.into_iter().map(|(partition, to)| {
             let moved = &moved;
             async move {
-                match self.hand_over(partition, to, Transfer::Store, None).await {
+                match self.hand_over(partition, to, (Transfer::Store, Closing::Prepared), None).await {
                     Ok(_) => {
                         let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
                         if moved.is_multiple_of(PROGRESS_STEP) || moved == total {

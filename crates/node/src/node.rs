@@ -464,6 +464,7 @@ impl Node {
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
             Opening::Copy { copy } => self.receive_copy(copy, stream).await,
+            Opening::Snapshots { snapshots } => self.receive_snapshots(snapshots, stream).await,
             Opening::Segment { segment } => self.send_segment(segment, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);

@@ -5,7 +5,8 @@
 //!   Request::Migrate -> journal: copying
 //!                       flush, list, Request::Warm ...        -> reads the pages
 //!                       journal: handing over
-//!                       release, change of owner
+//!                       release, open snapshots      -> keeps them until it opens the partition
+//!                       change of owner
 //!                       Request::Open                         -> opens the partition
 //!                       journal: finished, report
 //!   <- journal in memory
@@ -23,6 +24,7 @@
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
+//! | either end after the snapshots of open transactions were sent ([`snapshots`]) | transactions are repeated at the newest version |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
 //!
 //! # Limits
@@ -33,6 +35,7 @@ mod copies;
 mod observed;
 mod progress;
 mod run;
+mod snapshots;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +61,7 @@ use copies::Arriving;
 pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
+pub(crate) use snapshots::SnapshotsOpening;
 
 /// Number of partitions that a node copies at a time.
 const CONCURRENT: usize = 4;
@@ -353,12 +357,12 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
     };
     match (mechanism, is_private) {
-        (Mechanism::Flush | Mechanism::Albatross, true) => {
+        (Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross, true) => {
             let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
             refused("It is in the store of its node.", hint)
         }
         (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
-            refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
+            refused("It is in the store that all nodes share.", "Use \"albatross\", \"flush\" or \"stop\".")
         }
         _ => Ok(()),
     }
