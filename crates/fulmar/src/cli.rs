@@ -2,6 +2,7 @@
 
 mod cert;
 mod cluster;
+mod control;
 mod events;
 mod moves;
 mod node;
@@ -30,6 +31,7 @@ use fulmar_workload::ycsb::Ycsb;
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
+pub use control::{ControlAction, ControlArgs, DecisionsArgs};
 pub use events::EventsArgs;
 pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
@@ -73,6 +75,10 @@ pub enum Command {
     Move(MoveArgs),
     /// Show what the newest moves of tenants have cost
     Moves(MovesArgs),
+    /// Show and change what the cluster's controller may do: settings, pinned tenants, forbidden nodes
+    Control(ControlArgs),
+    /// Show what the controller has decided, why, and what came of it
+    Decisions(DecisionsArgs),
     /// Plan moves that balance a cluster, from a picture of it, and compare planners
     Plan(PlanArgs),
     /// Simulate policies that add and remove nodes on a load trace, and compare their cost

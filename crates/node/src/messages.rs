@@ -10,6 +10,7 @@
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
 use bytes::Bytes;
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -52,7 +53,15 @@ pub(crate) enum Opening {
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Request {
     /// Start to migrate the partition to another node. The default mechanism is the owner's choice.
-    Migrate { partition: u64, to: u32, mechanism: Option<Mechanism>, max_bytes_per_s: Option<u64> },
+    Migrate {
+        partition: u64,
+        to: u32,
+        mechanism: Option<Mechanism>,
+        max_bytes_per_s: Option<u64>,
+        /// The term of the controller that requests it.
+        #[serde(default)]
+        requester: Option<RoleFence>,
+    },
     /// Carry out a command of a migration's coordinator.
     Command { partition: u64, fence: Fence, epoch: u32, action: Action },
     /// Read pages of a partition that will be moved to this node.
