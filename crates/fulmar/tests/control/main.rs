@@ -160,7 +160,8 @@ fn write(url: String, pause: Duration, stop: Arc<AtomicBool>) -> tokio::task::Jo
         let client = try_connect(&url).await.unwrap();
         let mut written = 0_i64;
         while !stop.load(Ordering::Relaxed) {
-            let insert = client.execute("INSERT INTO t VALUES ($1)", &[&written]);
+            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&written];
+            let insert = client.execute("INSERT INTO t VALUES ($1)", &values);
             with_timeout("an insert", insert).await.unwrap_or_else(|error| panic!("{written}: {error:?}"));
             written += 1;
             tokio::time::sleep(pause).await;

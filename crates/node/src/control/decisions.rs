@@ -66,6 +66,7 @@ impl Progress {
     }
 
     /// The number of parts of a decision that have not ended.
+    #[cfg(test)]
     pub fn remaining(&self, decision: u64) -> usize {
         self.open.get(&decision).map_or(0, |open| open.remaining.len())
     }

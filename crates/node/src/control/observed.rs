@@ -252,8 +252,8 @@ mod tests {
         put(&control, forbidden_key("n1"), None);
         assert_eq!(control.marks(), Marks::default());
 
-        let removing = vec![Removing { name: "n2".to_owned(), decision: 1, phase: Phase::Draining }];
-        let plan = PlanRecord { removing, ..PlanRecord::default() };
+        let mut plan = PlanRecord::default();
+        plan.removing.push(Removing { name: "n2".to_owned(), decision: 1, phase: Phase::Draining });
         put(&control, PLAN_KEY.to_owned(), Some(encode(&plan).unwrap()));
         assert!(control.avoids("n2") && control.is_needed(), "a plan is finished in mode off too");
     }

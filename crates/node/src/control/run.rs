@@ -4,7 +4,7 @@
 //! be applied, the term is begun anew ([`Ended`]): the next campaign finds out whether this node is
 //! still the controller, and all records are read again.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
