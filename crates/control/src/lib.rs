@@ -32,3 +32,4 @@ pub mod planners;
 pub mod policy;
 pub mod report;
 pub mod simulator;
+pub mod space_saving;

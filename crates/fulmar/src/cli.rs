@@ -4,6 +4,7 @@ mod cert;
 mod cluster;
 mod control;
 mod events;
+mod load;
 mod moves;
 mod node;
 mod plan;
@@ -19,7 +20,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, MigrateArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{
+    ClusterBenchArgs, CompareArgs, ControlBenchArgs, MigrateArgs, StoreArgs, Suite, cases,
+};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -33,6 +36,7 @@ pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
 pub use control::{ControlAction, ControlArgs, DecisionsArgs};
 pub use events::EventsArgs;
+pub use load::{LoadReportArgs, Switch};
 pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
 pub use plan::PlanArgs;
@@ -161,6 +165,9 @@ pub struct StartArgs {
     /// memory]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
+    /// Flags of the load monitor.
+    #[command(flatten)]
+    pub load: LoadReportArgs,
     /// Free disk space to reserve. Writes are rejected below it. 0 disables the check [default:
     /// 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
@@ -318,6 +325,8 @@ pub enum BenchAction {
     /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
     #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
     Cluster(ClusterBenchArgs),
+    /// Measure what elasticity costs, on this machine
+    Control(ControlBenchArgs),
     /// Move a tenant between nodes under load, and measure what its clients notice
     Migrate(MigrateArgs),
 }

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fulmar_control::report::NodeReport;
 use fulmar_migrate::report::Report;
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::Stream;
@@ -318,6 +319,10 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// All nodes, by id.
     fn nodes(&self) -> Vec<NodeInfo>;
+
+    /// The load reports of all nodes that live, by name, or why there is none: one that does not
+    /// answer within 2 s has none. With the most accessed keys of their partitions if `with_keys`.
+    async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)>;
 
     /// What this node has done as the garbage collector.
     fn collector(&self) -> CollectorStatistics;

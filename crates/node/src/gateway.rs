@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use fulmar_cluster::metadata::{self, Change};
 use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, Position};
+use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
     Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo,
@@ -259,6 +260,10 @@ impl Cluster for Node {
                 }
             })
             .collect()
+    }
+
+    async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)> {
+        Node::load_reports(self, with_keys).await
     }
 
     fn collector(&self) -> CollectorStatistics {

@@ -26,6 +26,7 @@
 //! - `slow_nodes`: finds nodes that are many times slower than the others.
 //! - `migrations`: moves partitions with what their owner has cached.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
+//! - `load`: load reports of all nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -50,6 +51,7 @@ pub mod environment;
 mod error;
 mod forget;
 mod gateway;
+mod load;
 pub mod logs;
 mod messages;
 pub mod metadata;

@@ -12,6 +12,7 @@
 use bytes::Bytes;
 use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
+use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
@@ -92,6 +93,8 @@ pub(crate) enum Request {
     },
     /// Report the number of clients of the partition at this node.
     Sessions { partition: u64 },
+    /// Report the load of this node and its partitions, and the most accessed keys if `keys`.
+    LoadReport { keys: bool },
     /// Report the outcome of a transaction.
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
@@ -146,6 +149,8 @@ pub(crate) enum Answer {
     Latency { us: u64 },
     /// The number of clients.
     Sessions { count: u64 },
+    /// The load of the node.
+    LoadReport(NodeReport),
     /// The transaction was committed.
     Committed,
     /// The transaction was not committed, and cannot be.

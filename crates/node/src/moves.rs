@@ -110,6 +110,7 @@ impl Node {
             Request::Sessions { partition } => {
                 Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
             }
+            Request::LoadReport { keys } => Ok(Answer::LoadReport(self.load_report(keys)?)),
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);
                 self.own_record(partition).await?;

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use fulmar_elastic::provisioner::command::Command;
 use fulmar_elastic::provisioner::processes::{Options, Processes};
 use fulmar_elastic::provisioner::{Provisioner, ProvisionerUrl};
+use fulmar_gateway::KeyMode;
 
 use crate::cli::{MetaUrl, StartArgs};
 
@@ -86,6 +87,18 @@ fn shared(arguments: &StartArgs) -> anyhow::Result<Vec<String>> {
         ("--max-statement-size", Some(arguments.max_statement_size)),
     ];
     sizes.into_iter().for_each(|(flag, size)| add(flag, size.map(|size| size.0.to_string())));
+    let load = &arguments.load;
+    let key_monitoring = match load.key_monitoring {
+        KeyMode::Off => "off",
+        KeyMode::Auto => "auto",
+        KeyMode::On => "on",
+        KeyMode::Full => "full",
+    };
+    add("--cpus", load.cpus.map(|cpus| cpus.to_string()));
+    add("--key-monitoring", Some(key_monitoring.to_owned()));
+    add("--key-window", Some(load.key_window.to_string()));
+    add("--key-count", Some(load.key_count.to_string()));
+    add("--key-watermark", Some(load.key_watermark.to_string()));
     add("--meta-user", security.meta_user.clone());
     add("--store", arguments.store.as_ref().map(ToString::to_string));
     add("--slow-statement", Some(arguments.slow_statement.to_string()));
@@ -122,7 +135,7 @@ mod tests {
     #[test]
     fn shared_arguments_start_a_node_like_this_one() {
         let common = "--meta etcd://h:1/shops --store file:///s --memory 64MB --insecure --site eu --tls-cert /c \
-                      --tls-key /k --provisioner processes:/nodes:7000-7099";
+                      --tls-key /k --cpus 0.5 --key-monitoring on --provisioner processes:/nodes:7000-7099";
         let own = "--data d --sql 127.0.0.1:1 --http 127.0.0.1:2 --rpc 127.0.0.1:3 --node n1";
         let first = start(&format!("fulmar start {own} {common}"));
         let arguments = shared(&first).unwrap();

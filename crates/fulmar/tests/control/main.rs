@@ -30,7 +30,9 @@ const QUICK: &[(&str, &str)] = &[
     ("replace_after", "1h"),
 ];
 
-async fn start(nodes: usize, arguments: Vec<String>) -> Cluster {
+/// Starts nodes with the stated capacity of a tenth of a CPU, which any busy client exceeds.
+async fn start(nodes: usize, mut arguments: Vec<String>) -> Cluster {
+    arguments.extend(["--cpus".to_owned(), "0.1".to_owned()]);
     let setup = ClusterSetup { nodes, arguments, ..ClusterSetup::default() };
     Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap()
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fulmar_control::report::NodeReport;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
     Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo, Owner,
@@ -117,6 +118,10 @@ impl Cluster for Member {
             owners.get(&partition).is_some_and(|owner| owner.epoch != epoch)
         };
         let _ = owners.wait_for(changed).await;
+    }
+
+    async fn load_reports(&self, _: bool) -> Vec<(String, Result<NodeReport>)> {
+        Vec::new()
     }
 
     async fn open_session_stream(&self, node: u32) -> Result<Stream> {
