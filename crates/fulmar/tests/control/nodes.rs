@@ -13,7 +13,7 @@ async fn cluster_grows_and_shrinks_with_its_load_without_a_failed_transaction() 
     let writer = write(cluster.url(0, "a"), Duration::from_millis(200), stop.clone());
     set(&cluster, 0, QUICK);
     set(&cluster, 0, &[("max_nodes", "2")]);
-    set(&cluster, 0, &[("policy", "thresholds"), ("cool_down", "2s"), ("mode", "on")]);
+    set(&cluster, 0, &[("cool_down", "2s"), ("mode", "on")]);
     let clients: Vec<_> = names.iter().map(|name| burn(cluster.url(0, name), stop_load.clone())).collect();
 
     wait_for_nodes(&cluster, 0, &["auto-1 alive", "n1 alive"]).await;

@@ -6,7 +6,11 @@ use fulmar_control::forecast::{Selector, SelectorSettings};
 use fulmar_control::policy::Outlook;
 use fulmar_elastic::settings::ControlSettings;
 
-/// The longest horizon, in steps.
+/// The horizon in starts of a node: a plan over time adds a node only if that pays within the horizon,
+/// and a change takes the start of a node, and then the moves to it.
+const STARTS: f64 = 4.0;
+/// Bounds of the horizon, in steps.
+const MIN_HORIZON: f64 = 15.0;
 const MAX_HORIZON: f64 = 60.0;
 /// One season, and the maximum of its steps.
 const SEASON_S: f64 = 86_400.0;
@@ -27,8 +31,8 @@ impl Forecast {
     /// An empty series.
     pub fn new(settings: &ControlSettings) -> Forecast {
         let step_s = step_s(settings);
-        let horizon = (settings.policy.node_start_s / step_s).ceil() + 1.0;
-        let horizon = horizon.clamp(1.0, MAX_HORIZON) as usize;
+        let horizon = (STARTS * settings.policy.node_start_s / step_s).ceil();
+        let horizon = horizon.clamp(MIN_HORIZON, MAX_HORIZON) as usize;
         let period = (SEASON_S / step_s).clamp(1.0, MAX_PERIOD) as usize;
         let selector = Selector::new(SelectorSettings::new(horizon, period));
         let outlook = Outlook { step_s, ..Outlook::default() };
@@ -72,7 +76,7 @@ mod tests {
         assert!(forecast.outlook().loads.is_empty(), "the first step has not ended");
         forecast.observe(2.0, 60.0);
         let outlook = forecast.outlook();
-        assert_eq!((outlook.loads.len(), outlook.step_s), (2, 60.0), "a minute ahead, and one more");
+        assert_eq!((outlook.loads.len(), outlook.step_s), (15, 60.0));
         assert!((outlook.loads[0] - 2.0).abs() < 0.2, "{outlook:?}");
     }
 }

@@ -343,7 +343,7 @@ impl Run {
                     }),
                 );
                 let parts = nodes.iter().cloned().map(Part::Node).collect();
-                self.record(&decision, None, parts, Some(next)).await.map(drop)
+                self.record(&decision, None, None, parts, Some(next)).await.map(drop)
             }
             Action::KeepNodes { nodes } => self.keep_nodes(nodes, &decision).await,
             Action::Move { moves, .. } => {
@@ -362,6 +362,7 @@ impl Run {
 
     async fn add_nodes(&mut self, count: usize, decision: &Decision) -> Result<(), Ended> {
         let (names, number) = (self.new_names(count), self.next_decision);
+        let what = format!("add {}", texts::listed(&names));
         let mut next = self.plan.clone();
         let adding = |name: &String| Adding { name: name.clone(), decision: number };
         next.adding.extend(names.iter().map(adding));
@@ -370,7 +371,7 @@ impl Run {
             next.replaced.extend(nodes.iter().cloned());
         }
         let parts = names.into_iter().map(Part::Node).collect();
-        self.record(decision, None, parts, Some(next)).await.map(drop)
+        self.record(decision, Some(what), None, parts, Some(next)).await.map(drop)
     }
 
     /// Keeps nodes that are being drained.
@@ -385,7 +386,7 @@ impl Run {
             }
         }
         let parts: Vec<Part> = nodes.iter().cloned().map(Part::Node).collect();
-        let number = self.record(decision, None, parts.clone(), Some(next)).await?;
+        let number = self.record(decision, None, None, parts.clone(), Some(next)).await?;
         parts.iter().for_each(|part| self.progress.end(number, part, Ok(())));
         Ok(())
     }
@@ -395,7 +396,7 @@ impl Run {
             return Ok(());
         }
         let parts = found.iter().map(|(partition, _)| Part::Move(*partition)).collect();
-        let number = self.record(decision, None, parts, None).await?;
+        let number = self.record(decision, None, None, parts, None).await?;
         let queued = |(partition, to)| Queued { partition, to, decision: number };
         self.moves.push(found.into_iter().map(queued));
         Ok(())
@@ -411,13 +412,14 @@ impl Run {
             return Ok(());
         }
         let outcome = not_done(OutcomeResult::Advised, why, unix_ms());
-        self.record(decision, Some(outcome), Vec::new(), None).await.map(drop)
+        self.record(decision, None, Some(outcome), Vec::new(), None).await.map(drop)
     }
 
     /// Records a decision, and the plan that follows from it. Returns its number.
     async fn record(
         &mut self,
         decision: &Decision,
+        what: Option<String>,
         outcome: Option<OutcomeRecord>,
         parts: Vec<Part>,
         plan: Option<PlanRecord>,
@@ -426,7 +428,7 @@ impl Run {
         let mode = self.settings.mode.name();
         let mut record = DecisionRecord::new(number, unix_ms(), self.node.name(), mode);
         texts::kind(&decision.action).clone_into(&mut record.action);
-        record.what = texts::what(&decision.action);
+        record.what = what.unwrap_or_else(|| texts::what(&decision.action));
         record.why = decision.reasons.iter().map(texts::why).collect();
         record.predicted = texts::predicted(&decision.predicted);
         record.decision = shortened(decision);
