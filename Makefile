@@ -43,8 +43,8 @@ demo:
 
 test: tools
 	@scripts/need $(NEEDS) psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl \
-	    ip:iproute2 unshare:util-linux
-	cargo test --workspace
+	    ip:iproute2 unshare:util-linux python3:python3
+	scripts/test
 	$(MAKE) drivers
 	tests/clients/run --server target/debug/fulmar
 

@@ -186,11 +186,13 @@ async fn check(cluster: &Cluster, load: Load, seed: u64, records: &[Record]) -> 
     summary
 }
 
-/// Starts the nodes, each with a small disk and a proxy to the store.
+/// Starts the nodes, each with a small disk and a proxy to the common store, if there is one.
 async fn start(cluster: &mut Cluster) -> (Vec<Proxy>, Vec<Disk>) {
     let (mut proxies, mut disks) = (Vec::new(), Vec::new());
     for node in 0..cluster.nodes() {
-        proxies.push(Proxy::start(cluster, node, HUB).await);
+        if cluster.s3().is_some() {
+            proxies.push(Proxy::start(cluster, node, HUB).await);
+        }
         disks.push(Disk::mount(cluster.data(node)));
         cluster.start_node(node).await.unwrap();
     }

@@ -10,6 +10,9 @@
 //! ```
 //!
 //! The source of a migration coordinates it, so killing the source kills the coordinator.
+//!
+//! Both with a common store, and with a store in each node's data directory. There the databases of a
+//! node that was killed wait until it has started again, and moves copy the databases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fulmar_workload::server::Cluster;
+use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore};
 use rand::RngExt;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -32,7 +35,7 @@ use super::{
     setup, start,
 };
 
-const LOAD: Load = Load { tenants: 10, local_tenants: 0, clients: 8, keys: 8 };
+const TENANTS: usize = 10;
 /// Each moves its own tenants.
 const MOVERS: usize = 5;
 /// Rows of a kilobyte in each tenant, so that there is something to copy.
@@ -47,23 +50,66 @@ const MAX_REPORTS: usize = 1000;
 /// Fewer would test little.
 const MIN_MOVES_PER_S: usize = 1;
 
-#[test]
-fn tenants_that_are_moved_all_the_time_lose_nothing() {
-    in_private("moves::tenants_that_are_moved_all_the_time_lose_nothing", run);
+/// Where the databases are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stores {
+    Common,
+    Private,
 }
 
-async fn run(seed: u64, seconds: u64) {
-    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup()).unwrap();
+impl Stores {
+    fn setup(self) -> ClusterSetup {
+        match self {
+            Stores::Common => setup(),
+            Stores::Private => ClusterSetup {
+                store: ClusterStore::Private,
+                arguments: vec!["--archives".to_owned(), "16MiB".to_owned()],
+                ..setup()
+            },
+        }
+    }
+
+    fn load(self) -> Load {
+        let local_tenants = if self == Stores::Private { TENANTS } else { 0 };
+        Load { tenants: TENANTS, local_tenants, clients: 8, keys: 8 }
+    }
+
+    /// The mechanisms of moves.
+    fn using(self) -> &'static [&'static str] {
+        match self {
+            Stores::Common => &["", " USING albatross", " USING flush"],
+            Stores::Private => &["", " USING live", " USING 'on-demand'", " USING bulk"],
+        }
+    }
+}
+
+#[test]
+fn tenants_that_are_moved_all_the_time_lose_nothing() {
+    in_private("moves::tenants_that_are_moved_all_the_time_lose_nothing", |seed, seconds| {
+        run(Stores::Common, seed, seconds)
+    });
+}
+
+#[test]
+fn tenants_that_are_moved_between_stores_lose_nothing() {
+    in_private("moves::tenants_that_are_moved_between_stores_lose_nothing", |seed, seconds| {
+        run(Stores::Private, seed, seconds)
+    });
+}
+
+async fn run(stores: Stores, seed: u64, seconds: u64) {
+    let mut cluster = Cluster::prepare(Path::new(env!("CARGO_BIN_EXE_fulmar")), stores.setup()).unwrap();
     let (proxies, disks) = start(&mut cluster).await;
-    create_tenants(&cluster, LOAD).await;
+    let load = stores.load();
+    create_tenants(&cluster, load).await;
     fill_tenants(&cluster).await;
     let targets = (0..cluster.nodes()).map(|node| cluster.target(node)).collect();
-    let shared = Arc::new(Shared::new(targets, LOAD));
+    let shared = Arc::new(Shared::new(targets, load));
     let time = Duration::from_secs(seconds);
 
     shared.gentle.store(true, Ordering::Relaxed);
     let clients = Clients::start(shared.clone(), seed);
-    let movers = Movers::start(&cluster, shared.clone(), seed);
+    let movers = Movers::start(&cluster, shared.clone(), stores, seed);
     sleep(time / GENTLE_SHARE).await;
     let gentle = movers.stop(&cluster).await;
     let mut records = clients.stop(&cluster).await;
@@ -79,12 +125,12 @@ async fn run(seed: u64, seconds: u64) {
 
     shared.gentle.store(false, Ordering::Relaxed);
     let clients = Clients::start(shared.clone(), seed + 1);
-    let movers = Movers::start(&cluster, shared.clone(), seed + 1);
+    let movers = Movers::start(&cluster, shared.clone(), stores, seed + 1);
     let mut faults = Faults {
         cluster: &mut cluster,
         proxies: &proxies,
         disks: &disks,
-        tenants: LOAD.tenants,
+        tenants: TENANTS,
         random: StdRng::seed_from_u64(seed),
         injected: Injected::default(),
     };
@@ -95,7 +141,7 @@ async fn run(seed: u64, seconds: u64) {
     println!("with faults: {moves:?}");
     let ended = timeout(SETTLE_TIMEOUT, wait_for_end(&cluster)).await;
     ended.unwrap_or_else(|_| panic!("migrations do not end:\n{}", logs(&cluster)));
-    let summary = check(&cluster, LOAD, seed, &records).await;
+    let summary = check(&cluster, load, seed, &records).await;
     println!("{summary}");
     println!("{injected}");
     let migrations = check_reports(&cluster).await;
@@ -109,7 +155,7 @@ async fn run(seed: u64, seconds: u64) {
 }
 
 async fn fill_tenants(cluster: &Cluster) {
-    for tenant in 0..LOAD.tenants {
+    for tenant in 0..TENANTS {
         let client = connect(&cluster.target(0), &database(tenant)).await.unwrap();
         let sql = format!(
             "CREATE TABLE filler(id INTEGER PRIMARY KEY, text TEXT); \
@@ -152,12 +198,12 @@ struct Movers {
 }
 
 impl Movers {
-    fn start(cluster: &Cluster, shared: Arc<Shared>, seed: u64) -> Movers {
+    fn start(cluster: &Cluster, shared: Arc<Shared>, stores: Stores, seed: u64) -> Movers {
         let stop = Arc::new(AtomicBool::new(false));
         let names: Vec<String> = (0..cluster.nodes()).map(|node| cluster.name(node).to_owned()).collect();
         let tasks = (0..MOVERS).map(|number| {
             let random = StdRng::seed_from_u64(seed << 8 | 0x80 | number as u64);
-            let mover = Mover { number, shared: shared.clone(), names: names.clone(), random };
+            let mover = Mover { number, shared: shared.clone(), stores, names: names.clone(), random };
             tokio::spawn(mover.run(stop.clone()))
         });
         Movers { tasks: tasks.collect(), stop }
@@ -180,6 +226,7 @@ impl Movers {
 struct Mover {
     number: usize,
     shared: Arc<Shared>,
+    stores: Stores,
     /// Of the nodes.
     names: Vec<String>,
     random: StdRng,
@@ -189,7 +236,7 @@ impl Mover {
     async fn run(mut self, stop: Arc<AtomicBool>) -> Moves {
         let mut moves = Moves::default();
         while !stop.load(Ordering::Relaxed) {
-            let tenant = self.number + MOVERS * self.random.random_range(0..LOAD.tenants / MOVERS);
+            let tenant = self.number + MOVERS * self.random.random_range(0..TENANTS / MOVERS);
             let through = self.random.random_range(0..self.names.len());
             match timeout(ANSWER_TIMEOUT, connect(&self.shared.targets[through], "fulmar")).await {
                 Ok(Ok(admin)) => self.move_tenant(&database(tenant), &admin, &mut moves).await,
@@ -203,7 +250,8 @@ impl Mover {
 
     async fn move_tenant(&mut self, tenant: &str, admin: &Connection, moves: &mut Moves) {
         let to = self.names[self.random.random_range(0..self.names.len())].clone();
-        let using = ["", " USING albatross", " USING flush"][self.random.random_range(0..3)];
+        let mechanisms = self.stores.using();
+        let using = mechanisms[self.random.random_range(0..mechanisms.len())];
         let limit = match self.random.random_bool(0.4) {
             true => format!(" LIMIT '{}kB'", self.random.random_range(50..1000)),
             false => String::new(),
@@ -293,6 +341,7 @@ impl Faults<'_> {
                 60..70 => self.cut(node).await,
                 70..82 => self.cut_ends(source, destination).await,
                 82..88 => self.stop(node).await,
+                _ if self.proxies.is_empty() => self.kill_etcd().await,
                 88..92 => self.kill_etcd().await,
                 92..96 => self.delay_store(node).await,
                 _ => self.fail_store(node).await,

@@ -12,6 +12,7 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use super::control_group::ControlGroup;
 use super::network::{HUB, Network};
 use super::ports::ReservedPort;
 use super::usage::ProcessTree;
@@ -88,6 +89,8 @@ struct ClusterNode {
     /// Environment variables of its next start.
     environment: Vec<(String, String)>,
     child: Option<Child>,
+    /// Bounds its CPU time. Dropped after the child has ended.
+    group: Option<ControlGroup>,
 }
 
 /// A cluster. Dropping it kills its processes, by their ids, and removes its data.
@@ -163,7 +166,16 @@ impl Cluster {
             [ReservedPort::reserve_free()?, ReservedPort::reserve_free()?, ReservedPort::reserve_free()?];
         let (data, log) = (self.path(&name), self.path(&format!("{name}.log")));
         let (arguments, environment) = (Vec::new(), Vec::new());
-        self.nodes.push(ClusterNode { name, data, log, ports, arguments, environment, child: None });
+        self.nodes.push(ClusterNode {
+            name,
+            data,
+            log,
+            ports,
+            arguments,
+            environment,
+            child: None,
+            group: None,
+        });
         Ok(number)
     }
 
@@ -260,7 +272,20 @@ impl Cluster {
         let log =
             File::options().create(true).append(true).open(&node.log).context("could not open a log")?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        node.child = Some(command.spawn().with_context(|| format!("could not run {command:?}"))?);
+        let child = command.spawn().with_context(|| format!("could not run {command:?}"))?;
+        let pid = Pid::from_child(&child).as_raw_nonzero().get();
+        node.child = Some(child);
+        node.group.as_ref().map_or(Ok(()), |group| group.add_process(pid))
+    }
+
+    /// Limits the CPU time of a node, from now on.
+    pub fn limit_cpus(&mut self, number: usize, cpus: f64) -> anyhow::Result<()> {
+        let node = &mut self.nodes[number];
+        let group = ControlGroup::with_cpus(&node.name, cpus)?;
+        if let Some(child) = &node.child {
+            group.add_process(Pid::from_child(child).as_raw_nonzero().get())?;
+        }
+        node.group = Some(group);
         Ok(())
     }
 

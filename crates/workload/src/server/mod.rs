@@ -7,9 +7,9 @@
 
 mod certificate;
 mod cluster;
+mod control_group;
 mod etcd;
 mod fulmar;
-mod memory_group;
 mod network;
 mod ports;
 mod postgres;
@@ -30,9 +30,9 @@ use tempfile::TempDir;
 
 pub use self::certificate::{Certificate, certificate};
 pub use self::cluster::{Cluster, ClusterSetup, ClusterStore};
+pub use self::control_group::ControlGroup;
 pub use self::etcd::{Etcd, EtcdCertificates, EtcdSetup};
 pub use self::fulmar::Fulmar;
-pub use self::memory_group::MemoryGroup;
 pub use self::network::{HUB, Network, run_in_private};
 use self::ports::ReservedPort;
 pub use self::postgres::Postgres;

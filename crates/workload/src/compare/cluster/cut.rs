@@ -57,7 +57,7 @@ async fn cut_nodes(
         let samples: Vec<Samples> = active.iter().map(|_| Rc::new(RefCell::new(Vec::new()))).collect();
         for (number, (database, samples)) in active.iter().zip(&samples).enumerate() {
             let targets = others.iter().map(|other| cluster.target(*other).with_database(database)).collect();
-            clients.spawn_local(probe::run(targets, number % others.len(), samples.clone()));
+            clients.spawn_local(probe::run(targets, number % others.len(), probe::INTERVAL, samples.clone()));
         }
         tokio::time::sleep(QUIET).await;
         let cut = Instant::now();

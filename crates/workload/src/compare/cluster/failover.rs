@@ -48,7 +48,7 @@ async fn kill_nodes(
     for (database, samples) in active.iter().zip(&samples) {
         let targets = (0..NODES).map(|node| cluster.target(node).with_database(database)).collect();
         let home = rand::rng().random_range(0..NODES);
-        clients.spawn_local(probe::run(targets, home, samples.clone()));
+        clients.spawn_local(probe::run(targets, home, probe::INTERVAL, samples.clone()));
     }
     let mut times = Vec::new();
     let mut failures: BTreeMap<String, usize> = BTreeMap::new();

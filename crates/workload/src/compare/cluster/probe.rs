@@ -10,8 +10,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::Target;
 use crate::client::{Client, Error};
 
-/// The interval between a client's transactions.
-const INTERVAL: Duration = Duration::from_millis(500);
+/// The interval between a client's transactions, unless a case needs another one.
+pub(super) const INTERVAL: Duration = Duration::from_millis(500);
 /// Pause before a client connects again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// A transaction without an answer within this time has failed.
@@ -33,12 +33,12 @@ pub(super) struct Sample {
 /// The samples of one tenant.
 pub(super) type Samples = Rc<RefCell<Vec<Sample>>>;
 
-/// Runs transactions in a tenant until it is dropped. Connects to the node `home`, and to the next
+/// Runs transactions in a tenant until it is dropped, one each `every`. Connects to the node `home`, and to the next
 /// one when the connection is lost. `targets` are the tenant's addresses, one per node.
-pub(super) async fn run(targets: Vec<Target>, home: usize, samples: Samples) {
-    let mut interval = tokio::time::interval(INTERVAL);
+pub(super) async fn run(targets: Vec<Target>, home: usize, every: Duration, samples: Samples) {
+    let mut interval = tokio::time::interval(every);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::time::sleep(INTERVAL.mul_f64(rand::rng().random_range(0.0..1.0))).await;
+    tokio::time::sleep(every.mul_f64(rand::rng().random_range(0.0..1.0))).await;
     let mut gateway = home;
     let mut client: Option<Client> = None;
     loop {

@@ -69,7 +69,12 @@ async fn take_over(
             for (number, (database, samples)) in databases.iter().zip(&samples).enumerate() {
                 let targets =
                     nodes.iter().map(|node| cluster.target(*node).with_database(database)).collect();
-                clients.spawn_local(probe::run(targets, number % nodes.len(), samples.clone()));
+                clients.spawn_local(probe::run(
+                    targets,
+                    number % nodes.len(),
+                    probe::INTERVAL,
+                    samples.clone(),
+                ));
             }
             samples
         };

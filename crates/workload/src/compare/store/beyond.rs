@@ -21,7 +21,7 @@ use super::super::rounds::{Pair, Progress, Side};
 use super::StoreArgs;
 use crate::keys::Distribution;
 use crate::run::{RunOptions, run};
-use crate::server::{Fulmar, MemoryGroup, Postgres, Product, Server};
+use crate::server::{ControlGroup, Fulmar, Postgres, Product, Server};
 use crate::tenants;
 use crate::ycsb::Ycsb;
 
@@ -93,9 +93,9 @@ async fn start(
     memory_bytes: u64,
     group_bytes: u64,
     notes: &mut Vec<String>,
-) -> anyhow::Result<(Option<MemoryGroup>, Server)> {
+) -> anyhow::Result<(Option<ControlGroup>, Server)> {
     let server = Server::start(product, memory_bytes, CONNECTIONS as u32).await?;
-    let group = MemoryGroup::new(server.name(), group_bytes)
+    let group = ControlGroup::with_memory(server.name(), group_bytes)
         .and_then(|group| group.add_server(&server).map(|()| group));
     let group = group.inspect_err(|error| {
         notes.push(format!("{}: kernel page cache is not bounded: {error:#}", server.name()))

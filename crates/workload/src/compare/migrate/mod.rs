@@ -6,6 +6,12 @@
 //! windows without one.
 //!
 //! Failed transactions are counted in many more moves, one after the other, of a small tenant.
+//!
+//! `live` has three more cases: [`dump`], [`relief`] and [`scale_out`].
+
+mod dump;
+mod relief;
+mod scale_out;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,7 +54,8 @@ const WARM_UP: Duration = Duration::from_secs(1);
 pub struct MigrateArgs {
     /// Run only this case (repeatable): albatross-failed, albatross-pause-ms (with
     /// albatross-pause-worst-ms, albatross-after-percent and albatross-bytes-ratio), the same with
-    /// another --mechanism, and delta-bytes-ratio
+    /// another --mechanism; delta-bytes-ratio; with live also live-vs-dump-ratio, overload-relief
+    /// and lost-work-s
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// How the tenant is moved. albatross and flush: in a common store; the others: between stores of the
@@ -127,7 +134,34 @@ static DELTA: [Case; 1] = [row(
     Bound::AtMost(0.1),
 )];
 
+/// Further cases of `live`.
+static LIVE_ONLY: [Case; 3] = [
+    row(
+        "live-vs-dump-ratio",
+        "duration of pg_dump into psql over that of a move, without load",
+        "ratio",
+        Bound::AtLeast(2.0),
+    ),
+    row(
+        "overload-relief",
+        "latency of a tenant 30 s after it was moved off an overloaded node, over that before",
+        "ratio",
+        Bound::AtMost(0.8),
+    ),
+    row(
+        "lost-work-s",
+        "work lost while the load doubles and half of the tenants are moved to a second node",
+        "s",
+        Bound::AtMost(3.0),
+    ),
+];
+
 impl MigrateArgs {
+    /// The cases that only one mechanism has.
+    fn further_cases(&self) -> &'static [Case] {
+        if self.mechanism == "live" { &LIVE_ONLY } else { &[] }
+    }
+
     fn cases(&self) -> &'static [Case] {
         match self.mechanism.as_str() {
             "flush" => &FLUSH,
@@ -151,10 +185,10 @@ impl MigrateArgs {
 
     /// Fails if a case does not exist.
     fn check(&self) -> anyhow::Result<()> {
-        let cases = self.cases();
-        match self.case.iter().find(|name| cases.iter().all(|case| case.name != name.as_str())) {
+        let names = || self.cases().iter().chain(self.further_cases()).map(|case| case.name);
+        match self.case.iter().find(|name| names().all(|case| case != name.as_str())) {
             Some(unknown) => {
-                let names = cases.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
+                let names = names().collect::<Vec<_>>().join(", ");
                 anyhow::bail!("unknown case \"{unknown}\"; the cases are {names}")
             }
             None => Ok(()),
@@ -193,16 +227,25 @@ pub async fn migrate(arguments: &MigrateArgs, binary: PathBuf) -> anyhow::Result
 
 async fn measure(arguments: &MigrateArgs, binary: &Path) -> anyhow::Result<Vec<CaseResult>> {
     arguments.check()?;
-    let progress = Progress::new();
-    progress.step("starting etcd, the store and three nodes");
-    let archives = ["--archives".to_owned(), format!("{}MiB", arguments.size_mib * 4)];
-    let setup = ClusterSetup {
-        store: if arguments.is_private() { ClusterStore::Private } else { ClusterStore::S3 },
-        arguments: if arguments.mechanism == "delta" { archives.to_vec() } else { Vec::new() },
-        memory_bytes: arguments.memory_mib << 20,
-        ..ClusterSetup::default()
-    };
-    let bench = Bench { arguments, cluster: Cluster::start(binary, setup).await?, progress };
+    let mut results = Vec::new();
+    if arguments.wants(arguments.cases()) {
+        results = moves(&Bench::start(arguments, binary).await?).await?;
+    }
+    for case in arguments.further_cases().iter().filter(|case| arguments.wants(std::slice::from_ref(case))) {
+        results.push(match case.name {
+            "live-vs-dump-ratio" => dump::measure(arguments, binary, case).await?,
+            "overload-relief" => relief::measure(arguments, binary, case).await?,
+            _ => scale_out::measure(arguments, binary, case).await?,
+        });
+    }
+    results
+        .retain(|result| arguments.case.is_empty() || arguments.case.iter().any(|name| name == result.name));
+    Ok(results)
+}
+
+/// The cases that all mechanisms have.
+async fn moves(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>> {
+    let arguments = bench.arguments;
     if arguments.mechanism == "delta" {
         return Ok(vec![bench.moves_back(&DELTA[0]).await?]);
     }
@@ -215,8 +258,6 @@ async fn measure(arguments: &MigrateArgs, binary: &Path) -> anyhow::Result<Vec<C
         let moves = bench.large_moves().await?;
         results.extend(summary(arguments, &moves, measured)?);
     }
-    results
-        .retain(|result| arguments.case.is_empty() || arguments.case.iter().any(|name| name == result.name));
     Ok(results)
 }
 
@@ -224,6 +265,21 @@ struct Bench<'a> {
     arguments: &'a MigrateArgs,
     cluster: Cluster,
     progress: Progress,
+}
+
+impl<'a> Bench<'a> {
+    async fn start(arguments: &'a MigrateArgs, binary: &Path) -> anyhow::Result<Bench<'a>> {
+        let progress = Progress::new();
+        progress.step("starting etcd, the store and three nodes");
+        let archives = ["--archives".to_owned(), format!("{}MiB", arguments.size_mib * 4)];
+        let setup = ClusterSetup {
+            store: if arguments.is_private() { ClusterStore::Private } else { ClusterStore::S3 },
+            arguments: if arguments.mechanism == "delta" { archives.to_vec() } else { Vec::new() },
+            memory_bytes: arguments.memory_mib << 20,
+            ..ClusterSetup::default()
+        };
+        Ok(Bench { arguments, cluster: Cluster::start(binary, setup).await?, progress })
+    }
 }
 
 impl Bench<'_> {
