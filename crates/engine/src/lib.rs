@@ -76,7 +76,6 @@ pub use fulmar_maintenance::{
 };
 pub use fulmar_mvcc::{
     CachedPage, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
-    huge_pages,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::sql::AccessedKeys;

@@ -32,7 +32,7 @@
 //! | [`spilled_pages`], [`segment_draft`] | changed pages that do not fit into memory |
 //! | [`partitions`] | all partitions of the node |
 //! | [`node`] | what the partitions of a node share |
-//! | [`memory`], [`page_memory`], [`huge_pages`] | the budget and the memory of pages |
+//! | [`memory`], [`page_memory`] | the budget and the memory of pages |
 //! | [`cache`], [`reserve`], [`watch`] | eviction, reservations, the sweeper |
 //! | [`disk`], [`clock`], [`ownership`] | disk space, time, ownership of the store |
 //! | [`error`] | errors that clients get |
@@ -55,7 +55,6 @@ mod cache;
 mod clock;
 mod disk;
 mod error;
-pub mod huge_pages;
 mod memory;
 mod node;
 mod ownership;

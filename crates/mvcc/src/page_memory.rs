@@ -16,9 +16,8 @@
 //! ([`give_back`]): the slot remains, its memory is discarded, and reads as zeros when the slot is
 //! reused.
 //!
-//! Regions may be backed by huge pages, so that one of our pages needs no page table entry of its
-//! own, with two exceptions: the first 8 MiB, so that a small node stays small; and ranges where
-//! memory was returned, or the kernel would fill them up again.
+//! Regions are not backed by huge pages, with which a small node would not stay small, and the kernel
+//! would fill up ranges whose memory was returned (decision 0016).
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;
@@ -31,10 +30,6 @@ use parking_lot::Mutex;
 
 /// Size of a region.
 const REGION_BYTES: usize = 64 << 20;
-/// Size of a huge page.
-const HUGE_BYTES: usize = 2 << 20;
-/// Part of the first region that is not backed by huge pages.
-const SMALL_BYTES: usize = 8 << 20;
 /// Slots moved between a thread and the shared pool at a time.
 const BATCH: usize = 16;
 /// Minimum number of spare slots that are kept: 4 MiB.
@@ -152,7 +147,6 @@ struct Pool {
     empty: Vec<NonNull<Page>>,
     /// The unused rest of the newest region: its first slot, and the number of slots.
     fresh: (*mut Page, usize),
-    regions: usize,
     /// Number of slots with memory: in use, or spare.
     taken: usize,
 }
@@ -160,13 +154,8 @@ struct Pool {
 // SAFETY: it owns the memory that its pointers refer to.
 unsafe impl Send for Pool {}
 
-static POOL: Mutex<Pool> = Mutex::new(Pool {
-    spare: Vec::new(),
-    empty: Vec::new(),
-    fresh: (ptr::null_mut(), 0),
-    regions: 0,
-    taken: 0,
-});
+static POOL: Mutex<Pool> =
+    Mutex::new(Pool { spare: Vec::new(), empty: Vec::new(), fresh: (ptr::null_mut(), 0), taken: 0 });
 
 impl Pool {
     fn take(&mut self, count: usize, into: &mut Vec<NonNull<Page>>) {
@@ -186,8 +175,7 @@ impl Pool {
             return slot;
         }
         if self.fresh.1 == 0 {
-            self.fresh = (map_region(self.regions == 0).as_ptr(), REGION_BYTES / PAGE_SIZE);
-            self.regions += 1;
+            self.fresh = (map_region().as_ptr(), REGION_BYTES / PAGE_SIZE);
         }
         let (slot, left) = self.fresh;
         // SAFETY: within the region, or one past its end.
@@ -197,21 +185,19 @@ impl Pool {
     }
 }
 
-/// Maps a region of zeroed memory, aligned to [`HUGE_BYTES`].
-fn map_region(is_first: bool) -> NonNull<Page> {
+/// Maps a region of zeroed memory.
+fn map_region() -> NonNull<Page> {
     let layout = Layout::new::<[u8; REGION_BYTES]>();
-    // SAFETY: new memory; the unaligned remainder is never used.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: new memory.
     unsafe {
-        let bytes = REGION_BYTES + HUGE_BYTES;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let mapped = libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
-        if mapped == libc::MAP_FAILED {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let region = libc::mmap(ptr::null_mut(), REGION_BYTES, protection, flags, -1, 0);
+        if region == libc::MAP_FAILED {
             handle_alloc_error(layout);
         }
-        let region = mapped.byte_add(mapped.align_offset(HUGE_BYTES));
-        let small = if is_first { SMALL_BYTES } else { 0 };
-        // If the request fails the region has normal pages.
-        libc::madvise(region.byte_add(small), REGION_BYTES - small, libc::MADV_HUGEPAGE);
+        // Kernels without huge pages refuse this.
+        libc::madvise(region, REGION_BYTES, libc::MADV_NOHUGEPAGE);
         NonNull::new(region.cast()).unwrap_or_else(|| handle_alloc_error(layout))
     }
 }
@@ -245,13 +231,8 @@ pub(crate) fn give_back(bytes: u64) {
     let runs = slots.chunk_by(|a, b| a.as_ptr().wrapping_add(1) == b.as_ptr());
     for run in runs {
         let (start, bytes) = (run[0].as_ptr().cast::<libc::c_void>(), run.len() * PAGE_SIZE);
-        let huge = start.map_addr(|address| address - address % HUGE_BYTES);
-        let huge_bytes = (start.addr() + bytes - huge.addr()).next_multiple_of(HUGE_BYTES);
-        // SAFETY: unused slots, whose bytes are meaningless; a huge page never spans two regions.
-        unsafe {
-            libc::madvise(huge, huge_bytes, libc::MADV_NOHUGEPAGE);
-            libc::madvise(start, bytes, libc::MADV_DONTNEED);
-        }
+        // SAFETY: unused slots, whose bytes are meaningless.
+        unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
     }
     let pool = &mut *POOL.lock();
     pool.taken -= slots.len();

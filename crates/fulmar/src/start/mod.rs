@@ -72,7 +72,6 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
     logs::init(arguments.log_format, &arguments.log_level)?;
     raise_open_files();
-    fulmar_engine::huge_pages::follow();
     let mut signals = EndSignals::listen()?;
     // All files that this process creates are accessible only to its user, in any directory.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);

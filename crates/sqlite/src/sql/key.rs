@@ -9,7 +9,6 @@
 //! The scanner finds columns and values in the text ([`key_values`]). Which columns are the primary
 //! key is known only to the schema ([`KeyValues::of_key`]). Anything unrecognised has no key.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
