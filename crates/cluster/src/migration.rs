@@ -35,6 +35,7 @@ use fulmar_meta::Transaction;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
+use crate::election::RoleFence;
 use crate::environment::Environment;
 use crate::metadata;
 use crate::records::{VERSION, records};
@@ -308,13 +309,14 @@ pub async fn journal<E: Environment>(
 }
 
 /// Starts a migration, and returns its number. `None` if another one is running, or was started
-/// concurrently.
+/// concurrently, or if the requester's term in its role has ended.
 pub async fn start<E: Environment>(
     env: &E,
     partition: PartitionId,
     record: &PartitionRecord,
     destination: NodeId,
     options: Options,
+    requester: Option<&RoleFence>,
 ) -> Result<Option<u64>, Error> {
     let newest = journal(env, partition).await?;
     if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
@@ -336,7 +338,12 @@ pub async fn start<E: Environment>(
         destination,
         epoch,
     };
-    metadata::transact(env, metadata::replace(&key(partition), newest.as_ref(), &journal)?).await;
+    let start = metadata::replace(&key(partition), newest.as_ref(), &journal)?;
+    let start = match requester {
+        Some(fence) => fence.compare(start),
+        None => start,
+    };
+    metadata::transact(env, start).await;
     // The outcome of the transaction may be unknown.
     let now = self::journal(env, partition).await?;
     Ok(now.filter(|now| now.record.number == number && now.record.is_same(&journal)).map(|_| number))

@@ -1,6 +1,8 @@
 //! Elasticity: pure functions that decide where the load of a cluster is served.
 //!
 //! ```text
+//!   report      what the nodes measure
+//!      |
 //!   picture     nodes, partitions, hot keys and cold blocks with their loads (JSON)
 //!      |
 //!   forecast    the load at the horizon: what acting takes
@@ -28,4 +30,6 @@ pub mod picture;
 pub mod plan;
 pub mod planners;
 pub mod policy;
+pub mod report;
 pub mod simulator;
+pub mod space_saving;

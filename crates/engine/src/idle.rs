@@ -1,4 +1,5 @@
-//! What sessions keep for an open partition: idle connections, and descriptions of statements.
+//! What sessions keep for an open partition: idle connections, descriptions of statements, and the
+//! primary keys of tables.
 //!
 //! Sessions hold no connection between transactions: they take one from the partition's pool and
 //! return it. So thousands of idle sessions use no SQLite memory, and a few connections stay warm.
@@ -8,6 +9,7 @@ use fulmar_sqlite::StatementCache;
 use parking_lot::Mutex;
 
 use crate::connection::Connection;
+use crate::table_keys::TableKeys;
 
 /// The idle connections of a partition, and the descriptions of its statements.
 #[derive(Default)]
@@ -18,6 +20,7 @@ pub(crate) struct Idle {
     )]
     connections: Mutex<Vec<Box<Connection>>>,
     pub(crate) statements: StatementCache,
+    pub(crate) keys: TableKeys,
 }
 
 /// Maximum of idle connections of a partition (about 50 KiB each, as long as the partition is

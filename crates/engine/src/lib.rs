@@ -60,6 +60,7 @@ mod opener;
 mod procedure;
 mod replica;
 mod session;
+mod table_keys;
 mod temporary;
 #[cfg(test)]
 mod tests;
@@ -78,6 +79,7 @@ pub use fulmar_mvcc::{
     TimeSource,
 };
 pub use fulmar_pages::Timeline;
+pub use fulmar_sqlite::sql::AccessedKeys;
 pub use fulmar_sqlite::{
     CancelReason, Canceller, ColumnInfo, CommandTag, Completion, Database, Error, MAX_STATEMENT_BYTES,
     ParameterInfo, Parts, Result, Row, RowSink, STALE_PLAN, Scope, Statement, StatementContext,

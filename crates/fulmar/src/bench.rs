@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_workload::compare::{
-    self, CaseResult, ClusterBenchArgs, CompareArgs, MigrateArgs, StoreArgs, Suite,
+    self, CaseResult, ClusterBenchArgs, CompareArgs, ControlBenchArgs, MigrateArgs, StoreArgs, Suite,
 };
 use fulmar_workload::paper_figures::figure;
 use fulmar_workload::report::RunFile;
@@ -41,6 +41,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
         }
         BenchAction::Store(arguments) => measure_store(arguments).await,
         BenchAction::Cluster(arguments) => measure_cluster(arguments).await,
+        BenchAction::Control(arguments) => measure_control(arguments).await,
         BenchAction::Migrate(arguments) => measure_migrations(arguments).await,
     }
 }
@@ -76,6 +77,10 @@ async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
 
 async fn measure_cluster(arguments: ClusterBenchArgs) -> anyhow::Result<()> {
     check(&compare::cluster(&arguments, this_binary()?).await?)
+}
+
+async fn measure_control(arguments: ControlBenchArgs) -> anyhow::Result<()> {
+    check(&compare::control(&arguments, this_binary()?).await?)
 }
 
 async fn measure_migrations(arguments: MigrateArgs) -> anyhow::Result<()> {

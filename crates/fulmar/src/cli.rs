@@ -2,7 +2,9 @@
 
 mod cert;
 mod cluster;
+mod control;
 mod events;
+mod load;
 mod moves;
 mod node;
 mod plan;
@@ -18,7 +20,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{ClusterBenchArgs, CompareArgs, MigrateArgs, StoreArgs, Suite, cases};
+use fulmar_workload::compare::{
+    ClusterBenchArgs, CompareArgs, ControlBenchArgs, MigrateArgs, StoreArgs, Suite, cases,
+};
 use fulmar_workload::paper_figures::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -30,7 +34,9 @@ use fulmar_workload::ycsb::Ycsb;
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
+pub use control::{ControlAction, ControlArgs, DecisionsArgs};
 pub use events::EventsArgs;
+pub use load::{LoadReportArgs, Switch};
 pub use moves::{MoveArgs, MovesArgs};
 pub use node::{NodeAction, NodeArgs};
 pub use plan::PlanArgs;
@@ -73,6 +79,10 @@ pub enum Command {
     Move(MoveArgs),
     /// Show what the newest moves of tenants have cost
     Moves(MovesArgs),
+    /// Show and change what the cluster's controller may do: settings, pinned tenants, forbidden nodes
+    Control(ControlArgs),
+    /// Show what the controller has decided, why, and what came of it
+    Decisions(DecisionsArgs),
     /// Plan moves that balance a cluster, from a picture of it, and compare planners
     Plan(PlanArgs),
     /// Simulate policies that add and remove nodes on a load trace, and compare their cost
@@ -155,6 +165,9 @@ pub struct StartArgs {
     /// memory]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
+    /// Flags of the load monitor.
+    #[command(flatten)]
+    pub load: LoadReportArgs,
     /// Free disk space to reserve. Writes are rejected below it. 0 disables the check [default:
     /// 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
@@ -312,6 +325,8 @@ pub enum BenchAction {
     /// Measure a cluster of three nodes, with etcd and an S3 server, on this machine
     #[command(after_help = BENCH_CLUSTER_EXAMPLES)]
     Cluster(ClusterBenchArgs),
+    /// Measure what elasticity costs, on this machine
+    Control(ControlBenchArgs),
     /// Move a tenant between nodes under load, and measure what its clients notice
     Migrate(MigrateArgs),
 }

@@ -12,8 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use fulmar_control::report::NodeReport;
 use fulmar_engine::Engine;
 use fulmar_meta::{Catalog, SaltKey};
 use fulmar_pages::PartitionId;
@@ -26,6 +27,7 @@ use crate::cluster::Cluster;
 use crate::cluster::Waits;
 use crate::connection_slots::ConnectionSlots;
 use crate::events::{self, Event, EventLog, Kind};
+use crate::load::{KeyMonitor, KeyMonitoring, LoadMonitor, Observed};
 use crate::login_throttle::LoginThrottle;
 use crate::memory::SessionMemory;
 use crate::monitoring::MetricsSource;
@@ -64,6 +66,14 @@ pub struct GatewayConfig {
     /// Memory budget of all sessions for messages, statements and results. A database can use half
     /// of it.
     pub session_memory_bytes: u64,
+    /// Memory budget of the node, for load reports.
+    pub memory_bytes: u64,
+    /// CPUs that load reports state as the node's capacity. `None`: those that the process can use.
+    pub cpus: Option<f64>,
+    /// Whether the load is measured. Without, load reports are empty.
+    pub measures_load: bool,
+    /// How accesses per key are counted.
+    pub key_monitoring: KeyMonitoring,
     /// The directory of temporary files for large results. The files are unlinked.
     pub temporary_directory: PathBuf,
     /// How long running statements can continue at a shutdown before they are cancelled.
@@ -90,6 +100,10 @@ impl GatewayConfig {
             max_sessions: 20_000,
             max_logins: 2_000,
             session_memory_bytes: 256 << 20,
+            memory_bytes: 0,
+            cpus: None,
+            measures_load: true,
+            key_monitoring: KeyMonitoring::default(),
             temporary_directory: std::env::temp_dir(),
             shutdown_grace: Duration::from_secs(5),
             slow_statement: None,
@@ -140,9 +154,16 @@ pub struct GatewaySessions {
     catalog: Arc<Catalog>,
     event_log: Arc<EventLog>,
     tenants: Arc<TenantStatsRegistry>,
+    load: Arc<LoadMonitor>,
 }
 
 impl GatewaySessions {
+    /// What this node and its partitions did in the last second, with their most accessed keys if
+    /// `with_keys` and if they are monitored.
+    pub fn load_report(&self, with_keys: bool) -> NodeReport {
+        self.load.report(with_keys)
+    }
+
     /// How long the clients of a partition have waited since the last call.
     pub fn take_waits(&self, partition: PartitionId) -> Waits {
         self.registry.waits.take(partition)
@@ -203,6 +224,7 @@ impl Gateway {
             memory,
             login_throttle: failures,
             event_log,
+            load,
             ..
         } = components;
         let public = config.insecure || config.public_metrics;
@@ -230,10 +252,14 @@ impl Gateway {
             catalog: metrics.catalog.clone(),
             event_log: event_log.clone(),
             tenants: metrics.tenants.clone(),
+            load: load.clone(),
         };
         let relays = RelayAcceptor { workers: workers.clone(), regular };
         let acceptor = tokio::spawn(accept(listener, workers, regular, logins, closing.clone()));
         let cluster = config.cluster.clone();
+        if config.measures_load {
+            tokio::spawn(load.run(closing.clone()));
+        }
         tokio::spawn(events::monitor_health(engine, cluster, event_log, closing.clone()));
         let shutdown_grace = config.shutdown_grace;
         Ok(Gateway {
@@ -316,6 +342,8 @@ struct Components {
     advisory: Arc<AdvisoryLocks>,
     login_throttle: Arc<LoginThrottle>,
     event_log: Arc<EventLog>,
+    keys: Arc<KeyMonitor>,
+    load: Arc<LoadMonitor>,
 }
 
 impl Components {
@@ -325,15 +353,29 @@ impl Components {
         catalog: Arc<Catalog>,
         registry: Arc<Registry>,
     ) -> Components {
+        let tenants: Arc<TenantStatsRegistry> = Arc::default();
+        let memory = Arc::new(SessionMemory::new(config.session_memory_bytes));
+        let keys = Arc::new(KeyMonitor::new(config.key_monitoring, Instant::now()));
+        let observed = Observed {
+            engine: engine.clone(),
+            catalog: catalog.clone(),
+            tenants: tenants.clone(),
+            sessions: memory.clone(),
+            cluster: config.cluster.clone(),
+            cpus: config.cpus,
+            memory_bytes: config.memory_bytes,
+        };
         Components {
             engine,
             catalog,
             registry,
-            tenants: Arc::default(),
-            memory: Arc::new(SessionMemory::new(config.session_memory_bytes)),
+            tenants,
+            memory,
             advisory: Arc::default(),
             login_throttle: Arc::new(LoginThrottle::new()),
             event_log: config.event_log.clone(),
+            load: Arc::new(LoadMonitor::new(observed, keys.clone())),
+            keys,
         }
     }
 
@@ -360,6 +402,7 @@ impl Components {
             memory: self.memory.clone(),
             advisory: self.advisory.clone(),
             event_log: self.event_log.clone(),
+            keys: self.keys.clone(),
             slow: SlowLog::new(config.slow_statement),
             temporary_directory: config.temporary_directory.clone(),
             administration: admin::Context {
@@ -378,6 +421,7 @@ impl Components {
                 advisory: self.advisory.clone(),
                 event_log: self.event_log.clone(),
                 cluster: config.cluster.clone(),
+                load: self.load.clone(),
                 started_ms: activity::now_ms(),
             }),
         }

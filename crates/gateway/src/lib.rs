@@ -65,6 +65,7 @@ mod histogram;
 pub mod http;
 mod identity;
 mod idle_time;
+mod load;
 mod login_throttle;
 mod memory;
 mod metrics;
@@ -82,6 +83,7 @@ mod worker_scaling;
 
 pub use fulmar_pgwire::auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig, GatewaySessions, RelayAcceptor};
+pub use load::{KeyMode, KeyMonitoring};
 pub use memory::session_memory_bytes;
 
 pub(crate) use fulmar_pgwire::Result;

@@ -116,6 +116,25 @@ impl TenantStats {
 }
 
 impl TenantCounts {
+    /// What was counted since `earlier`. The smoothed time is the current one.
+    pub(crate) fn since(&self, earlier: &TenantCounts) -> TenantCounts {
+        let mut buckets = self.buckets;
+        for (bucket, earlier) in buckets.iter_mut().zip(earlier.buckets) {
+            *bucket = bucket.saturating_sub(earlier);
+        }
+        TenantCounts {
+            statements: buckets.iter().sum(),
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
+            rows: self.rows.saturating_sub(earlier.rows),
+            errors: self.errors.saturating_sub(earlier.errors),
+            time_us: self.time_us.saturating_sub(earlier.time_us),
+            smoothed_us: self.smoothed_us,
+            busy_us: self.busy_us.saturating_sub(earlier.busy_us),
+            buckets,
+        }
+    }
+
     /// An upper bound of the execution time of this percentage of the statements: the bound of the
     /// bucket that contains the quantile.
     pub(crate) fn quantile_us(&self, percent: u64) -> u64 {
@@ -147,6 +166,12 @@ impl TenantStatsRegistry {
     pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
         let stats = self.0.lock().get(&tenant).cloned();
         stats.map(|stats| stats.counts())
+    }
+
+    /// All tenants, with the total time for which their sessions kept workers busy, in microseconds.
+    pub(crate) fn all(&self) -> Vec<(PartitionId, u64)> {
+        let busy_us = |stats: &TenantStats| stats.busy_ns.load(Ordering::Relaxed) / 1000;
+        self.0.lock().iter().map(|(tenant, stats)| (*tenant, busy_us(stats))).collect()
     }
 
     /// The `count` tenants that have kept workers busy longest.
@@ -183,6 +208,22 @@ mod tests {
         let counts = stats.counts();
         assert_eq!((counts.statements, counts.reads + counts.writes), (101, 100));
         assert_eq!(counts.quantile_us(99), 16_384);
+    }
+
+    #[test]
+    fn differences_count_a_window() {
+        let stats = TenantStats::default();
+        stats.record_statement(DataAccess::Read, Duration::from_millis(10), 1);
+        stats.record_busy_time(Duration::from_millis(2));
+        let earlier = stats.counts();
+        assert_eq!(earlier.since(&TenantCounts::default()), earlier);
+        stats.record_statement(DataAccess::Write, Duration::from_micros(20), 3);
+        stats.record_busy_time(Duration::from_millis(3));
+        stats.record_error();
+        let window = stats.counts().since(&earlier);
+        assert_eq!((window.statements, window.reads, window.writes, window.rows), (1, 0, 1, 3));
+        assert_eq!((window.errors, window.busy_us, window.quantile_us(99)), (1, 3000, 32));
+        assert_eq!(window.smoothed_us, stats.counts().smoothed_us);
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! - `assignments`: states which partitions the engine may open.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
+//! - `control`: decides where databases are served and by how many nodes, and does it.
 //! - `forget`: removes a node that does not come back.
 //! - `replica`: the records of a cluster for a read-only node.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
@@ -25,6 +26,7 @@
 //! - `slow_nodes`: finds nodes that are many times slower than the others.
 //! - `migrations`: moves partitions with what their owner has cached.
 //! - `quarantine`: refuses partitions whose statements kill nodes.
+//! - `load`: load reports of all nodes.
 //! - `administration`: branches, restores, changes of durability.
 //! - `gateway`: the cluster as the gateway sees it.
 //!
@@ -41,6 +43,7 @@
 mod administration;
 mod assignments;
 mod collector;
+mod control;
 pub mod conversion;
 mod detector;
 pub mod directory;
@@ -48,6 +51,7 @@ pub mod environment;
 mod error;
 mod forget;
 mod gateway;
+mod load;
 pub mod logs;
 mod messages;
 pub mod metadata;

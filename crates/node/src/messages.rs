@@ -11,7 +11,9 @@
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
 use bytes::Bytes;
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
+use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
@@ -58,7 +60,15 @@ pub(crate) enum Opening {
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Request {
     /// Start to migrate the partition to another node. The default mechanism is the owner's choice.
-    Migrate { partition: u64, to: u32, mechanism: Option<Mechanism>, max_bytes_per_s: Option<u64> },
+    Migrate {
+        partition: u64,
+        to: u32,
+        mechanism: Option<Mechanism>,
+        max_bytes_per_s: Option<u64>,
+        /// The term of the controller that requests it.
+        #[serde(default)]
+        requester: Option<RoleFence>,
+    },
     /// Carry out a command of a migration's coordinator.
     Command { partition: u64, fence: Fence, epoch: u32, action: Action },
     /// Read pages of a partition that will be moved to this node.
@@ -89,6 +99,8 @@ pub(crate) enum Request {
     },
     /// Report the number of clients of the partition at this node.
     Sessions { partition: u64 },
+    /// Report the load of this node and its partitions, and the most accessed keys if `keys`.
+    LoadReport { keys: bool },
     /// Report the outcome of a transaction.
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
@@ -143,6 +155,8 @@ pub(crate) enum Answer {
     Latency { us: u64 },
     /// The number of clients.
     Sessions { count: u64 },
+    /// The load of the node.
+    LoadReport(NodeReport),
     /// The transaction was committed.
     Committed,
     /// The transaction was not committed, and cannot be.

@@ -52,9 +52,10 @@ impl Node {
     /// Carries out a request of another node, or of this one.
     pub(crate) async fn carry_out(&self, request: Request) -> Result<Answer> {
         match request {
-            Request::Migrate { partition, to, mechanism, max_bytes_per_s } => {
-                let options = (mechanism, max_bytes_per_s);
-                let started = self.start_migration(PartitionId(partition), NodeId(to), options).await?;
+            Request::Migrate { partition, to, mechanism, max_bytes_per_s, requester } => {
+                let (partition, options) = (PartitionId(partition), (mechanism, max_bytes_per_s));
+                let started =
+                    self.start_migration(partition, NodeId(to), options, requester.as_ref()).await?;
                 Ok(started.map_or(Answer::Done, |number| Answer::Started { number }))
             }
             Request::Command { partition, fence, epoch, action } => {
@@ -109,6 +110,7 @@ impl Node {
             Request::Sessions { partition } => {
                 Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
             }
+            Request::LoadReport { keys } => Ok(Answer::LoadReport(self.load_report(keys)?)),
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);
                 self.own_record(partition).await?;
@@ -322,6 +324,7 @@ impl Node {
                 .delete(fulmar_cluster::quarantine::key(partition))
                 .delete(fulmar_cluster::migration::key(partition))
                 .delete(Progress::key(partition))
+                .delete(crate::control::pin_key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());

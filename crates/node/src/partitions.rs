@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use fulmar_control::report::NodeReport;
 use fulmar_engine::{
     Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
     IncomingCopy, LogDurations, OutgoingCopy, Released, Result, Timeline,
@@ -83,6 +84,9 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// The smoothed execution time of a partition's statements on this node, in microseconds.
     fn smoothed_us(&self, partition: PartitionId) -> u64;
+
+    /// The load of this node and its partitions.
+    fn load_report(&self, with_keys: bool) -> NodeReport;
 
     /// Stores a manifest of a partition in this incarnation, unless it has no contents.
     async fn cover(&self, partition: PartitionId) -> Result<()>;
@@ -245,6 +249,10 @@ impl Partitions for EnginePartitions {
 
     fn smoothed_us(&self, partition: PartitionId) -> u64 {
         self.1.smoothed_us(partition)
+    }
+
+    fn load_report(&self, with_keys: bool) -> NodeReport {
+        self.1.load_report(with_keys)
     }
 
     async fn cover(&self, partition: PartitionId) -> Result<()> {

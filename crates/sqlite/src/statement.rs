@@ -78,7 +78,8 @@ impl Statement {
         let parameters = self.parameters.capacity() * size_of::<ParameterInfo>()
             + self.parameters.iter().map(|parameter| text(&parameter.declared_type)).sum::<usize>();
         let call = self.plan.call.as_ref().map_or(0, |call| call.name.capacity() + text(&call.arguments));
-        (size_of::<Statement>() + self.sql.len() + columns + parameters + call) as u64
+        let keys = self.plan.keys.as_ref().map_or(0, crate::sql::AccessedKeys::memory_bytes);
+        (size_of::<Statement>() + self.sql.len() + columns + parameters + call + keys) as u64
     }
 
     /// Returns true if it references system tables or functions.

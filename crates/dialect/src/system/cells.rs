@@ -14,6 +14,12 @@ impl Cell for i64 {
     }
 }
 
+impl Cell for f64 {
+    fn cell(self) -> Value {
+        Value::Real(self)
+    }
+}
+
 impl Cell for bool {
     fn cell(self) -> Value {
         Value::Integer(self.into())

@@ -199,6 +199,16 @@ impl Engine {
         self.node().store.statistics()
     }
 
+    /// Returns the partitions that are open.
+    pub fn open_partitions(&self) -> Vec<PartitionId> {
+        self.partitions().open_partitions().iter().map(|partition| partition.id).collect()
+    }
+
+    /// Returns the memory that pages and statements use, in bytes.
+    pub fn used_memory_bytes(&self) -> u64 {
+        self.node().memory.used_bytes() + self.node().heap.used_bytes()
+    }
+
     /// Returns a partition's statistics since the node started; None if it has not been used.
     pub fn partition_statistics(&self, id: PartitionId) -> Option<PartitionStatistics> {
         let stats = self.partitions().counted_if_used(id)?;

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use fulmar_sqlite::sql::{FirstStatement, Plan, Shape, Token, classify, first_statement, shape, tokens};
+use fulmar_mvcc::Partition;
+use fulmar_sqlite::sql::{
+    FirstStatement, Plan, Shape, TableKey, Token, classify, first_statement, shape, tokens,
+};
 use fulmar_sqlite::{
     ColumnInfo, Columns, Error, ParameterInfo, Prepared, Result, Statement, StatementContext, StatementKind,
     sqlstate, statement_too_long,
@@ -57,7 +60,7 @@ async fn prepare<'a>(
         Ok(partition) => partition,
         // The transaction can still be ended.
         Err(error) if session.open.is_some() && is_moved(&error) && is_control(sql) => {
-            let (statement, rest) = describe(session, sql, context).await?;
+            let (statement, rest) = describe(session, sql, context, None).await?;
             return Ok((Arc::new(statement), rest));
         }
         Err(error) => return Err(error),
@@ -69,7 +72,10 @@ async fn prepare<'a>(
     {
         return Ok((kept, ""));
     }
-    let (statement, rest) = describe(session, sql, context).await?;
+    // The session's temporary tables may hide others.
+    let keys = (session.own.is_none() && !context.system && !context.once)
+        .then_some(KeySource { partition: &partition, schema });
+    let (statement, rest) = describe(session, sql, context, keys).await?;
     let statement = Arc::new(statement);
     // A description that depends on the transaction's own schema changes is valid for it only.
     // CALLs are not cached: a procedure can be replaced without a change of the schema.
@@ -106,10 +112,29 @@ fn first_kind(sql: &str) -> StatementKind {
     classify(&first).0
 }
 
+/// Where the primary keys of tables are cached. A transaction that changes the schema may cache the key
+/// of its own table until the schema changes again: only statistics depend on it.
+#[derive(Clone, Copy)]
+struct KeySource<'a> {
+    partition: &'a Partition,
+    schema: u32,
+}
+
+impl KeySource<'_> {
+    fn get(&self, table: &str) -> Option<Arc<TableKey>> {
+        self.partition.attachment::<Idle>().keys.get(table, self.schema)
+    }
+
+    fn put(&self, key: &Arc<TableKey>) {
+        self.partition.attachment::<Idle>().keys.put(self.schema, key.clone());
+    }
+}
+
 async fn describe<'a>(
     session: &mut Session,
     sql: &'a str,
     context: StatementContext<'_>,
+    key_source: Option<KeySource<'_>>,
 ) -> Result<(Statement, &'a str)> {
     let limit_bytes = session.engine.max_statement_bytes();
     let FirstStatement { tokens: first, trigger, mut rest } =
@@ -122,6 +147,7 @@ async fn describe<'a>(
     let plan = Plan {
         begin,
         row: shape.row.take(),
+        keys: None,
         for_update: shape.for_update.is_some(),
         vacuum: kind == StatementKind::Utility("VACUUM"),
         checks_integrity: checks_integrity(&first),
@@ -152,10 +178,18 @@ async fn describe<'a>(
             | StatementKind::Utility(_)
     );
     if needs_sqlite {
-        let (prepared, tables) = describe_in_sqlite(session, &statement, &shape).await?;
+        let values = shape.keys.take().zip(key_source);
+        let known = values.as_ref().and_then(|(values, source)| source.get(&values.table));
+        let unknown = values.as_ref().filter(|_| known.is_none()).map(|(values, _)| &*values.table);
+        let (prepared, tables, key) = describe_in_sqlite(session, &statement, &shape, unknown).await?;
         if trigger {
             rest = &sql[start + prepared.length..];
             statement.sql = text[..prepared.length].trim_end().trim_end_matches(';').into();
+        }
+        if let Some((values, source)) = values
+            && let Some(key) = known.or(key.inspect(|key| source.put(key)))
+        {
+            statement.plan.keys = values.of_key(&key);
         }
         complete(&mut statement, prepared, &shape, &tables);
         apply_parameter_types(&mut statement, context.parameters);
@@ -169,12 +203,14 @@ async fn describe<'a>(
     Ok((statement, rest))
 }
 
-/// Prepares the text in SQLite, and reads the columns of the tables that it names.
+/// Prepares the text in SQLite, and reads the columns of the tables that it names, and the primary key
+/// of the table `keyed`.
 async fn describe_in_sqlite(
     session: &mut Session,
     statement: &Statement,
     shape: &Shape,
-) -> Result<(Prepared, Vec<Columns>)> {
+    keyed: Option<&str>,
+) -> Result<(Prepared, Vec<Columns>, Option<Arc<TableKey>>)> {
     session
         .with_connection(|connection| {
             if statement.plan.system {
@@ -189,7 +225,9 @@ async fn describe_in_sqlite(
             };
             let needed = !shape.parameters.is_empty();
             let tables = if needed { connection.columns_here(&shape.tables)? } else { Vec::new() };
-            Ok((prepared, tables))
+            // Without its key, the statement counts as one without a key.
+            let key = keyed.and_then(|table| connection.primary_key_here(table).ok());
+            Ok((prepared, tables, key.map(Arc::new)))
         })
         .await
 }

@@ -26,7 +26,7 @@ use super::data::DataDirectory;
 use super::store::NodeStore;
 use super::tls::{Tls, reload_on_change};
 use super::{disk_cache, store, superuser};
-use crate::cli::StartArgs;
+use crate::cli::{StartArgs, Switch};
 use crate::size::Bytes;
 
 /// The metadata store's file in the data directory.
@@ -127,6 +127,10 @@ impl Node {
         config.insecure = arguments.insecure;
         config.slow_statement = non_zero_duration(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
+        config.memory_bytes = memory.0;
+        config.cpus = arguments.load.cpus;
+        config.measures_load = arguments.load.load_monitor == Switch::On;
+        config.key_monitoring = arguments.load.key_monitoring();
         config.session_memory_bytes = session_memory_bytes(memory.0);
         if let Role::Member { node } = &role {
             config.cluster = Some(node.clone());

@@ -9,6 +9,7 @@ mod damaged_log;
 mod driver;
 mod full_etcd;
 mod garbage;
+mod load;
 mod migrations;
 mod outages;
 mod private_stores;

@@ -10,6 +10,7 @@ use super::slow::SlowLog;
 use crate::admin;
 use crate::advisory::AdvisoryLocks;
 use crate::events::EventLog;
+use crate::load::KeyMonitor;
 use crate::memory::SessionMemory;
 use crate::system::Sources;
 use crate::tenant_stats::TenantStatsRegistry;
@@ -23,6 +24,8 @@ pub(crate) struct Context {
     pub(crate) memory: Arc<SessionMemory>,
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) event_log: Arc<EventLog>,
+    /// Counts accesses per key.
+    pub(crate) keys: Arc<KeyMonitor>,
     pub(crate) slow: SlowLog,
     /// The directory of temporary files for large results.
     pub(crate) temporary_directory: PathBuf,

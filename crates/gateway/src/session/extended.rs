@@ -20,7 +20,8 @@ use super::slow::redact;
 use super::state::Session;
 use super::statements::{self, Plan, Prepared};
 use crate::Result;
-use crate::system::Viewer;
+use crate::load::NodeLoad;
+use crate::system::{self, Viewer};
 
 /// Memory per token while a statement is prepared. The gateway and the engine each keep a list of
 /// tokens, one after the other.
@@ -148,9 +149,23 @@ impl Session {
 
     /// A snapshot of the session's state for system tables.
     pub(super) fn viewer(&mut self) -> Arc<Catalog<Viewer>> {
+        self.viewer_of(Vec::new())
+    }
+
+    /// Like [`Session::viewer`], with the loads of all nodes if the statement reads their tables.
+    pub(super) async fn viewer_with_loads(&mut self, sql: &str) -> Arc<Catalog<Viewer>> {
+        let loads = match system::loads_needed(sql) {
+            Some(with_keys) => self.context.sources.load.reports(with_keys).await,
+            None => Vec::new(),
+        };
+        self.viewer_of(loads)
+    }
+
+    fn viewer_of(&mut self, loads: Vec<NodeLoad>) -> Arc<Catalog<Viewer>> {
         self.update_snapshot_parameters();
         let (sources, settings) = (self.context.sources.clone(), self.settings.clone());
-        Arc::new(Catalog::new(Viewer::new(sources, self.identity.clone(), self.link.handle.pid, settings)))
+        let viewer = Viewer::new(sources, self.identity.clone(), self.link.handle.pid, settings);
+        Arc::new(Catalog::new(viewer.with_loads(loads)))
     }
 
     /// Plans the first statement of `sql`. Also returns the text that follows it.

@@ -13,6 +13,7 @@ use super::slow::redact;
 use super::state::Session;
 use super::statements::Plan;
 use crate::Result;
+use crate::tenant_stats::DataAccess;
 
 impl Session {
     /// Writes an error response, and counts the error.
@@ -83,7 +84,11 @@ impl Session {
         let started = Instant::now();
         let ran = match plan {
             Plan::Engine(statement) => {
-                let viewer = statement.uses_system().then(|| self.viewer());
+                let viewer = match statement.uses_system() {
+                    // Boxed because it is rare.
+                    true => Some(Box::pin(self.viewer_with_loads(&statement.sql)).await),
+                    false => None,
+                };
                 if let Some(viewer) = &viewer {
                     self.link.partition.session_mut().set_system(viewer.clone());
                 }
@@ -123,7 +128,12 @@ impl Session {
         let (time, rows) =
             (started.elapsed(), if let Ok(PlanOutcome::Done { rows, .. }) = &ran { *rows } else { 0 });
         self.metrics.record_statement(time, rows);
-        self.stats.record_statement(plan.uses(), time, rows);
+        let access = plan.uses();
+        self.stats.record_statement(access, time, rows);
+        if access != DataAccess::None {
+            let partition = self.identity.tenant.partition;
+            self.context.keys.record(&mut self.keys, partition, plan.keys(), values);
+        }
         self.log_if_slow(plan, time, rows, &ran);
         ran
     }

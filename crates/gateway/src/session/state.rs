@@ -13,6 +13,7 @@ use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
 use crate::identity::Identity;
+use crate::load::KeySampler;
 use crate::metrics::WorkerMetrics;
 use crate::settings::Settings;
 use crate::tenant_stats::TenantStats;
@@ -32,6 +33,8 @@ pub(crate) struct Session {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) identity: Identity,
     pub(super) stats: Arc<TenantStats>,
+    /// Selects statements whose keys are counted.
+    pub(super) keys: KeySampler,
     /// The generation of the tenant's limits that are applied.
     pub(super) limits_seen: u64,
     /// The generation of the access rights that were checked.
@@ -73,6 +76,7 @@ impl Session {
             metrics,
             identity,
             stats,
+            keys: KeySampler::default(),
             limits_seen: 0,
             privileges_seen: 0,
             settings,

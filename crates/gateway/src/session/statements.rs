@@ -16,7 +16,9 @@ use std::sync::Arc;
 use fulmar_dialect::Command;
 use fulmar_dialect::admin::AdminStatement;
 use fulmar_dialect::copy::Copy;
-use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, TemporarySpace, sqlstate};
+use fulmar_engine::{
+    AccessedKeys, ColumnInfo, Error, ParameterInfo, Statement, StatementKind, TemporarySpace, sqlstate,
+};
 use fulmar_pgwire::protocol::frontend::Oids;
 use fulmar_pgwire::protocol::{Format, Formats, backend};
 use fulmar_pgwire::types::{self, Column, Type};
@@ -54,6 +56,14 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
+    /// The primary keys that the plan accesses, if it names them.
+    pub(crate) fn keys(&self) -> Option<&AccessedKeys> {
+        match self {
+            Plan::Engine(statement) => statement.plan.keys.as_ref(),
+            Plan::Command { .. } => None,
+        }
+    }
+
     /// How the plan uses the tenant's data, for statistics.
     pub(crate) fn uses(&self) -> DataAccess {
         match self {

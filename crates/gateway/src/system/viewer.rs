@@ -12,6 +12,7 @@ use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::events::EventLog;
 use crate::identity::Identity;
+use crate::load::{LoadMonitor, NodeLoad};
 use crate::registry::Registry;
 use crate::settings::Settings;
 use crate::tenant_stats::TenantStatsRegistry;
@@ -25,6 +26,7 @@ pub(crate) struct Sources {
     pub(crate) advisory: Arc<AdvisoryLocks>,
     pub(crate) event_log: Arc<EventLog>,
     pub(crate) cluster: Option<Arc<dyn Cluster>>,
+    pub(crate) load: Arc<LoadMonitor>,
     /// The start time, in milliseconds since 1970.
     pub(crate) started_ms: u64,
 }
@@ -38,6 +40,8 @@ pub(crate) struct Viewer {
     pub(super) identity: Identity,
     pub(super) pid: i32,
     pub(super) settings: Settings,
+    /// The loads of all nodes, if the statement reads them.
+    pub(super) loads: Vec<NodeLoad>,
     /// The changes that `set_config` requested: name, value, and whether the change is local to the
     /// transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
@@ -46,7 +50,12 @@ pub(crate) struct Viewer {
 impl Viewer {
     /// Creates a viewer of a session's current state.
     pub(crate) fn new(sources: Arc<Sources>, identity: Identity, pid: i32, settings: Settings) -> Viewer {
-        Viewer { sources, identity, pid, settings, changes: Mutex::default() }
+        Viewer { sources, identity, pid, settings, loads: Vec::new(), changes: Mutex::default() }
+    }
+
+    /// Adds the loads of all nodes.
+    pub(crate) fn with_loads(self, loads: Vec<NodeLoad>) -> Viewer {
+        Viewer { loads, ..self }
     }
 
     /// The tenants that the viewer may connect to. The names of other tenants are confidential.

@@ -14,6 +14,7 @@ mod history;
 mod idle;
 mod isolation;
 mod limits;
+mod load;
 mod memory;
 mod postgres;
 mod procedures;

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
 use fulmar_engine::{Error, Result, Timeline, sqlstate};
@@ -126,6 +127,7 @@ impl Node {
         partition: PartitionId,
         to: NodeId,
         options: (Option<Mechanism>, Option<u64>),
+        requester: Option<&RoleFence>,
     ) -> Result<Option<u64>> {
         let (mechanism, max_bytes_per_s) = options;
         let read = self.own_record(partition).await?;
@@ -148,7 +150,8 @@ impl Node {
         };
         check_mechanism(mechanism, is_local)?;
         let options = migration::Options { mechanism, reason, max_bytes_per_s };
-        let started = migration::start(self.environment(), partition, &read.record, to, options).await;
+        let environment = self.environment();
+        let started = migration::start(environment, partition, &read.record, to, options, requester).await;
         if let Some(number) = started.map_err(|error| protocol_error(&error))? {
             return Ok(Some(number));
         }
@@ -193,12 +196,13 @@ impl Node {
     }
 
     /// Starts the migration of a partition, from whichever node owns it. Returns its number; `None` if
-    /// the partition is at the destination.
+    /// the partition is at the destination. Fails if the term of the `requester` has ended.
     pub(crate) async fn request_migration(
         &self,
         partition: PartitionId,
         node: &str,
         options: Move,
+        requester: Option<&RoleFence>,
     ) -> Result<Option<u64>> {
         let Some(to) = self.owners().find_node(node) else {
             let text = format!("node \"{node}\" does not exist");
@@ -207,7 +211,13 @@ impl Node {
         };
         let Move { mechanism, max_bytes_per_s } = options;
         let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
-        let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
+        let request = || Request::Migrate {
+            partition: partition.0,
+            to: to.id.0,
+            mechanism,
+            max_bytes_per_s,
+            requester: requester.cloned(),
+        };
         match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
             Answer::Started { number } => Ok(Some(number)),
             _ => Ok(None),

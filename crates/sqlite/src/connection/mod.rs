@@ -7,6 +7,7 @@ mod declaration;
 mod errors;
 mod functions;
 mod integrity;
+mod primary_key;
 mod statements;
 mod system;
 

@@ -4,18 +4,21 @@
 //! - the statement's kind ([`classify`]);
 //! - a trailing `FOR UPDATE`, which SQLite does not support;
 //! - the row that the statement names by equality, and the columns that its parameters are compared
-//!   with or assigned to ([`shape`]).
+//!   with or assigned to ([`shape`]);
+//! - the values that it gives to the columns of a primary key ([`KeyValues`]).
 //!
 //! Anything unrecognised is ignored. An unrecognised row costs concurrency, never correctness.
 
 mod classify;
 #[cfg(test)]
 mod fuzz;
+mod key;
 mod kind;
 mod shape;
 mod token;
 
 pub use classify::{Begin, classify};
+pub use key::{AccessedKeys, Key, KeyValues, TableKey};
 pub use kind::StatementKind;
 pub use shape::{NamedRow, ParameterColumn, RowName, Shape, shape};
 pub use token::{FirstStatement, Kind, Token, first_statement, tokens};
@@ -27,6 +30,8 @@ pub struct Plan {
     pub begin: Begin,
     /// The row that the statement reads or changes, named by equality of columns.
     pub row: Option<NamedRow>,
+    /// The primary keys that it accesses, if it names them.
+    pub keys: Option<AccessedKeys>,
     /// `SELECT ... FOR UPDATE`.
     pub for_update: bool,
     /// VACUUM attaches a temporary database and needs exclusive use of the partition.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::key::{KeyValues, key_values};
 use super::kind::StatementKind;
 use super::token::{Kind, Token};
 use crate::Value;
@@ -69,6 +70,8 @@ pub struct Shape {
     pub tables: Vec<String>,
     /// The row that the statement names by equality.
     pub row: Option<NamedRow>,
+    /// The columns to which it gives values, if they may be a primary key.
+    pub keys: Option<KeyValues>,
     /// The columns that parameters are compared with or assigned to.
     pub parameters: Vec<ParameterColumn>,
     /// Byte offset of a trailing FOR UPDATE (or FOR SHARE, ...).
@@ -87,9 +90,10 @@ pub fn shape(kind: StatementKind, tokens: &[Token<'_>]) -> Shape {
     };
     let tables = tables(tokens);
     let row = named_row(kind, tokens, &tables);
+    let keys = key_values(kind, tokens, &tables);
     let mut parameters = compared_parameters(tokens);
     parameters.extend(inserted_parameters(tokens));
-    Shape { tables, row, parameters, for_update }
+    Shape { tables, row, keys, parameters, for_update }
 }
 
 /// Finds a trailing `FOR UPDATE`, `FOR NO KEY UPDATE` or `FOR SHARE` outside of parentheses, with
@@ -160,7 +164,7 @@ fn named_row(kind: StatementKind, tokens: &[Token<'_>], tables: &[String]) -> Op
 }
 
 /// A column name without its table, and the tokens after it.
-fn column_name<'a, 'b>(tokens: &'b [Token<'a>]) -> Option<(String, &'b [Token<'a>])> {
+pub(super) fn column_name<'a, 'b>(tokens: &'b [Token<'a>]) -> Option<(String, &'b [Token<'a>])> {
     match tokens {
         [_, dot, name, rest @ ..] if dot.is_symbol(".") => Some((name.name()?, rest)),
         [name, rest @ ..] => Some((name.name()?, rest)),

@@ -18,17 +18,24 @@ pub struct Fulmar {
     binary: PathBuf,
     /// The URL of the store, and the environment variables that it requires.
     store: Option<(String, Vec<(String, String)>)>,
+    /// Further flags of `fulmar start`.
+    flags: Vec<String>,
 }
 
 impl Fulmar {
     /// Runs the `fulmar` executable at this path.
     pub fn at(binary: PathBuf) -> Fulmar {
-        Fulmar { name: "fulmar", binary, store: None }
+        Fulmar { name: "fulmar", binary, store: None, flags: Vec::new() }
     }
 
     /// Sets the name in tables and messages.
     pub fn named(self, name: &'static str) -> Fulmar {
         Fulmar { name, ..self }
+    }
+
+    /// Starts the node with further flags.
+    pub fn with_flags(self, flags: &[&str]) -> Fulmar {
+        Fulmar { flags: flags.iter().map(|flag| (*flag).to_owned()).collect(), ..self }
     }
 
     /// Stores the data in the store at `url`, with `environment` as additional environment
@@ -54,6 +61,7 @@ impl Product for Fulmar {
         command.arg("--sql").arg(format!("127.0.0.1:{}", place.sql_port));
         command.arg("--http").arg(format!("127.0.0.1:{}", place.http_port));
         command.arg("--memory").arg(place.memory_bytes.to_string()).arg("--insecure");
+        command.args(&self.flags);
         if let Some((url, environment)) = &self.store {
             command.arg("--store").arg(url).envs(environment.iter().cloned());
         }

@@ -43,7 +43,7 @@ impl Node {
         if mechanism.needs_common_store() && record.log() != LogKind::Shared {
             return Answer::Elsewhere;
         }
-        migration::start(&self.env, partition, &record, to, mechanism.into()).await.unwrap();
+        migration::start(&self.env, partition, &record, to, mechanism.into(), None).await.unwrap();
         migration::coordinate(&self.env, partition, self).await.unwrap();
         Answer::Done
     }

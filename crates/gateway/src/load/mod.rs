@@ -1,0 +1,266 @@
+//! The load monitor: what this node and its partitions do, as a report per second.
+//!
+//! Level 1 is always on. It costs nothing per statement: once per second it computes differences of the
+//! counters of [`crate::tenant_stats`] and of the engine, for those partitions that were used. Level 2
+//! counts accesses per key ([`keys`]).
+
+mod keys;
+mod process;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fulmar_control::report::{NodeReport, PartitionReport};
+use fulmar_engine::{Engine, PartitionStatistics};
+use fulmar_meta::{Catalog, SYSTEM_PARTITION};
+use fulmar_pages::PartitionId;
+use hashbrown::{HashMap, HashSet};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+pub use self::keys::{KeyMode, KeyMonitoring};
+pub(crate) use self::keys::{KeyMonitor, KeySampler};
+use self::process::ProcessTotals;
+use crate::Result;
+use crate::activity;
+use crate::cluster::Cluster;
+use crate::memory::SessionMemory;
+use crate::tenant_stats::{TenantCounts, TenantStatsRegistry};
+
+/// The length of a report's window.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Number of windows after which the sizes of unused partitions are read again.
+const IDLE_WINDOWS: u32 = 10;
+/// The name of a node without a cluster in its report.
+const SINGLE_NODE: &str = "local";
+
+/// A node, and its report or why there is none.
+pub(crate) type NodeLoad = (String, Result<NodeReport>);
+
+/// What a load monitor observes.
+pub(crate) struct Observed {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) tenants: Arc<TenantStatsRegistry>,
+    pub(crate) sessions: Arc<SessionMemory>,
+    pub(crate) cluster: Option<Arc<dyn Cluster>>,
+    /// CPUs that count as the node's capacity, if they are not those that the process can use.
+    pub(crate) cpus: Option<f64>,
+    /// The memory budget of the node.
+    pub(crate) memory_bytes: u64,
+}
+
+/// Measures the load of this node.
+pub(crate) struct LoadMonitor {
+    observed: Observed,
+    keys: Arc<KeyMonitor>,
+    state: Mutex<State>,
+}
+
+struct State {
+    at: Instant,
+    process: ProcessTotals,
+    /// The counters of partitions at the end of the last window in which they were used.
+    partitions: HashMap<PartitionId, Totals>,
+    /// Windows since the last one in which all open partitions were reported.
+    windows: u32,
+    /// The partitions that were used since then.
+    recent: HashSet<PartitionId>,
+    /// The partitions that were open and not used then.
+    idle: Arc<Vec<PartitionReport>>,
+    /// The report of the last window, with the partitions of `recent`.
+    report: Arc<NodeReport>,
+}
+
+#[derive(Clone, Default)]
+struct Totals {
+    gateway: TenantCounts,
+    engine: PartitionStatistics,
+}
+
+impl LoadMonitor {
+    pub(crate) fn new(observed: Observed, keys: Arc<KeyMonitor>) -> LoadMonitor {
+        let state = State {
+            at: Instant::now(),
+            process: ProcessTotals::read(),
+            partitions: HashMap::new(),
+            windows: 0,
+            recent: HashSet::new(),
+            idle: Arc::default(),
+            report: Arc::default(),
+        };
+        LoadMonitor { observed, keys, state: Mutex::new(state) }
+    }
+
+    /// Measures until `closing` is cancelled.
+    pub(crate) async fn run(self: Arc<Self>, closing: CancellationToken) {
+        loop {
+            self.measure(Instant::now());
+            if closing.run_until_cancelled(tokio::time::sleep(WINDOW)).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// The report of the last window.
+    pub(crate) fn report(&self, with_keys: bool) -> NodeReport {
+        let (report, idle) = {
+            let state = self.state.lock();
+            (state.report.clone(), state.idle.clone())
+        };
+        let mut report = NodeReport::clone(&report);
+        let used: HashSet<u64> = report.partitions.iter().map(|of| of.partition).collect();
+        let is_idle =
+            |of: &&PartitionReport| !used.contains(&of.partition) && self.owns(PartitionId(of.partition));
+        report.partitions.extend(idle.iter().filter(is_idle).cloned());
+        report.partitions.sort_unstable_by_key(|of| of.partition);
+        report.idle_partitions = report.idle_partitions.saturating_sub(report.partitions.len() as u64);
+        if with_keys {
+            for of in &mut report.partitions {
+                of.keys = self.keys.report(PartitionId(of.partition));
+            }
+        }
+        report
+    }
+
+    /// The reports of all nodes.
+    pub(crate) async fn reports(&self, with_keys: bool) -> Vec<NodeLoad> {
+        match &self.observed.cluster {
+            Some(cluster) => cluster.load_reports(with_keys).await,
+            None => {
+                let report = self.report(with_keys);
+                vec![(report.node.clone(), Ok(report))]
+            }
+        }
+    }
+
+    /// Ends the window.
+    fn measure(&self, now: Instant) {
+        let mut state = self.state.lock();
+        let seconds = now.saturating_duration_since(state.at).as_secs_f64();
+        let process = ProcessTotals::read();
+        let cpu = process.cpu.saturating_sub(state.process.cpu).as_secs_f64();
+        let read_bytes = process.read_bytes.saturating_sub(state.process.read_bytes);
+        let written_bytes = process.written_bytes.saturating_sub(state.process.written_bytes);
+        let (requests, partitions) = self.measure_partitions(&mut state, seconds);
+        let (node, owned) = self.node();
+        let report = NodeReport {
+            node,
+            at_unix_ms: activity::now_ms(),
+            window_s: seconds,
+            capacity: self.observed.cpus.unwrap_or_else(process::available_cpus),
+            cpu: rate(cpu, seconds),
+            memory: self.observed.memory_bytes,
+            memory_used: self.observed.engine.used_memory_bytes() + self.observed.sessions.usage().used_bytes,
+            read_bytes_per_s: rate(read_bytes as f64, seconds),
+            written_bytes_per_s: rate(written_bytes as f64, seconds),
+            requests_per_s: rate(requests as f64, seconds),
+            partitions,
+            idle_partitions: owned,
+        };
+        self.keys.tick(now, report.utilisation());
+        (state.at, state.process, state.report) = (now, process, Arc::new(report));
+    }
+
+    /// The number of statements of all partitions, and the reports of those that were used recently.
+    fn measure_partitions(&self, state: &mut State, seconds: f64) -> (u64, Vec<PartitionReport>) {
+        let Observed { engine, tenants, .. } = &self.observed;
+        let all = tenants.all();
+        let before = &mut state.partitions;
+        if before.len() > all.len() {
+            let known: HashSet<PartitionId> = all.iter().map(|(partition, _)| *partition).collect();
+            before.retain(|partition, _| known.contains(partition));
+        }
+        let is_used = |(partition, busy_us): &(PartitionId, u64)| {
+            before.get(partition).map_or(0, |before| before.gateway.busy_us) != *busy_us
+        };
+        let used: HashSet<PartitionId> =
+            all.into_iter().filter(is_used).map(|(partition, _)| partition).collect();
+        state.recent.extend(used.iter().copied());
+        let mut requests = 0;
+        let mut reports = Vec::new();
+        for partition in state.recent.iter().copied() {
+            let totals = self.totals(partition);
+            let earlier = before.insert(partition, totals.clone()).unwrap_or_default();
+            requests += totals.gateway.statements.saturating_sub(earlier.gateway.statements);
+            reports.extend(self.partition_report(partition, &totals, &earlier, seconds));
+        }
+        state.windows += 1;
+        if state.windows >= IDLE_WINDOWS {
+            state.windows = 0;
+            let mut idle = Vec::new();
+            for partition in engine.open_partitions() {
+                if !used.contains(&partition) {
+                    let totals = self.totals(partition);
+                    idle.extend(self.partition_report(partition, &totals, &totals, seconds));
+                }
+            }
+            (state.idle, state.recent) = (Arc::new(idle), used);
+        }
+        (requests, reports)
+    }
+
+    fn totals(&self, partition: PartitionId) -> Totals {
+        let Observed { engine, tenants, .. } = &self.observed;
+        Totals {
+            gateway: tenants.counts(partition).unwrap_or_default(),
+            engine: engine.partition_statistics(partition).unwrap_or_default(),
+        }
+    }
+
+    /// The report of a partition. `None` if this node does not own it, or if it has no tenant.
+    fn partition_report(
+        &self,
+        partition: PartitionId,
+        totals: &Totals,
+        earlier: &Totals,
+        seconds: f64,
+    ) -> Option<PartitionReport> {
+        if partition == SYSTEM_PARTITION || !self.owns(partition) {
+            return None;
+        }
+        let tenant = self.observed.catalog.tenant_of(partition)?;
+        let counted = totals.gateway.since(&earlier.gateway);
+        let per_second = |count: u64| rate(count as f64, seconds);
+        let since = |now: u64, before: u64| per_second(now.saturating_sub(before));
+        let milliseconds = |us: u64| us as f64 / 1000.0;
+        Some(PartitionReport {
+            partition: partition.0,
+            tenant: tenant.name.clone(),
+            cpu: rate(counted.busy_us as f64 / 1e6, seconds),
+            requests_per_s: per_second(counted.statements),
+            reads_per_s: per_second(counted.reads),
+            writes_per_s: per_second(counted.writes),
+            log_bytes_per_s: since(totals.engine.log_bytes, earlier.engine.log_bytes),
+            page_misses_per_s: since(totals.engine.page_misses, earlier.engine.page_misses),
+            errors_per_s: per_second(counted.errors),
+            size: totals.engine.size_bytes.unwrap_or(0),
+            memory: totals.engine.memory_bytes.unwrap_or(0),
+            latency_ms: milliseconds(totals.gateway.smoothed_us),
+            p50_ms: milliseconds(counted.quantile_us(50)),
+            p95_ms: milliseconds(counted.quantile_us(95)),
+            p99_ms: milliseconds(counted.quantile_us(99)),
+            keys: None,
+        })
+    }
+
+    fn owns(&self, partition: PartitionId) -> bool {
+        let Some(cluster) = &self.observed.cluster else { return true };
+        cluster.owner(partition).is_some_and(|owner| owner.node == cluster.this_node())
+    }
+
+    /// The name of this node, and the number of its partitions.
+    fn node(&self) -> (String, u64) {
+        let Some(cluster) = &self.observed.cluster else {
+            return (SINGLE_NODE.to_owned(), self.observed.catalog.tenants().len() as u64);
+        };
+        let this = cluster.this_node();
+        let info = cluster.nodes().into_iter().find(|node| node.id == this);
+        info.map_or((this.to_string(), 0), |node| (node.name, node.partitions))
+    }
+}
+
+/// Per second. The first window may be empty.
+fn rate(amount: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { amount / seconds } else { 0.0 }
+}
