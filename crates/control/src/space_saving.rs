@@ -101,7 +101,7 @@ impl<T> SpaceSaving<T> {
     /// The counters, highest first.
     pub fn into_sorted(self) -> Vec<Counter<T>> {
         let mut counters: Vec<Counter<T>> = self.heap.into_iter().map(|entry| entry.counter).collect();
-        counters.sort_unstable_by(|a, b| b.count.cmp(&a.count));
+        counters.sort_unstable_by_key(|counter| std::cmp::Reverse(counter.count));
         counters
     }
 

@@ -1,11 +1,13 @@
-//! `fulmar demo`: a one-minute demonstration of a cluster, of many tenants, and of a node's death.
+//! `fulmar demo`: a demonstration of a cluster, of many tenants, of a node's death, and of the
+//! controller.
 //!
 //! ```text
 //!   start etcd and three nodes (this executable, temporary directory, free loopback ports)
 //!   100 tenants ── 4 banks   PostgreSQL's own pgbench, unmodified: -i, then its TPC-B-like script
 //!              ├── 1 ledger  one client that records which of its inserts were acknowledged
 //!              └── 95 shops  YCSB: ten operations per transaction, at a constant rate
-//!   load ── a bank moves around ── kill -9 of node 3 ........ load ── check ── summary
+//!   load ── a bank moves around ── kill -9 of node 3 ........ load ── check
+//!   controller on ── tenfold load ── a node is added ── the load falls ── it is removed ── summary
 //! ```
 //!
 //! All clients are connected to node 1, which relays the statements of tenants that other nodes
@@ -24,6 +26,7 @@
 //! process that the demo started, by its id, and remove the temporary directory.
 
 mod bank;
+mod elastic;
 mod ledger;
 mod live;
 mod moving;
@@ -36,7 +39,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use fulmar_workload::client::Client;
 use fulmar_workload::run::Report;
-use fulmar_workload::server::{Cluster, ClusterSetup};
+use fulmar_workload::server::{AddedNodes, Cluster, ClusterSetup};
 
 use fulmar_workload::{Target, tenants};
 use futures::future::try_join_all;
@@ -65,7 +68,10 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     pgbench::check_installed().await?;
     let began = Instant::now();
     let binary = std::env::current_exe().context("cannot determine the path of the fulmar executable")?;
-    let setup = ClusterSetup { memory_bytes: MEMORY.0, ..ClusterSetup::default() };
+    let added = AddedNodes::new()?;
+    let arguments_of_nodes = elastic::arguments(&added);
+    let setup =
+        ClusterSetup { memory_bytes: MEMORY.0, arguments: arguments_of_nodes, ..ClusterSetup::default() };
     let mut cluster = Cluster::start(&binary, setup).await?;
     let target = cluster.target(GATEWAY);
     output::line(&format!(
@@ -107,6 +113,9 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     let report = screen.show_while(&live, shops.finish()).await?;
     ledger.stop().await?;
     check(&banks, &ledger).await?;
+    cluster.start_node(VICTIM).await?;
+    let growing = elastic::grow_and_shrink(&target, &names.shops, &screen);
+    growing.await.context("the cluster did not follow its load")?;
     screen.clear();
     let (tenants, took) = (arguments.tenants, began.elapsed());
     let summary = Summary { tenants, owned: owned.len() as u64, took, taken_over_in, report: &report };

@@ -22,7 +22,7 @@ use super::live::DemoStatistics;
 /// CPU.
 const RATE_TPS: f64 = 400.0;
 /// Number of keys of each shop. Each key has three rows of 1 KB.
-const RECORDS: u32 = 20;
+pub const RECORDS: u32 = 20;
 /// A node that does not accept connections within this time does not recover.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 

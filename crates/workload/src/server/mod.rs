@@ -5,6 +5,7 @@
 //! Dropping it ends its processes, by their ids, and removes the directory, also after an error, a
 //! panic or Ctrl-C.
 
+mod added;
 mod certificate;
 mod cluster;
 mod control_group;
@@ -28,6 +29,7 @@ use futures::future::BoxFuture;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+pub use self::added::AddedNodes;
 pub use self::certificate::{Certificate, certificate};
 pub use self::cluster::{Cluster, ClusterSetup, ClusterStore};
 pub use self::control_group::ControlGroup;

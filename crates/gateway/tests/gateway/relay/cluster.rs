@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo, Owner,
-    PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo,
+    Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};

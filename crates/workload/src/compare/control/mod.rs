@@ -1,7 +1,10 @@
 //! `bench control`: what elasticity costs and does, on this machine. `docs/benchmarks.md` describes
 //! each case.
 
+mod elastic;
 mod monitor;
+mod scale;
+mod spike;
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +19,8 @@ use super::rounds::Progress;
 /// Arguments of `fulmar bench control`.
 #[derive(Args, Clone, Debug)]
 pub struct ControlBenchArgs {
-    /// Run only this case (repeatable): monitor-cost-percent
+    /// Run only this case (repeatable): monitor-cost-percent, spike-relief-s (with spike-failed),
+    /// scale-out-in
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Length of each measurement in seconds
@@ -30,15 +34,31 @@ pub struct ControlBenchArgs {
     pub json: bool,
 }
 
-const MONITOR: &str = "monitor-cost-percent";
+const fn row(name: &'static str, what: &'static str, unit: &'static str, most: f64) -> Case {
+    Case { name, group: None, what, unit, must_be: Bound::AtMost(most) }
+}
 
-static CASES: [Case; 1] = [Case {
-    name: MONITOR,
-    group: None,
-    what: "CPU per transaction of ycsb-8 with both levels of the load monitor, above without",
-    unit: "%",
-    must_be: Bound::AtMost(10.0),
-}];
+const MONITOR: &str = "monitor-cost-percent";
+const RELIEF: &str = "spike-relief-s";
+const FAILED: &str = "spike-failed";
+const SCALE: &str = "scale-out-in";
+
+static CASES: [Case; 4] = [
+    row(
+        MONITOR,
+        "CPU per transaction of ycsb-8 with both levels of the load monitor, above without",
+        "%",
+        10.0,
+    ),
+    row(
+        RELIEF,
+        "from a jump of one tenant's load to five times until the latency is below the objective",
+        "s",
+        60.0,
+    ),
+    row(FAILED, "failed transactions meanwhile", "", 0.0),
+    row(SCALE, "tenant-seconds above the objective while the load doubles, then halves", "%", 10.0),
+];
 
 fn case(name: &str) -> anyhow::Result<&'static Case> {
     CASES.iter().find(|case| case.name == name).ok_or_else(|| {
@@ -63,10 +83,22 @@ pub async fn control(arguments: &ControlBenchArgs, binary: PathBuf) -> anyhow::R
     let measuring = async {
         let bench = Bench { arguments, binary: &binary, progress: Progress::new() };
         let mut results = Vec::new();
+        let mut has_spiked = false;
         for case in wanted {
-            let measured = monitor::measure(&bench, case).await;
-            results.push(measured.unwrap_or_else(|error| CaseResult::failed(case, format!("{error:#}"))));
+            let measured = match case.name {
+                MONITOR => monitor::measure(&bench, case).await.map(|result| vec![result]),
+                SCALE => scale::measure(&bench).await,
+                // One run measures both.
+                _ if std::mem::replace(&mut has_spiked, true) => continue,
+                _ => spike::measure(&bench).await,
+            };
+            results.extend(
+                measured.unwrap_or_else(|error| vec![CaseResult::failed(case, format!("{error:#}"))]),
+            );
         }
+        results.retain(|result| {
+            arguments.case.is_empty() || arguments.case.iter().any(|name| name == result.name)
+        });
         Ok(results)
     };
     // Boxed, because a future is compiled where it is polled.

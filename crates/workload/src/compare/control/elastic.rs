@@ -1,0 +1,173 @@
+//! A cluster for the cases in which the controller acts: nodes with a share of a core each, and one
+//! without a limit, which clients connect to and which owns nothing.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Bench;
+use crate::arrival::Arrival;
+use crate::client::Client;
+use crate::run::{Report, RunEvent, RunOptions, Watcher, run};
+use crate::server::{AddedNodes, Cluster, ClusterSetup};
+use crate::tenants;
+use crate::ycsb::Ycsb;
+
+/// CPUs of each node that owns tenants.
+pub(super) const CPUS: f64 = 1.0 / 3.0;
+/// The latency that tenants are promised.
+pub(super) const OBJECTIVE_MS: f64 = 300.0;
+/// The node that clients connect to.
+pub(super) const GATEWAY: usize = 0;
+/// Connections per tenant.
+const CONNECTIONS: usize = 4;
+/// Time over which the capacity is measured.
+const CALIBRATE: Duration = Duration::from_secs(10);
+
+/// Statements whose execution takes longer than passing them on, so that the nodes with a limit are
+/// the bottleneck: reads, updates, sorts and joins (ShuttleDB 6.4).
+pub(super) fn workload() -> Ycsb {
+    Ycsb {
+        records: 2_000,
+        tables: 2,
+        operations: 1,
+        reads: 50.0,
+        sorts: 20.0,
+        joins: 20.0,
+        ..Ycsb::default()
+    }
+}
+
+pub(super) struct Elastic {
+    pub(super) cluster: Cluster,
+    pub(super) databases: Vec<String>,
+    /// Transactions per second that the nodes can serve together.
+    pub(super) capacity_tps: f64,
+}
+
+impl Elastic {
+    /// Starts `owners` nodes, and loads `count` tenants that are spread over them evenly. The
+    /// controller is off. It can add nodes to `added`.
+    pub(super) async fn start(
+        bench: &Bench<'_>,
+        owners: usize,
+        count: u32,
+        added: Option<&AddedNodes>,
+    ) -> anyhow::Result<Elastic> {
+        bench.progress.step("starting etcd and the nodes");
+        let mut arguments = vec!["--cpus".to_owned(), CPUS.to_string()];
+        arguments.extend(added.into_iter().flat_map(AddedNodes::arguments));
+        let setup = ClusterSetup { nodes: owners + 1, arguments, ..ClusterSetup::default() };
+        let cluster = Cluster::start(bench.binary, setup).await?;
+        let databases = tenants::names("tenant_", count);
+        tenants::create(&cluster.target(GATEWAY), &databases, |_| ()).await?;
+        let mut elastic = Elastic { cluster, databases, capacity_tps: 0.0 };
+        elastic.control(&[&format!("ALTER NODE '{}' FORBID", elastic.cluster.name(GATEWAY))]).await?;
+        for (number, database) in elastic.databases.iter().enumerate() {
+            let to = elastic.cluster.name(1 + number % owners);
+            let objective = format!("ALTER DATABASE {database} SET latency_objective = '{OBJECTIVE_MS} ms'");
+            let moved = format!("ALTER DATABASE {database} MOVE TO '{to}' USING flush");
+            elastic.control(&[&objective, &moved]).await?;
+        }
+        bench.progress.step("loading");
+        run(workload(), elastic.options(&elastic.databases, Duration::from_secs(1))).await?;
+        for node in 1..=owners {
+            elastic.cluster.limit_cpus(node, CPUS)?;
+        }
+        bench.progress.step("measuring the capacity");
+        let closed = run(workload(), elastic.options(&elastic.databases, CALIBRATE)).await?.complete()?;
+        elastic.capacity_tps = closed.throughput_tps;
+        Ok(elastic)
+    }
+
+    /// Executes administrative statements.
+    pub(super) async fn control(&self, statements: &[&str]) -> anyhow::Result<()> {
+        let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
+        for statement in statements {
+            admin.query(statement).await?;
+        }
+        Ok(admin.close().await?)
+    }
+
+    /// Changes settings of the controller.
+    pub(super) async fn configure(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
+        let change = |(name, value): &(&str, &str)| format!("ALTER SYSTEM SET control.{name} = '{value}'");
+        let statements: Vec<String> = settings.iter().map(change).collect();
+        self.control(&statements.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+
+    /// The only column of a query's rows.
+    pub(super) async fn column(&self, sql: &str) -> anyhow::Result<Vec<String>> {
+        let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
+        let rows = admin.query(sql).await?;
+        admin.close().await?;
+        Ok(rows.into_iter().map(|row| row.into_iter().flatten().next().unwrap_or_default()).collect())
+    }
+
+    fn options(&self, databases: &[String], time: Duration) -> RunOptions {
+        RunOptions {
+            databases: databases.to_vec(),
+            connections: CONNECTIONS,
+            warm_up: Duration::ZERO,
+            measure: time,
+            ..RunOptions::new(self.cluster.target(GATEWAY))
+        }
+    }
+
+    /// Runs tenants at a rate, or a rate over time, and records their latency.
+    pub(super) async fn load(
+        &self,
+        databases: &[String],
+        arrival: Arrival,
+        time: Duration,
+        watched: &Watched,
+    ) -> anyhow::Result<Report> {
+        let options = RunOptions {
+            arrival,
+            watcher: Some(watched.watcher()),
+            // A node that leaves closes its connections.
+            reconnect_timeout: Duration::from_secs(30),
+            ..self.options(databases, time)
+        };
+        run(workload(), options).await
+    }
+}
+
+/// The latency of some tenants in each second of a run.
+#[derive(Clone, Default)]
+pub(super) struct Watched(Arc<Mutex<Vec<Second>>>);
+
+/// One second of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Second {
+    /// Its end.
+    pub(super) at: Instant,
+    /// `None` if nothing was answered.
+    pub(super) p99_ms: Option<f64>,
+}
+
+impl Second {
+    pub(super) fn is_late(&self) -> bool {
+        self.p99_ms.is_none_or(|p99_ms| p99_ms > OBJECTIVE_MS)
+    }
+}
+
+impl Watched {
+    fn watcher(&self) -> Watcher {
+        let seconds = self.0.clone();
+        Arc::new(move |event: &RunEvent| {
+            if let RunEvent::Tick(tick) = event {
+                let p99_ms = (tick.throughput_tps > 0.0).then_some(tick.p99_ms);
+                let second = Second { at: Instant::now(), p99_ms };
+                seconds.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(second);
+            }
+        })
+    }
+
+    /// The seconds that ended after a time.
+    pub(super) fn since(&self, time: Instant) -> Vec<Second> {
+        let seconds = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        seconds.iter().copied().filter(|second| second.at > time).collect()
+    }
+}
