@@ -91,5 +91,5 @@ pub use log_routing::DurabilityChangeError;
 pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
-pub use session::Session;
+pub use session::{Session, WriteAccess};
 pub use temporary::TemporarySpace;

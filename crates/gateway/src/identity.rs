@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fulmar_meta::{Access, LiveLimits, Tenant, User};
+use fulmar_engine::WriteAccess;
+use fulmar_meta::{Access, LiveLimits, SYSTEM_PARTITION, Tenant, User};
 
+use crate::cluster::Cluster;
 use crate::events::Actor;
 
 /// The identity of a session: its user, client address and tenant.
@@ -24,6 +26,19 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// Whether a session may write. In a cluster without a common store the system database is empty
+    /// after a failover.
+    pub(crate) fn writes(&self, cluster: Option<&dyn Cluster>) -> WriteAccess {
+        let is_volatile = cluster.is_some_and(Cluster::has_private_stores);
+        match self.access {
+            Access::ReadOnly => WriteAccess::ReadOnlyUser,
+            Access::ReadWrite if is_volatile && self.tenant.partition == SYSTEM_PARTITION => {
+                WriteAccess::Volatile
+            }
+            Access::ReadWrite => WriteAccess::Allowed,
+        }
+    }
+
     /// The actor to record in events that the session causes.
     pub(crate) fn actor(&self) -> Actor<'_> {
         Actor { user: Some(&self.user), address: self.address }

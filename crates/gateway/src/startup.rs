@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Engine, Error, TransactionStatus, sqlstate};
-use fulmar_meta::{Access, Catalog, SaltKey, User};
+use fulmar_meta::{Catalog, SaltKey, User};
 use fulmar_pgwire::auth::{self, ScramExchange, ScramStep};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend;
@@ -383,7 +383,7 @@ impl PendingConnection {
                 return None;
             }
         };
-        partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
+        partition.session_mut().set_writes(identity.writes(None));
         settings.take_reports();
         let handle = entry.handle.clone();
         handle.activity.set_application(settings.get("application_name").unwrap_or_default());

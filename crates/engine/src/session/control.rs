@@ -12,7 +12,7 @@ use fulmar_sqlite::{
 
 use super::errors::{discarded, failed_transaction};
 use super::state::Open;
-use super::{MAX_ATTEMPTS, READ_ONLY_USER_HINT, Session};
+use super::{MAX_ATTEMPTS, Session};
 
 /// Outcome of a COMMIT in SQLite.
 enum Outcome {
@@ -22,12 +22,12 @@ enum Outcome {
 
 impl Session {
     pub(super) fn begin(&mut self, begin: Begin) -> Result<Completion> {
-        if begin.read_only == Some(false) && !self.may_write {
+        if begin.read_only == Some(false) && !self.writes.is_allowed() {
             return Err(Error::new(
                 sqlstate::INSUFFICIENT_PRIVILEGE,
                 "permission denied to begin a read-write transaction",
             )
-            .hint(READ_ONLY_USER_HINT));
+            .hint(self.writes.hint()));
         }
         let notices = match &mut self.open {
             Some(open) if open.is_implicit() => {

@@ -59,9 +59,38 @@ use crate::temporary::TemporarySpace;
 /// so reaching the limit means that the partition's versions are discarded repeatedly.
 const MAX_ATTEMPTS: u32 = 20;
 
-/// Hint for users without write access.
-const READ_ONLY_USER_HINT: &str =
-    "The user has read-only access to this database. GRANT CONNECT ON DATABASE allows it to write.";
+/// Whether a session may write, and if not, why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteAccess {
+    /// It may.
+    #[default]
+    Allowed,
+    /// The user has read-only access to the database.
+    ReadOnlyUser,
+    /// The database would lose what is written when its node fails.
+    Volatile,
+}
+
+impl WriteAccess {
+    fn is_allowed(self) -> bool {
+        self == WriteAccess::Allowed
+    }
+
+    /// A hint for sessions that may not write.
+    fn hint(self) -> &'static str {
+        match self {
+            WriteAccess::Allowed => {
+                "Begin a transaction with READ WRITE, or run SET default_transaction_read_only = off."
+            }
+            WriteAccess::ReadOnlyUser => {
+                "The user has read-only access to this database. GRANT CONNECT ON DATABASE allows it to write."
+            }
+            WriteAccess::Volatile => {
+                "Without a common store this database cannot hold data. CREATE DATABASE creates one that can."
+            }
+        }
+    }
+}
 
 /// One client's session on one partition. Its futures should be run to completion (cancel with a
 /// [`Canceller`]). Dropping one early rolls its transaction back. If its statement is in a call
@@ -90,7 +119,7 @@ pub struct Session {
     /// time (milliseconds since 1970).
     seen_unix_ms: Option<u64>,
     /// Whether the session's user may write.
-    may_write: bool,
+    writes: WriteAccess,
     limits: TransactionLimits,
     /// The last transaction failed with 40001, so the next one acquires the turn first.
     turn_first: bool,
@@ -124,7 +153,7 @@ impl Session {
             historical_view: None,
             staleness: None,
             seen_unix_ms: None,
-            may_write: true,
+            writes: WriteAccess::default(),
             limits: TransactionLimits::default(),
             turn_first: false,
             remembered: Remembered::default(),
@@ -241,18 +270,18 @@ impl Session {
         self.default_read_only = on;
     }
 
-    /// Sets whether the session's user may write, from the next statement on. If not, all its
-    /// transactions are read-only whatever they request, including the rest of the open one.
-    pub fn set_may_write(&mut self, may_write: bool) {
-        self.may_write = may_write;
-        if let Some(open) = self.open.as_mut().filter(|_| !may_write) {
+    /// Sets whether the session may write, from the next statement on. If not, all its transactions
+    /// are read-only whatever they request, including the rest of the open one.
+    pub fn set_writes(&mut self, writes: WriteAccess) {
+        self.writes = writes;
+        if let Some(open) = self.open.as_mut().filter(|_| !writes.is_allowed()) {
             open.forbid_writes();
         }
     }
 
     fn begins_read_only(&self) -> bool {
         self.default_read_only
-            || !self.may_write
+            || !self.writes.is_allowed()
             || self.historical_view.is_some()
             || self.engine.is_replica()
     }
@@ -267,10 +296,7 @@ impl Session {
             return error;
         }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
-        error.hint(match self.may_write {
-            true => "Begin a transaction with READ WRITE, or run SET default_transaction_read_only = off.",
-            false => READ_ONLY_USER_HINT,
-        })
+        error.hint(self.writes.hint())
     }
 
     /// Sets the limits of the session's transactions, including the open one, from the next
@@ -466,7 +492,7 @@ impl Session {
         Variables {
             clock_ms: node.clock.unix_ms(),
             random: self.engine.seed(),
-            may_write: self.may_write,
+            may_write: self.writes.is_allowed(),
             ..Variables::default()
         }
     }

@@ -172,6 +172,8 @@ struct Moves {
     moved: usize,
     cancelled: usize,
     disconnected: usize,
+    /// Refused, because the destination of an on-demand move has not yet copied all pages.
+    still_copying: usize,
     /// Those that must not happen without faults.
     unexpected: BTreeMap<String, usize>,
 }
@@ -185,6 +187,7 @@ impl Moves {
         self.moved += other.moved;
         self.cancelled += other.cancelled;
         self.disconnected += other.disconnected;
+        self.still_copying += other.still_copying;
         for (what, count) in other.unexpected {
             *self.unexpected.entry(what).or_default() += count;
         }
@@ -291,6 +294,9 @@ impl Mover {
             Err(error) if describe(&error).ends_with("cancelled by an administrator") => moves.cancelled += 1,
             // An earlier move of this tenant continues after its client has disconnected.
             Err(error) if describe(&error).ends_with("is already being moved") => moves.disconnected += 1,
+            Err(error) if describe(&error).contains("pages of the database are still being copied") => {
+                moves.still_copying += 1;
+            }
             Err(error) => moves.unexpected(format!("move: {}", describe(&error))),
         }
     }

@@ -107,7 +107,7 @@ async fn admit(hello: &SessionHello, context: &startup::Context) -> Result<Admit
             return Err(limit_error(full, &identity, partition_limit));
         }
     };
-    partition.session_mut().set_may_write(identity.access == Access::ReadWrite);
+    partition.session_mut().set_writes(identity.writes(context.cluster.as_deref()));
     entry.handle.activity.set_application(settings.get("application_name").unwrap_or_default());
     settings.take_reports();
     Ok((partition, identity, settings, entry))

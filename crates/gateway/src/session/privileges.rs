@@ -32,7 +32,8 @@ impl Session {
             && access != self.identity.access
         {
             self.identity.access = access;
-            self.link.partition.session_mut().set_may_write(access == Access::ReadWrite);
+            let writes = self.identity.writes(self.context.sources.cluster.as_deref());
+            self.link.partition.session_mut().set_writes(writes);
             self.settings.set_bounds(&self.identity.limits, access);
             self.apply_settings();
         }
