@@ -1,6 +1,7 @@
 //! Load reports: of this node, and of all nodes of the cluster.
 //!
-//! Reports are requested, and not sent with heartbeats: only the controller and operators need them.
+//! Reports are requested, and not sent with heartbeats: only the controller and operators need
+//! them.
 
 use std::time::Duration;
 

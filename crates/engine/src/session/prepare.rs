@@ -112,8 +112,8 @@ fn first_kind(sql: &str) -> StatementKind {
     classify(&first).0
 }
 
-/// Where the primary keys of tables are cached. A transaction that changes the schema may cache the key
-/// of its own table until the schema changes again: only statistics depend on it.
+/// Where the primary keys of tables are cached. A transaction that changes the schema may cache the
+/// key of its own table until the schema changes again: only statistics depend on it.
 #[derive(Clone, Copy)]
 struct KeySource<'a> {
     partition: &'a Partition,
@@ -203,8 +203,8 @@ async fn describe<'a>(
     Ok((statement, rest))
 }
 
-/// Prepares the text in SQLite, and reads the columns of the tables that it names, and the primary key
-/// of the table `keyed`.
+/// Prepares the text in SQLite, and reads the columns of the tables that it names, and the primary
+/// key of the table `keyed`.
 async fn describe_in_sqlite(
     session: &mut Session,
     statement: &Statement,

@@ -8,15 +8,16 @@ use fulmar_gateway::{KeyMode, KeyMonitoring};
 /// The flags of the load monitor.
 #[derive(Args, Clone, Debug)]
 pub struct LoadReportArgs {
-    /// CPUs that load reports state as the capacity of the node [default: those that the process can
-    /// use, by affinity and control groups]
+    /// CPUs that load reports state as the capacity of the node [default: those that the process
+    /// can use, by affinity and control groups]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     pub cpus: Option<f64>,
     /// Measure the load, for fulmar.load. `off` only serves to measure what that costs
     #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
     pub load_monitor: Switch,
-    /// Count accesses per primary key, for fulmar.hot_keys: off, on (a sample), full (every access), or
-    /// auto: a sample while the CPU utilisation of the node is at --key-watermark or above
+    /// Count accesses per primary key, for fulmar.hot_keys: off, on (a sample), full (every access,
+    /// with up to 200 MB of memory), or auto: a sample while the node's CPU utilisation is at
+    /// --key-watermark or above
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub key_monitoring: KeyMode,
     /// How long accesses are counted for a list of keys, in seconds

@@ -10,9 +10,9 @@
 //!               KeyReport per partition, until the next one
 //! ```
 //!
-//! A statement that is not sampled costs one load and one subtraction. Memory is bounded by the number
-//! of counters, which all partitions share: a key with more than 1/10,000 of the node's accesses is
-//! always found.
+//! A statement that is not sampled costs one load and one subtraction. Memory is bounded by the
+//! number of counters, which all partitions share: a key with more than 1/10,000 of the node's
+//! accesses is always found.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub(crate) struct KeySampler {
 }
 
 impl KeySampler {
-    /// Returns true if the next statement is sampled, in the mean one of `interval`. None is if that
+    /// Returns true if the next statement is sampled: one of `interval` on average, and none if that
     /// is 0. Gaps are random, so that they do not coincide with a client's pattern.
     fn samples_next(&mut self, interval: u32) -> bool {
         if interval <= 1 {

@@ -1,8 +1,8 @@
 //! The load monitor: what this node and its partitions do, as a report per second.
 //!
-//! Level 1 is always on. It costs nothing per statement: once per second it computes differences of the
-//! counters of [`crate::tenant_stats`] and of the engine, for those partitions that were used. Level 2
-//! counts accesses per key ([`keys`]).
+//! Level 1 is always on. It costs nothing per statement: once per second it computes differences of
+//! the counters of [`crate::tenant_stats`] and of the engine, for those partitions that were used.
+//! Level 2 counts accesses per key ([`keys`]).
 
 mod keys;
 mod process;
@@ -162,7 +162,7 @@ impl LoadMonitor {
         (state.at, state.process, state.report) = (now, process, Arc::new(report));
     }
 
-    /// The number of statements of all partitions, and the reports of those that were used recently.
+    /// The number of statements of all partitions, and the reports of those used recently.
     fn measure_partitions(&self, state: &mut State, seconds: f64) -> (u64, Vec<PartitionReport>) {
         let Observed { engine, tenants, .. } = &self.observed;
         let all = tenants.all();

@@ -3,7 +3,7 @@
 //!
 //! | statement | keys |
 //! | --- | --- |
-//! | `SELECT`, `UPDATE`, `DELETE` of one table | equality predicates and IN lists that every row must satisfy |
+//! | `SELECT`, `UPDATE`, `DELETE` of one table | equalities and IN lists that all rows must satisfy |
 //! | `INSERT ... VALUES` | the values of its rows |
 //!
 //! The scanner finds columns and values in the text ([`key_values`]). Which columns are the primary
@@ -246,7 +246,7 @@ pub fn key_values(kind: StatementKind, tokens: &[Token<'_>], tables: &[String]) 
     Some(KeyValues { table: table.clone(), columns })
 }
 
-/// The predicates of the form `column = value` and `column IN (values)` that every row must satisfy.
+/// The predicates `column = value` and `column IN (values)` that every row must satisfy.
 fn predicates(tokens: &[Token<'_>]) -> Option<Vec<(String, Vec<Operand>)>> {
     const ENDS: [&str; 7] = ["GROUP", "HAVING", "WINDOW", "ORDER", "LIMIT", "OFFSET", "RETURNING"];
     const COMBINES: [&str; 4] = ["JOIN", "UNION", "INTERSECT", "EXCEPT"];
