@@ -12,7 +12,8 @@ async fn every_node_shows_the_load_of_all_nodes() {
     let client = connect(&cluster, 1, "shop").await;
     for through in 0..cluster.nodes() {
         let observer = connect(&cluster, through, "fulmar").await;
-        let under_load = "SELECT node FROM fulmar.load WHERE tenant = 'shop' AND cpu > 0 AND writes_per_s > 0";
+        let under_load =
+            "SELECT node FROM fulmar.load WHERE tenant = 'shop' AND cpu > 0 AND writes_per_s > 0";
         wait_until("the load", async || {
             for _ in 0..20 {
                 client.batch_execute("UPDATE t SET v = v + 1 WHERE k = 1").await.unwrap();
