@@ -6,7 +6,7 @@
 //! name, because its transactions compare the role's record ([`Term::compare`]). Whatever it does
 //! outside of the metadata store must stay right after its term: see [`crate::collection`].
 
-use fulmar_meta::Transaction;
+use fulmar_meta::{Revision, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
@@ -28,6 +28,21 @@ pub struct RoleRecord {
 
 records!(RoleRecord);
 
+/// The record of a role at one time. A change that compares it is applied only while the role's
+/// term has not ended, whichever node makes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoleFence {
+    key: String,
+    revision: u64,
+}
+
+impl RoleFence {
+    /// The transaction, which is applied only if the term has not ended.
+    pub fn compare(&self, transaction: Transaction) -> Transaction {
+        transaction.unchanged(self.key.clone(), Revision(self.revision))
+    }
+}
+
 /// A role that this node holds.
 #[derive(Clone, Debug)]
 pub struct Term {
@@ -39,6 +54,11 @@ impl Term {
     /// The transaction, which is applied only if the term has not ended.
     pub fn compare(&self, transaction: Transaction) -> Transaction {
         transaction.unchanged(self.key.clone(), self.read.revision)
+    }
+
+    /// The fence of this term, for requests to other nodes.
+    pub fn fence(&self) -> RoleFence {
+        RoleFence { key: self.key.clone(), revision: self.read.revision.0 }
     }
 
     /// Its number.

@@ -35,6 +35,7 @@ use fulmar_meta::Transaction;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
+use crate::election::RoleFence;
 use crate::environment::Environment;
 use crate::metadata;
 use crate::records::{VERSION, records};
@@ -61,8 +62,11 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
-    /// Nothing: the source flushes, and the destination's cache is empty (the baseline of ElasTraS
-    /// 7.7).
+    /// Nothing: the source stops serving, flushes, and hands over. The destination's cache is empty
+    /// (a baseline of ElasTraS 7.7).
+    Stop,
+    /// Nothing: the source flushes while it serves, and again when it has stopped (a baseline of
+    /// ElasTraS 7.7).
     Flush,
     /// The pages that the source has cached, in rounds (Albatross, ElasTraS 6).
     Albatross,
@@ -79,7 +83,8 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 6] = [
+    pub const ALL: [Mechanism; 7] = [
+        Mechanism::Stop,
         Mechanism::Flush,
         Mechanism::Albatross,
         Mechanism::Live,
@@ -91,6 +96,7 @@ impl Mechanism {
     /// Its name in SQL and on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Mechanism::Stop => "stop",
             Mechanism::Flush => "flush",
             Mechanism::Albatross => "albatross",
             Mechanism::Live => "live",
@@ -112,7 +118,12 @@ impl Mechanism {
 
     /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
     pub fn needs_common_store(self) -> bool {
-        matches!(self, Mechanism::Flush | Mechanism::Albatross)
+        matches!(self, Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross)
+    }
+
+    /// Whether open transactions are aborted, as in the paper. Otherwise they continue.
+    pub fn aborts_transactions(self) -> bool {
+        matches!(self, Mechanism::Stop | Mechanism::Flush)
     }
 }
 
@@ -298,13 +309,14 @@ pub async fn journal<E: Environment>(
 }
 
 /// Starts a migration, and returns its number. `None` if another one is running, or was started
-/// concurrently.
+/// concurrently, or if the requester's term in its role has ended.
 pub async fn start<E: Environment>(
     env: &E,
     partition: PartitionId,
     record: &PartitionRecord,
     destination: NodeId,
     options: Options,
+    requester: Option<&RoleFence>,
 ) -> Result<Option<u64>, Error> {
     let newest = journal(env, partition).await?;
     if newest.as_ref().is_some_and(|newest| newest.record.step != Step::Finished) {
@@ -326,7 +338,12 @@ pub async fn start<E: Environment>(
         destination,
         epoch,
     };
-    metadata::transact(env, metadata::replace(&key(partition), newest.as_ref(), &journal)?).await;
+    let start = metadata::replace(&key(partition), newest.as_ref(), &journal)?;
+    let start = match requester {
+        Some(fence) => fence.compare(start),
+        None => start,
+    };
+    metadata::transact(env, start).await;
     // The outcome of the transaction may be unknown.
     let now = self::journal(env, partition).await?;
     Ok(now.filter(|now| now.record.number == number && now.record.is_same(&journal)).map(|_| number))

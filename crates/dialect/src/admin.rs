@@ -5,7 +5,7 @@ use fulmar_pgwire::types::datetime::parse_timestamp;
 use fulmar_sqlite::{Error, sqlstate};
 
 use crate::Result;
-use crate::setting::assignment;
+use crate::setting::{assignment, parameter};
 use crate::syntax::{end, shorten, unexpected};
 use crate::token::Cursor;
 
@@ -70,6 +70,29 @@ pub enum AdminStatement {
         /// The name of the database.
         name: String,
     },
+    /// `ALTER DATABASE ... PIN` or `UNPIN`: whether the controller may move it.
+    PinDatabase {
+        /// The name of the database.
+        name: String,
+        /// Whether it is pinned.
+        is_pinned: bool,
+    },
+    /// `ALTER NODE ... FORBID` or `ALLOW`: whether the controller may move databases to it.
+    ForbidNode {
+        /// The name of the node.
+        name: String,
+        /// Whether it is forbidden.
+        is_forbidden: bool,
+    },
+    /// `ALTER SYSTEM SET name = value` or `RESET name`: a setting of the cluster.
+    AlterSystem {
+        /// The name of the setting.
+        name: String,
+        /// The new value. `None` is the default.
+        value: Option<String>,
+    },
+    /// `ALTER SYSTEM CANCEL PLAN`: the controller gives its plan up.
+    CancelPlan,
     /// `SET name = value`, or `RESET name`, which has no value.
     AlterLimit {
         /// The name of the database.
@@ -170,6 +193,7 @@ impl AdminStatement {
             | AdminStatement::ResumeDatabase { .. }
             | AdminStatement::MoveDatabase { .. }
             | AdminStatement::CancelMove { .. }
+            | AdminStatement::PinDatabase { .. }
             | AdminStatement::AlterLimit { .. }
             | AdminStatement::ResetLimits { .. } => "ALTER DATABASE",
             AdminStatement::CreateUser { .. } => "CREATE ROLE",
@@ -180,6 +204,8 @@ impl AdminStatement {
             AdminStatement::CreateToken { .. } => "CREATE TOKEN",
             AdminStatement::DropToken { .. } => "DROP TOKEN",
             AdminStatement::DropNode { .. } => "DROP NODE",
+            AdminStatement::ForbidNode { .. } => "ALTER NODE",
+            AdminStatement::AlterSystem { .. } | AdminStatement::CancelPlan => "ALTER SYSTEM",
         }
     }
 }
@@ -208,6 +234,10 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement
         AdminStatement::DropToken { name: name(cursor)?, if_exists }
     } else if cursor.words(&["drop", "node"]) {
         AdminStatement::DropNode { name: name(cursor)? }
+    } else if cursor.words(&["alter", "node"]) {
+        alter_node(cursor)?
+    } else if cursor.words(&["alter", "system"]) {
+        alter_system(cursor)?
     } else if cursor.word("grant") {
         let (access, databases, users) = privileges(cursor, "to")?;
         AdminStatement::Grant { access, databases, users }
@@ -221,6 +251,30 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement
     };
     end(cursor)?;
     Ok(Some(admin))
+}
+
+/// `name FORBID` or `name ALLOW`.
+fn alter_node(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
+    let name = name_or_string(cursor)?;
+    let is_forbidden = cursor.word("forbid");
+    if !is_forbidden && !cursor.word("allow") {
+        return Err(unexpected(cursor).hint("The actions are FORBID and ALLOW."));
+    }
+    Ok(AdminStatement::ForbidNode { name, is_forbidden })
+}
+
+/// `SET name = value`, `RESET name` or `CANCEL PLAN`.
+fn alter_system(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
+    if cursor.words(&["cancel", "plan"]) {
+        Ok(AdminStatement::CancelPlan)
+    } else if cursor.word("set") {
+        let (name, value) = assignment(cursor)?;
+        Ok(AdminStatement::AlterSystem { name, value })
+    } else if cursor.word("reset") {
+        Ok(AdminStatement::AlterSystem { name: parameter(cursor)?, value: None })
+    } else {
+        Err(unexpected(cursor).hint("The actions are SET, RESET and CANCEL PLAN."))
+    }
 }
 
 fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
@@ -339,6 +393,10 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
         Ok(AdminStatement::MoveDatabase { name: database, node, mechanism, limit })
     } else if cursor.words(&["cancel", "move"]) {
         Ok(AdminStatement::CancelMove { name: database })
+    } else if cursor.word("pin") {
+        Ok(AdminStatement::PinDatabase { name: database, is_pinned: true })
+    } else if cursor.word("unpin") {
+        Ok(AdminStatement::PinDatabase { name: database, is_pinned: false })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
         Ok(AdminStatement::AlterLimit { database, name, value })
@@ -349,8 +407,8 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     } else {
         Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, MOVE TO, CANCEL MOVE, RESUME, SET and \
-             RESET",
+            "ALTER DATABASE supports only RENAME TO, RESTORE TO TIMESTAMP, MOVE TO, CANCEL MOVE, PIN, UNPIN, RESUME, \
+             SET and RESET",
         ))
     }
 }

@@ -90,7 +90,7 @@ pub(super) fn assignment(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<
 }
 
 /// A parameter's name, optionally with a namespace: `fulmar.key`.
-fn parameter(cursor: &mut Cursor<'_, '_>) -> Result<String> {
+pub(super) fn parameter(cursor: &mut Cursor<'_, '_>) -> Result<String> {
     if cursor.words(&["time", "zone"]) {
         return Ok("timezone".into());
     }

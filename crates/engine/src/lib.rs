@@ -75,7 +75,8 @@ pub use fulmar_maintenance::{
     verify_store,
 };
 pub use fulmar_mvcc::{
-    CachedPage, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
+    CachedPage, CarriedSnapshots, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime,
+    TimeSource,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::sql::AccessedKeys;
@@ -88,7 +89,9 @@ pub use fulmar_sqlite::{
 };
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
-pub use membership::{Assignment, Assignments, CachedPages, MAX_NODE, Membership, Released, ReplayRange};
+pub use membership::{
+    Assignment, Assignments, CachedPages, Closing, MAX_NODE, Membership, Released, ReplayRange,
+};
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
 pub use session::{Session, WriteAccess};

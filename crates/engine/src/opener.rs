@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fulmar_maintenance::Parts;
-use fulmar_mvcc::{Node, Opener, Partition, Partitions, store_error, with_partition_context};
+use fulmar_mvcc::{Contents, Node, Opener, Partition, Partitions, store_error, with_partition_context};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::Result;
 use fulmar_store::CommitLog;
@@ -50,7 +50,8 @@ impl NodeOpener {
         if let (Some(tenure), Some(manifest)) = (&node.ownership, &manifest) {
             tenure.check_number(manifest.version.number)?;
         }
-        let open = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref());
+        let contents = Contents { manifest: manifest.as_ref(), replay: replay.as_deref(), snapshots: None };
+        let open = Partition::open(node, log, stats, id, era, contents);
         let opened = with_partition_context(id, open).await?;
         if let Some(list) = hot_pages {
             self.parts.hot.prewarm(&opened, list);

@@ -2,6 +2,7 @@
 
 mod cert;
 mod cluster;
+mod control;
 mod events;
 mod load;
 mod moves;
@@ -33,6 +34,7 @@ use fulmar_workload::ycsb::Ycsb;
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
+pub use control::{ControlAction, ControlArgs, DecisionsArgs};
 pub use events::EventsArgs;
 pub use load::{LoadReportArgs, Switch};
 pub use moves::{MoveArgs, MovesArgs};
@@ -77,6 +79,10 @@ pub enum Command {
     Move(MoveArgs),
     /// Show what the newest moves of tenants have cost
     Moves(MovesArgs),
+    /// Show and change what the cluster's controller may do: settings, pinned tenants, forbidden nodes
+    Control(ControlArgs),
+    /// Show what the controller has decided, why, and what came of it
+    Decisions(DecisionsArgs),
     /// Plan moves that balance a cluster, from a picture of it, and compare planners
     Plan(PlanArgs),
     /// Simulate policies that add and remove nodes on a load trace, and compare their cost

@@ -29,6 +29,7 @@ mod bench;
 mod cert;
 mod cli;
 mod client;
+mod control;
 mod demo;
 mod events;
 mod interrupt;
@@ -88,6 +89,8 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Node(arguments) => interrupt::or_interrupted(node::run(arguments)).await,
             Command::Move(arguments) => interrupt::or_interrupted(moves::run(arguments)).await,
             Command::Moves(arguments) => interrupt::or_interrupted(moves::list(arguments)).await,
+            Command::Control(arguments) => interrupt::or_interrupted(control::run(arguments)).await,
+            Command::Decisions(arguments) => interrupt::or_interrupted(control::decisions(arguments)).await,
             Command::Plan(arguments) => plan::run(arguments),
             Command::Simulate(arguments) => simulate::run(arguments),
             Command::Cluster(arguments) => interrupt::or_interrupted(start::convert_cluster(arguments)).await,

@@ -54,6 +54,10 @@ pub struct NodeInfo {
     pub rpc: String,
     /// Where it listens for clients.
     pub sql: String,
+    /// Its site; empty if unknown.
+    pub site: String,
+    /// Its rack within the site; empty if unknown.
+    pub rack: String,
     /// How many partitions it owns.
     pub partitions: u64,
     /// In which respect it is many times slower than the others, if it is.
@@ -113,6 +117,74 @@ pub struct MigrationInfo {
     pub step: String,
     /// What it has cost.
     pub report: Report,
+}
+
+/// A change of what the cluster's controller may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlChange {
+    /// A setting, by its name. Without a value, its default.
+    Set {
+        /// Its name.
+        name: String,
+        /// Its new value.
+        value: Option<String>,
+    },
+    /// A partition is not moved, or is again.
+    Pin {
+        /// The partition.
+        partition: PartitionId,
+        /// Whether it is pinned.
+        is_pinned: bool,
+    },
+    /// No partitions are moved to a node, or are again.
+    Forbid {
+        /// The name of the node.
+        node: String,
+        /// Whether it is forbidden.
+        is_forbidden: bool,
+    },
+    /// The plan in progress is given up.
+    CancelPlan,
+}
+
+/// A setting or the state of the controller, for `fulmar.control`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlInfo {
+    /// The name.
+    pub name: &'static str,
+    /// The value.
+    pub value: String,
+    /// The default of a setting.
+    pub default: Option<String>,
+    /// What it is.
+    pub about: &'static str,
+}
+
+/// A decision of the controller, for `fulmar.decisions`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecisionInfo {
+    /// Its number.
+    pub number: u64,
+    /// When it was made, in milliseconds since 1970.
+    pub at_unix_ms: u64,
+    /// The node that was the controller.
+    pub controller: String,
+    /// The controller's mode.
+    pub mode: String,
+    /// The kind of action.
+    pub action: String,
+    /// What is to be done.
+    pub what: String,
+    /// The reasons.
+    pub why: String,
+    /// What is predicted to change.
+    pub predicted: String,
+    /// What came of it; `None` while it is carried out.
+    pub outcome: Option<String>,
+    /// When that was known, in milliseconds since 1970.
+    pub ended_unix_ms: Option<u64>,
+    /// All of it, as JSON.
+    pub report: String,
 }
 
 /// How long the clients of a partition have waited at this node because its owner changed.
@@ -231,6 +303,15 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// The running and the newest migrations, newest first.
     fn migrations(&self) -> Vec<MigrationInfo>;
+
+    /// Changes what the controller may do.
+    async fn change_control(&self, change: ControlChange) -> Result<()>;
+
+    /// The settings and the state of the controller.
+    fn control_settings(&self) -> Vec<ControlInfo>;
+
+    /// The newest decisions of the controller, newest first.
+    fn decisions(&self) -> Vec<DecisionInfo>;
 
     /// Removes a node that has ended, owns no partition and whose logs are not needed. Another node
     /// can then have its name.

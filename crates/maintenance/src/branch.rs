@@ -42,7 +42,7 @@
 
 use std::sync::Arc;
 
-use fulmar_mvcc::{Partition, store_error, term_of, with_partition_context};
+use fulmar_mvcc::{Contents, Partition, store_error, term_of, with_partition_context};
 use fulmar_pages::{Manifest, PartitionId, Timeline, Version};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, ManifestName, StoreError, failpoint};
@@ -261,9 +261,8 @@ impl Maintenance {
             let (id, node) = (target.partition, self.node().clone());
             let timeline = Timeline { lineage: target.version.lineage, epoch: target.version.epoch };
             let (log, stats) = (CommitLog::read_only(), Arc::default());
-            with_partition_context(id, Partition::open(node, log, stats, id, timeline, Some(target), None))
-                .await
-                .map(drop)
+            let open = Partition::open(node, log, stats, id, timeline, Contents::of(Some(target)));
+            with_partition_context(id, open).await.map(drop)
         }
         .boxed()
     }

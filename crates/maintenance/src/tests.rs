@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_mvcc::{
-    Buffers, Cache, Clock, Disk, Found, MemoryBudget, Node, Opener, Partition, Partitions, SnapshotBounds,
-    StoreOwnership, TimeSource, space_of, store_error,
+    Buffers, Cache, Clock, Contents, Disk, Found, MemoryBudget, Node, Opener, Partition, Partitions,
+    SnapshotBounds, StoreOwnership, TimeSource, space_of, store_error,
 };
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{Heap, NodeSpace, Result, SpillArea};
@@ -28,7 +28,7 @@ impl Opener for LocalOpener {
             let (node, era) = (partitions.node().clone(), partitions.timeline(id));
             let manifest = node.store.latest_manifest(id, era.epoch, None).await.map_err(store_error)?;
             let (log, stats) = (node.log.clone(), partitions.counted(id));
-            Partition::open(node, log, stats, id, era, manifest.as_ref(), None).await
+            Partition::open(node, log, stats, id, era, Contents::of(manifest.as_ref())).await
         }
         .boxed()
     }

@@ -41,6 +41,8 @@ pub enum Limit {
     MaxPatternLength,
     /// Maximum number of parameters of a statement.
     MaxParameters,
+    /// The latency that the tenant was promised.
+    LatencyObjective,
 }
 
 /// Properties of a limit.
@@ -180,11 +182,20 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         default: Some(MAX_PARAMETERS),
         description: "Maximum number of parameters of a statement.",
     },
+    Definition {
+        limit: Limit::LatencyObjective,
+        name: "latency_objective",
+        unit: Unit::Milliseconds,
+        min: 1,
+        max: MAX_INTEGER,
+        default: None,
+        description: "Smoothed latency of statements above which the cluster's controller helps.",
+    },
 ];
 
 impl Limit {
     /// All limits.
-    pub const ALL: [Limit; 12] = [
+    pub const ALL: [Limit; 13] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
         Limit::IdleInTransactionTimeout,
@@ -197,6 +208,7 @@ impl Limit {
         Limit::MaxValueSize,
         Limit::MaxPatternLength,
         Limit::MaxParameters,
+        Limit::LatencyObjective,
     ];
 
     fn definition(self) -> &'static Definition {

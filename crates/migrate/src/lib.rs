@@ -22,9 +22,9 @@
 //! # Which mechanism
 //! | mechanism | pages | copies before the handover | open transactions |
 //! | --- | --- | --- | --- |
-//! | `flush` | common store | nothing; the source flushes first | continue at the destination |
+//! | `stop` | common store | nothing | are aborted |
+//! | `flush` | common store | nothing; the source flushes first | are aborted |
 //! | `albatross` | common store | the cached pages, in rounds | continue at the destination |
-//!
 //! | `live` | private stores | all pages, in rounds | continue at the destination |
 //! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
 //! | `on-demand` | private stores | nothing; the destination reads pages when it needs them, and copies them afterwards | continue at the destination |

@@ -78,10 +78,13 @@ impl PartitionPages {
     /// [`Transaction`]) if nothing that the transaction read has changed.
     /// SQLite's cached pages stay valid, since they are among those. Only called between
     /// statements. Returns true if the transaction sees a version that was the newest during this
-    /// call.
+    /// call. Never advances while a transaction is repeated at a carried snapshot.
     pub fn advance(&self) -> bool {
         let mut transaction = self.transaction.borrow_mut();
         let Some(old) = transaction.snapshot else { return true };
+        if transaction.is_repeated {
+            return false;
+        }
         if self.partition.current().number == old.number {
             return true;
         }
@@ -104,7 +107,9 @@ impl PartitionPages {
             self.partition.unpin(new);
             return false;
         }
-        self.partition.unpin(old);
+        if !self.partition.advance_snapshot(&transaction, old, new) {
+            return false;
+        }
         transaction.snapshot = Some(new);
         transaction.cached = None;
         true
@@ -202,10 +207,10 @@ impl Pages for PartitionPages {
         failpoint::hit_in(failpoint::STATEMENT, self.partition.id.0);
         let mut transaction = self.transaction.borrow_mut();
         if transaction.snapshot.is_none() {
-            let snapshot = match transaction.current {
-                true => self.partition.pin(),
-                false => self.partition.pin_durable(),
-            };
+            let begun = self.partition.begin_snapshot(&transaction);
+            let snapshot = begun.snapshot;
+            transaction.is_repeated = begun.is_carried && !transaction.single_statement;
+            transaction.is_late = begun.is_late;
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
             if !transaction.single_statement || transaction.cached != Some(snapshot.number) {
@@ -294,7 +299,8 @@ impl Pages for PartitionPages {
         let mut transaction = self.transaction.borrow_mut();
         if let Some(snapshot) = transaction.snapshot.take() {
             transaction.seen = Some(snapshot);
-            self.partition.unpin(snapshot);
+            self.partition.end_snapshot(&transaction, snapshot);
+            transaction.is_repeated = false;
         }
         let bytes = transaction.overlay.clear() + transaction.reads.clear();
         if bytes > 0 {

@@ -83,11 +83,11 @@ pub use memory::{LongTermReservation, MemoryBudget, Reservation};
 pub use node::{Buffers, Node, NodeStats, SegmentPublication};
 pub use ownership::{StoreOwnership, term_of};
 pub use partition::{
-    ApplyResult, Attachment, CachedPage, CopiedFrame, Deadlock, Flush, LargeSegment, LogSource, Logged,
-    NamedSegment, PageRun, Partition, PartitionStats, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn,
-    TurnQueue, page_one, read_frames,
+    ApplyResult, Attachment, CachedPage, CarriedSnapshots, Contents, CopiedFrame, Deadlock, Flush,
+    LargeSegment, LogSource, Logged, NamedSegment, PageRun, Partition, PartitionStats, Replay, ReplicaState,
+    Snapshot, SnapshotBounds, Turn, TurnQueue, page_one, read_frames,
 };
 pub use partitions::{Found, Opener, Partitions, PrimaryEra, Slot, Unopened};
 pub use store::{Frame, Segments};
-pub use transaction::{Committed, Conflict, Transaction};
+pub use transaction::{Committed, Conflict, Transaction, TransactionContext};
 pub use watch::{poll_disk, spawn_disk_poll, spawn_sweeper};

@@ -12,7 +12,9 @@ use fulmar_sqlite::{
 };
 use fulmar_store::{CommitLog, LogOptions, PageStore, StdFiles};
 
-use crate::{Buffers, Cache, Clock, Disk, MemoryBudget, Node, Partition, PartitionPages, SystemTime};
+use crate::{
+    Buffers, Cache, Clock, Contents, Disk, MemoryBudget, Node, Partition, PartitionPages, SystemTime,
+};
 
 /// Temporary files of a tenant with a quota of `limit_bytes`.
 pub(crate) fn files(directory: &Path, threshold_bytes: usize, limit_bytes: u64) -> TemporaryFiles {
@@ -75,7 +77,8 @@ impl Database {
         let directory = tempfile::tempdir().unwrap();
         let node = node(directory.path());
         let (log, id) = (node.log.clone(), PartitionId(7));
-        let opening = Partition::open(node, log, Arc::default(), id, Timeline::first(id), None, None);
+        let opening =
+            Partition::open(node, log, Arc::default(), id, Timeline::first(id), Contents::default());
         let partition = opening.await.unwrap();
         let files = partition.temporary_files();
         let settings = Settings {

@@ -324,6 +324,9 @@ pub struct Committed {
     pub snapshot: Snapshot,
 }
 
+/// What the answers of a transaction depend on besides the data. The layer above defines the fields.
+pub type TransactionContext = [u64; 5];
+
 /// The state of an open transaction at the level of pages.
 pub struct Transaction {
     /// The pinned snapshot, from SQLite's SHARED lock until its release.
@@ -357,6 +360,17 @@ pub struct Transaction {
     /// The transaction id that a gateway has assigned; 0 if there is none. The outcome of a
     /// transaction that changes nothing is not recorded under it.
     pub assigned_id: u64,
+    /// Identifies the transaction when it is repeated at another node: the id that it had at first.
+    /// 0 if it is never repeated there.
+    pub origin: u64,
+    /// Kept for a repetition, together with the snapshot.
+    pub context: TransactionContext,
+    /// It is repeated at the snapshot that it had at another node. Until that is complete, it must
+    /// not see another version.
+    pub is_repeated: bool,
+    /// It has begun after its partition was closed to move: its snapshot is not carried over, so it
+    /// must not return an answer.
+    pub is_late: bool,
     /// The snapshot of the last transaction, kept for the session that waits until it is durable.
     pub seen: Option<Snapshot>,
     /// Set by the commit.
@@ -381,6 +395,10 @@ impl Transaction {
             turn: 0,
             id: 0,
             assigned_id: 0,
+            origin: 0,
+            context: TransactionContext::default(),
+            is_repeated: false,
+            is_late: false,
             seen: None,
             committed: None,
             conflict: None,
@@ -391,6 +409,8 @@ impl Transaction {
     pub fn reset(&mut self) {
         self.id = 0;
         self.assigned_id = 0;
+        (self.origin, self.context) = (0, TransactionContext::default());
+        (self.is_repeated, self.is_late) = (false, false);
         self.turn = 0;
         self.seen = None;
         self.committed = None;

@@ -283,8 +283,8 @@ impl Node {
             || self.heard.lock().get(&node).is_some_and(|heard| heard.at.elapsed() < SUSPECT_TIMEOUT)
     }
 
-    /// The nodes that partitions can be given to, without slow ones if there are others; those that
-    /// live, if there are none.
+    /// The nodes that partitions can be given to, without slow and forbidden ones and those that are
+    /// being removed if there are others; those that live, if there are none.
     pub(crate) fn serving(&self) -> Vec<NodeId> {
         let living = self.living();
         let serves = |id: &NodeId| match *id == self.id() {
@@ -292,8 +292,26 @@ impl Node {
             false => self.heard.lock().get(id).is_some_and(|heard| heard.serves),
         };
         let serving = serving_or_all(living, serves);
+        let avoids = |id: &NodeId| self.control().avoids(&self.name_of(*id));
+        let serving = serving_or_all(serving, |id| !avoids(id));
         let slow = self.slow_nodes.lock();
         serving_or_all(serving, |id| slow.of(*id).is_none())
+    }
+
+    /// Returns true if a node serves partitions.
+    pub(crate) fn is_serving(&self, node: NodeId) -> bool {
+        match node == self.id() {
+            true => self.serves(),
+            false => self.hears(node) && self.heard.lock().get(&node).is_some_and(|heard| heard.serves),
+        }
+    }
+
+    /// Returns true if a node hands its partitions over to others.
+    pub(crate) fn is_leaving(&self, node: NodeId) -> bool {
+        match node == self.id() {
+            true => self.is_draining.load(std::sync::atomic::Ordering::Relaxed),
+            false => self.hears(node) && self.heard.lock().get(&node).is_some_and(|heard| heard.is_draining),
+        }
     }
 
     /// The nodes that live, as far as this node knows.

@@ -9,6 +9,7 @@
 //! Partitions are assigned only to nodes that are `alive`, which the same comparison excludes. So the
 //! node gets none after they were read. Its id is not used again.
 
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::metadata::{self, Change};
 use fulmar_cluster::records::{encode, node_key};
 use fulmar_cluster::{LogKind, NodeId, NodeRecord, NodeState, PartitionRecord, Read};
@@ -24,8 +25,8 @@ use crate::registration::{MemberRecord, member_key};
 const MAX_LISTED: usize = 5;
 
 impl Node {
-    /// Removes a node from the cluster.
-    pub(crate) async fn forget(&self, name: &str) -> Result<()> {
+    /// Removes a node from the cluster, if the term of the `requester` has not ended.
+    pub(crate) async fn forget(&self, name: &str, requester: Option<&RoleFence>) -> Result<()> {
         let member = self.metadata().get(&member_key(name)).await.map_err(|_| metadata_unavailable())?;
         let missing = || {
             Error::new(sqlstate::INVALID_CATALOG_NAME, format!("node \"{name}\" does not exist"))
@@ -50,6 +51,9 @@ impl Node {
             // It has never started.
             None => forget.absent(node_key(id)),
         };
+        if let Some(fence) = requester {
+            forget = fence.compare(forget);
+        }
         match metadata::transact(self.environment(), forget).await {
             Change::Applied => {
                 tracing::info!(node = name, id = id.0, "removed a node from the cluster");

@@ -11,7 +11,8 @@ use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, P
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo,
+    Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
@@ -203,7 +204,7 @@ impl Cluster for Node {
     }
 
     async fn start_move(&self, partition: PartitionId, node: &str, options: Move) -> Result<Option<u64>> {
-        self.request_migration(partition, node, options).await
+        self.request_migration(partition, node, options, None).await
     }
 
     async fn wait_for_move(&self, partition: PartitionId, number: u64) -> Result<()> {
@@ -218,8 +219,20 @@ impl Cluster for Node {
         self.migration_infos()
     }
 
+    async fn change_control(&self, change: ControlChange) -> Result<()> {
+        Node::change_control(self, change).await
+    }
+
+    fn control_settings(&self) -> Vec<ControlInfo> {
+        self.control_infos()
+    }
+
+    fn decisions(&self) -> Vec<DecisionInfo> {
+        self.control().decision_infos()
+    }
+
     async fn forget_node(&self, node: &str) -> Result<()> {
-        self.forget(node).await
+        self.forget(node, None).await
     }
 
     fn nodes(&self) -> Vec<NodeInfo> {
@@ -242,6 +255,8 @@ impl Cluster for Node {
                     name: known.name,
                     rpc: known.rpc,
                     sql: known.sql,
+                    site: known.place.site,
+                    rack: known.place.rack,
                 }
             })
             .collect()
@@ -280,9 +295,10 @@ impl Cluster for Node {
             sql.set_ip(rpc.ip());
         }
         let (metadata, name) = (self.metadata().clone(), self.name().to_owned());
-        let rpc = self.rpc_address().to_owned();
+        let (rpc, place) = (self.rpc_address().to_owned(), self.place().clone());
         tokio::spawn(async move {
-            let published = registration::publish_addresses(&*metadata, &name, &rpc, &sql.to_string()).await;
+            let addresses = (rpc.as_str(), &*sql.to_string());
+            let published = registration::publish_addresses(&*metadata, &name, addresses, &place).await;
             if let Err(error) = published {
                 tracing::warn!(%error, "cannot publish this node's address for clients");
             }

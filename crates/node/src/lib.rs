@@ -18,6 +18,7 @@
 //! - `assignments`: states which partitions the engine may open.
 //! - `detector`: detects dead nodes and fails them over.
 //! - `collector`, `objects`: deletes what no database needs from the store.
+//! - `control`: decides where databases are served and by how many nodes, and does it.
 //! - `forget`: removes a node that does not come back.
 //! - `replica`: the records of a cluster for a read-only node.
 //! - [`metadata`]: the embedded metadata store of one node, for the others.
@@ -42,6 +43,7 @@
 mod administration;
 mod assignments;
 mod collector;
+mod control;
 pub mod conversion;
 mod detector;
 pub mod directory;

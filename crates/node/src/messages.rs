@@ -5,11 +5,13 @@
 //! - `session`: everything after it is the gateway's.
 //! - `heartbeat`: the caller sends any message, and gets a [`Heartbeat`], until it ends the stream.
 //! - `copy`: a partition's pages ([`crate::migrations`]). Its other messages are binary.
+//! - `snapshots`: the snapshots of open transactions ([`crate::migrations`]), also in binary messages.
 //! - `segment`: a part of a segment ([`crate::page_servers`]).
 //! - `control`: one [`Request`] and its [`Answer`].
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
 use bytes::Bytes;
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
@@ -17,7 +19,7 @@ use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
 
-use crate::migrations::CopyOpening;
+use crate::migrations::{CopyOpening, SnapshotsOpening};
 use crate::page_servers::SegmentOpening;
 use crate::slow_nodes::Latencies;
 
@@ -33,6 +35,11 @@ pub(crate) enum Opening {
     Copy {
         /// The partition, and the place of the copy among others.
         copy: CopyOpening,
+    },
+    /// The snapshots of open transactions of a partition.
+    Snapshots {
+        /// The partition, and for which handover they are.
+        snapshots: SnapshotsOpening,
     },
     /// Reading a part of a segment.
     Segment {
@@ -53,7 +60,15 @@ pub(crate) enum Opening {
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Request {
     /// Start to migrate the partition to another node. The default mechanism is the owner's choice.
-    Migrate { partition: u64, to: u32, mechanism: Option<Mechanism>, max_bytes_per_s: Option<u64> },
+    Migrate {
+        partition: u64,
+        to: u32,
+        mechanism: Option<Mechanism>,
+        max_bytes_per_s: Option<u64>,
+        /// The term of the controller that requests it.
+        #[serde(default)]
+        requester: Option<RoleFence>,
+    },
     /// Carry out a command of a migration's coordinator.
     Command { partition: u64, fence: Fence, epoch: u32, action: Action },
     /// Read pages of a partition that will be moved to this node.

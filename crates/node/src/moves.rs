@@ -7,7 +7,7 @@ use std::time::Duration;
 use fulmar_cluster::handover::{self, Outcome, Release, Transfer};
 use fulmar_cluster::migration::Command;
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord, Position, Read, metadata};
-use fulmar_engine::{Error, Result, Timeline, sqlstate};
+use fulmar_engine::{Closing, Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::Cluster as _;
 use fulmar_pages::PartitionId;
 use futures::future::BoxFuture;
@@ -52,9 +52,10 @@ impl Node {
     /// Carries out a request of another node, or of this one.
     pub(crate) async fn carry_out(&self, request: Request) -> Result<Answer> {
         match request {
-            Request::Migrate { partition, to, mechanism, max_bytes_per_s } => {
-                let options = (mechanism, max_bytes_per_s);
-                let started = self.start_migration(PartitionId(partition), NodeId(to), options).await?;
+            Request::Migrate { partition, to, mechanism, max_bytes_per_s, requester } => {
+                let (partition, options) = (PartitionId(partition), (mechanism, max_bytes_per_s));
+                let started =
+                    self.start_migration(partition, NodeId(to), options, requester.as_ref()).await?;
                 Ok(started.map_or(Answer::Done, |number| Answer::Started { number }))
             }
             Request::Command { partition, fence, epoch, action } => {
@@ -215,7 +216,7 @@ impl Node {
         &self,
         partition: PartitionId,
         to: NodeId,
-        transfer: Transfer,
+        (transfer, closing): (Transfer, Closing),
         last_round: Option<BoxFuture<'_, Result<()>>>,
     ) -> Result<Option<Instant>> {
         let _moving = self.begin_handover(partition).await?;
@@ -239,7 +240,7 @@ impl Node {
             partitions.cover(partition).await?;
         }
         let start = Position { incarnation: self.incarnation(), slot: 0 };
-        let (end, closed) = match partitions.release(partition).await {
+        let (end, closed) = match partitions.release(partition, closing).await {
             // Nothing reads positions of local logs.
             Ok(released) if is_local => (start, released.closed),
             Ok(released) => (position(released.end), released.closed),
@@ -254,10 +255,15 @@ impl Node {
         let slot = Position { slot: end.slot.saturating_sub(1), ..end };
         let release = Release { partition, read, slot, kept_from: end, transfer };
         let (environment, own) = (self.environment(), &self.begun().read);
-        let copied = match last_round {
-            Some(last_round) => last_round.await,
-            None => Ok(()),
+        let snapshots = partitions.take_snapshots(partition);
+        let epoch = release.read.record.epoch + 1;
+        let last_round = async {
+            match last_round {
+                Some(last_round) => last_round.await,
+                None => Ok(()),
+            }
         };
+        let (copied, ()) = tokio::join!(last_round, self.send_snapshots(partition, (to, epoch), &snapshots));
         let ended = match &copied {
             Ok(()) => handover::hand_over(environment, self.id(), own, to, &release).await,
             Err(_) => handover::take_back(environment, self.id(), own, &release).await,
@@ -267,7 +273,9 @@ impl Node {
                 partitions.give_up(partition);
                 Ok(Some(closed))
             }
-            Ok(Outcome::Kept(_)) => {
+            Ok(Outcome::Kept(kept)) => {
+                // Transactions continue at their snapshots in any case.
+                let _ = partitions.expect_snapshots(partition, kept.record.epoch, snapshots);
                 self.take_back(partition).await?;
                 Err(copied.err().unwrap_or_else(|| self.not_alive(to)))
             }
@@ -316,6 +324,7 @@ impl Node {
                 .delete(fulmar_cluster::quarantine::key(partition))
                 .delete(fulmar_cluster::migration::key(partition))
                 .delete(Progress::key(partition))
+                .delete(crate::control::pin_key(partition))
                 .delete(key);
             if metadata::transact(self.environment(), delete).await == metadata::Change::Applied {
                 return Ok(());
@@ -345,7 +354,7 @@ impl Node {
         let moves = placed.into_iter().map(|(partition, to)| {
             let moved = &moved;
             async move {
-                match self.hand_over(partition, to, Transfer::Store, None).await {
+                match self.hand_over(partition, to, (Transfer::Store, Closing::Prepared), None).await {
                     Ok(_) => {
                         let moved = moved.fetch_add(1, Ordering::Relaxed) + 1;
                         if moved.is_multiple_of(PROGRESS_STEP) || moved == total {

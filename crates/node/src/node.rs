@@ -10,6 +10,7 @@ use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
 use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
+use fulmar_elastic::provisioner::Provisioner;
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_gateway::events::{Event, Kind};
 use fulmar_meta::{Catalog, MetadataStore};
@@ -26,6 +27,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::collector::Collected;
+use crate::control::Control;
 use crate::detector::Heard;
 use crate::directory::{DirectoryOwner, StampFiles};
 use crate::environment::{NodeEnvironment, boot_time};
@@ -35,7 +37,7 @@ use crate::migrations::{self, Migrations};
 use crate::owners::Owners;
 use crate::page_servers::PageServers;
 use crate::partitions::{Partitions, SessionHandler};
-use crate::registration::{self, Registration};
+use crate::registration::{self, Place, Registration};
 use crate::slow_nodes::{Measurements, SlowNodes};
 use crate::transaction_ids::TransactionIds;
 use crate::{Error, metadata, pulse, quarantine, rpc};
@@ -70,6 +72,10 @@ pub struct NodeOptions {
     pub serves_metadata: bool,
     /// How much this node keeps of databases that were moved from its own store to other nodes.
     pub archive_bytes: u64,
+    /// Where it is.
+    pub place: Place,
+    /// Adds nodes to the cluster and removes them, while this node is the controller.
+    pub provisioner: Option<Arc<dyn Provisioner>>,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -80,6 +86,8 @@ pub struct Node {
     /// Each node of the cluster has a store of its own.
     is_private: bool,
     archive_bytes: u64,
+    place: Place,
+    pub(crate) provisioner: Option<Arc<dyn Provisioner>>,
     rpc: String,
     tls: Option<Arc<NodeTls>>,
     environment: NodeEnvironment,
@@ -95,6 +103,7 @@ pub struct Node {
     lease: Lease,
     owners: Arc<Owners>,
     migrations: Arc<Migrations>,
+    control: Arc<Control>,
     /// The migrations that this node runs.
     pub(crate) running: migrations::Running,
     /// The nodes that have pages of this node's partitions.
@@ -139,9 +148,11 @@ impl Node {
         let environment = NodeEnvironment::new(metadata.clone(), logs.clone(), directory);
         let owners = Arc::new(Owners::default());
         let migrations = Arc::new(Migrations::default());
+        let control = Arc::new(Control::default());
         let following = async {
             metadata.follow(owners.clone()).await?;
-            metadata.follow(migrations.clone()).await.map_err(Error::from)
+            metadata.follow(migrations.clone()).await?;
+            metadata.follow(control.clone()).await.map_err(Error::from)
         };
         // A term that is taken and not used costs nothing.
         let ((), (), term) = tokio::try_join!(
@@ -167,6 +178,8 @@ impl Node {
             id,
             is_private,
             archive_bytes: options.archive_bytes,
+            place: options.place,
+            provisioner: options.provisioner,
             rpc,
             tls: options.tls,
             environment,
@@ -181,6 +194,7 @@ impl Node {
             lease: Lease::default(),
             owners,
             migrations,
+            control,
             running: migrations::Running::default(),
             page_servers: PageServers::default(),
             peers: Peers::new(dial),
@@ -207,7 +221,7 @@ impl Node {
         // Nothing uses the term before this function returns.
         tokio::try_join!(
             registration::record_term(&*node.metadata, term, id, node.incarnation()),
-            registration::publish_addresses(&*node.metadata, &node.name, &node.rpc, &sql)
+            registration::publish_addresses(&*node.metadata, &node.name, (&node.rpc, &sql), &node.place)
         )?;
         tracing::info!(
             node = node.name,
@@ -249,6 +263,7 @@ impl Node {
             }
             false => tokio::spawn(self.clone().collect_garbage(partitions.clone())),
         };
+        tokio::spawn(self.clone().control_cluster(partitions.clone()));
         tokio::spawn(self.clone().watch_latencies(partitions.clone()));
         tokio::spawn(self.clone().report_damaged_logs(partitions.clone()));
         tokio::spawn(async move {
@@ -359,6 +374,11 @@ impl Node {
         self.archive_bytes
     }
 
+    /// Where this node is.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// The id of the cluster.
     pub fn cluster_id(&self) -> u128 {
         self.cluster
@@ -377,6 +397,11 @@ impl Node {
     /// The migrations of all partitions, in memory.
     pub(crate) fn migrations(&self) -> &Migrations {
         &self.migrations
+    }
+
+    /// The controller's records, in memory.
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
     }
 
     pub(crate) fn begun(&self) -> &Begun {
@@ -464,6 +489,7 @@ impl Node {
             },
             Opening::Heartbeat => self.answer_heartbeats(stream).await,
             Opening::Copy { copy } => self.receive_copy(copy, stream).await,
+            Opening::Snapshots { snapshots } => self.receive_snapshots(snapshots, stream).await,
             Opening::Segment { segment } => self.send_segment(segment, stream).await,
             Opening::Control { request } => {
                 let answer = Answer::of(self.carry_out(request).await);

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::environment::boot_time;
-use crate::registration::{MEMBER_PREFIX, MemberRecord};
+use crate::registration::{MEMBER_PREFIX, MemberRecord, Place};
 
 /// Number of lists of waiting tasks. A change wakes the tasks of one list.
 const WAITER_SHARDS: usize = 64;
@@ -50,6 +50,8 @@ pub struct KnownNode {
     pub rpc: String,
     /// Where it listens for clients.
     pub sql: String,
+    /// Where it is.
+    pub place: Place,
     /// Its newest incarnation, and that incarnation's state; `None` before its first start.
     pub state: Option<(Incarnation, NodeState)>,
 }
@@ -250,7 +252,8 @@ impl State {
     fn node(&self, id: NodeId) -> Option<KnownNode> {
         let (name, member) = self.members.get(&id)?;
         let state = self.nodes.get(&id).map(|record| (record.incarnation, record.state));
-        Some(KnownNode { id, name: name.clone(), rpc: member.rpc.clone(), sql: member.sql.clone(), state })
+        let MemberRecord { rpc, sql, place, .. } = member.clone();
+        Some(KnownNode { id, name: name.clone(), rpc, sql, place, state })
     }
 
     fn put(&mut self, entry: &Entry) -> Result<Touched, MetaError> {

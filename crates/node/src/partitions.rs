@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{
-    Archive, ArchiveSize, CachedPages, CommonStore, DecisionError, Engine, IncomingCopy, LogDurations,
-    OutgoingCopy, Released, Result, Timeline,
+    Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
+    IncomingCopy, LogDurations, OutgoingCopy, Released, Result, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -21,7 +21,7 @@ use futures::future::BoxFuture;
 pub trait Partitions: Send + Sync + 'static {
     /// Opens and flushes a partition, refuses new statements and commits, and writes a durable
     /// `release` record.
-    async fn release(&self, partition: PartitionId) -> Result<Released>;
+    async fn release(&self, partition: PartitionId, closing: Closing) -> Result<Released>;
 
     /// Flushes a partition, and lists the pages that it has in memory.
     async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages>;
@@ -63,6 +63,18 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// The partitions of which something is in the store.
     async fn stored_partitions(&self) -> Result<Vec<PartitionId>>;
+
+    /// The snapshots of a released partition's transactions. A second call returns none.
+    fn take_snapshots(&self, partition: PartitionId) -> CarriedSnapshots;
+
+    /// Keeps such snapshots for the first opening of a partition in an epoch. Returns false if it does
+    /// not.
+    fn expect_snapshots(
+        &self,
+        partition: PartitionId,
+        epoch: u32,
+        snapshots: CarriedSnapshots,
+    ) -> Result<bool>;
 
     /// Opens a partition that was moved to this node.
     async fn open_arrived(&self, partition: PartitionId) -> Result<()>;
@@ -158,8 +170,8 @@ impl EnginePartitions {
 
 #[async_trait]
 impl Partitions for EnginePartitions {
-    async fn release(&self, partition: PartitionId) -> Result<Released> {
-        self.0.release(partition).await
+    async fn release(&self, partition: PartitionId, closing: Closing) -> Result<Released> {
+        self.0.release(partition, closing).await
     }
 
     async fn flush_and_list(&self, partition: PartitionId) -> Result<CachedPages> {
@@ -212,6 +224,19 @@ impl Partitions for EnginePartitions {
 
     async fn stored_partitions(&self) -> Result<Vec<PartitionId>> {
         self.0.stored_partitions().await
+    }
+
+    fn take_snapshots(&self, partition: PartitionId) -> CarriedSnapshots {
+        self.0.take_snapshots(partition)
+    }
+
+    fn expect_snapshots(
+        &self,
+        partition: PartitionId,
+        epoch: u32,
+        snapshots: CarriedSnapshots,
+    ) -> Result<bool> {
+        self.0.expect_snapshots(partition, epoch, snapshots)
     }
 
     async fn open_arrived(&self, partition: PartitionId) -> Result<()> {

@@ -64,6 +64,26 @@ pub struct MemberRecord {
     pub rpc: String,
     /// Where it listens for clients.
     pub sql: String,
+    /// Where it is.
+    #[serde(default, skip_serializing_if = "Place::is_unknown")]
+    pub place: Place,
+}
+
+/// Where a node is. Empty texts: unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its site, such as a data centre. Connections between sites are slow.
+    #[serde(default)]
+    pub site: String,
+    /// Its rack within the site.
+    #[serde(default)]
+    pub rack: String,
+}
+
+impl Place {
+    fn is_unknown(&self) -> bool {
+        self.site.is_empty() && self.rack.is_empty()
+    }
 }
 
 /// The user of a term. The record exists before any object with the term in its name.
@@ -202,7 +222,7 @@ pub(crate) fn founding_records(cluster: &str, node: NodeId, first_term: u32) -> 
 
 /// A member that has not started yet.
 fn new_member(node: NodeId) -> MemberRecord {
-    MemberRecord { v: VERSION, id: node.0, rpc: String::new(), sql: String::new() }
+    MemberRecord { v: VERSION, id: node.0, rpc: String::new(), sql: String::new(), place: Place::default() }
 }
 
 /// Takes the next term.
@@ -261,18 +281,19 @@ pub async fn terms(metadata: &dyn MetadataStore) -> Result<Terms, Error> {
     Ok(Terms(terms))
 }
 
-/// Publishes the addresses of a node.
+/// Publishes the addresses of a node, and where it is.
 pub async fn publish_addresses(
     metadata: &dyn MetadataStore,
     name: &str,
-    rpc: &str,
-    sql: &str,
+    (rpc, sql): (&str, &str),
+    place: &Place,
 ) -> Result<(), Error> {
     let key = member_key(name);
     for _ in 0..MAX_ATTEMPTS {
         let entry = metadata.get(&key).await?.ok_or(Error::MissingRecord(MEMBER_PREFIX))?;
         let member = MemberRecord::decode(&entry)?;
-        let next = MemberRecord { rpc: rpc.to_owned(), sql: sql.to_owned(), ..member.clone() };
+        let (rpc, sql, place) = (rpc.to_owned(), sql.to_owned(), place.clone());
+        let next = MemberRecord { rpc, sql, place, ..member.clone() };
         if next == member {
             return Ok(());
         }

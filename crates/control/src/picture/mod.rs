@@ -56,6 +56,9 @@ pub struct Node {
     /// An operator has forbidden moves to this node. What it has stays.
     #[serde(default)]
     pub forbidden: bool,
+    /// It is not removed to save nodes: no provisioner has added it.
+    #[serde(default)]
+    pub fixed: bool,
 }
 
 /// The state of a node.
@@ -198,6 +201,7 @@ impl Node {
             rack: String::new(),
             state: NodeState::Active,
             forbidden: false,
+            fixed: false,
         }
     }
 

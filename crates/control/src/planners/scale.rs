@@ -26,7 +26,8 @@ pub fn resize(picture: &Picture, change: Resize) -> Picture {
             let used = |name: &String| picture.nodes.iter().all(|node| node.name != *name);
             let names: Vec<String> =
                 (1..).map(|number| format!("new-{number}")).filter(used).take(count).collect();
-            let new = |name| Node { name, state: NodeState::Active, forbidden: false, ..model.clone() };
+            let state = NodeState::Active;
+            let new = |name| Node { name, state, forbidden: false, fixed: false, ..model.clone() };
             picture.nodes.extend(names.into_iter().map(new));
         }
         Resize::Remove(count) => {
@@ -43,12 +44,12 @@ fn active(picture: &Picture) -> impl Iterator<Item = &Node> {
     picture.nodes.iter().filter(|node| node.state == NodeState::Active)
 }
 
-/// The names of the nodes that are cheapest to drain: those with the least load.
+/// The names of the nodes that are cheapest to drain: those with the least load that are not fixed.
 pub(crate) fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
     let mut loads: Vec<(f64, &str)> = active(picture).map(|node| (0.0, node.name.as_str())).collect();
     let by_name: std::collections::HashMap<String, usize> =
         loads.iter().enumerate().map(|(index, (_, name))| ((*name).to_owned(), index)).collect();
-    let mut is_pinned = vec![false; loads.len()];
+    let mut is_pinned: Vec<bool> = active(picture).map(|node| node.fixed).collect();
     for partition in &picture.partitions {
         if let Some(index) = by_name.get(&partition.owner) {
             loads[*index].0 += partition.load;

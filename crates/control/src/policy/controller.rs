@@ -1,8 +1,8 @@
 //! One round of the policy: from a picture and a forecast to decisions.
 //!
 //! 1. Dead nodes are replaced (ElasTraS 5.3), once each.
-//! 2. The rule ([`super::when`]) wishes for a number of nodes: nodes are added, or the least loaded
-//!    ones drained. If more are needed while some are being drained, those are kept, unless an
+//! 2. The rule ([`super::when`]) or the limits wish for a number of nodes: nodes are added, or the
+//!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
 //!    threshold at the forecast load.
@@ -102,7 +102,8 @@ impl Controller {
         let mut decisions = Vec::new();
         decisions.extend(self.replace(picture, &view));
         let is_replacing = !decisions.is_empty();
-        if let Some(wish) = self.rule.wish(&view, &self.settings) {
+        let wish = self.rule.wish(&view, &self.settings);
+        if let Some(wish) = wish.or_else(|| self.within_limits(&view)) {
             decisions.extend(self.resize(picture, &view, wish, is_replacing));
         }
         // The picture shows kept nodes as leaving, so moves are planned in the next round.
@@ -167,6 +168,14 @@ impl Controller {
         let count = new.len().min(self.settings.max_nodes.saturating_sub(view.nodes));
         let reasons = vec![Reason::NodesLeave { nodes: new }];
         (count > 0).then(|| self.decision(view, Action::AddNodes { count }, reasons, view.nodes + count))
+    }
+
+    /// The wish of an operator: the minimum or maximum was changed, or a node was removed by hand.
+    fn within_limits(&self, view: &View) -> Option<when::Wish> {
+        let Settings { min_nodes, max_nodes, .. } = self.settings;
+        let limit = view.nodes.max(min_nodes).min(max_nodes);
+        let reasons = vec![Reason::NodeLimit { nodes: view.nodes, limit }];
+        (limit != view.nodes).then_some(when::Wish { nodes: limit, reasons })
     }
 
     fn resize(

@@ -179,6 +179,13 @@ pub enum Reason {
         /// Seconds until the horizon during which the load exceeds what can be served.
         short_s: f64,
     },
+    /// There are fewer nodes than the minimum, or more than the maximum.
+    NodeLimit {
+        /// Nodes now.
+        nodes: usize,
+        /// The minimum or maximum.
+        limit: usize,
+    },
     /// Nodes do not serve, or are being drained.
     NodesLeave {
         /// Their names.

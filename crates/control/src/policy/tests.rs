@@ -105,6 +105,31 @@ fn planned_removals_must_be_confirmed() {
 }
 
 #[test]
+fn limits_hold_whatever_the_load_is() {
+    let picture = picture(2, &[("n1", 0.6), ("n2", 0.6)]);
+    let decide = |min_nodes, max_nodes| {
+        let settings = Settings { min_nodes, max_nodes, ..Settings::default() };
+        controller("thresholds", settings).decide(&picture, &outlook(&[]))
+    };
+    assert!(decide(1, 9).is_empty(), "60 % is between the thresholds");
+    let added = decide(3, 9);
+    assert!(matches!(added[0].action, Action::AddNodes { count: 1 }), "{added:?}");
+    assert_eq!(added[0].reasons, [Reason::NodeLimit { nodes: 2, limit: 3 }]);
+    let drained = decide(1, 1);
+    assert!(matches!(&drained[0].action, Action::Drain { nodes } if nodes.len() == 1), "{drained:?}");
+}
+
+#[test]
+fn fixed_nodes_are_not_drained() {
+    let mut picture = picture(3, &[("n1", 0.1), ("n2", 0.2), ("n3", 0.3)]);
+    picture.nodes[0].fixed = true;
+    let settings = Settings { max_nodes: 1, ..Settings::default() };
+    let decisions = controller("thresholds", settings).decide(&picture, &outlook(&[]));
+    let Action::Drain { nodes } = &decisions[0].action else { panic!("{decisions:?}") };
+    assert_eq!(nodes, &["n2", "n3"], "an operator has added n1, so it is for an operator to remove it");
+}
+
+#[test]
 fn the_cheaper_tenant_moves_away() {
     let mut picture = picture(2, &[("n1", 0.5), ("n1", 0.5), ("n1", 0.1)]);
     picture.partitions[0].bytes = 10_000_000_000;

@@ -245,6 +245,21 @@ fn parses_statements_about_databases() {
         assert_eq!(admin(sql), AdminStatement::AlterLimit { database: "a".into(), name: name.into(), value });
     }
     assert_eq!(admin("ALTER DATABASE a RESET ALL"), AdminStatement::ResetLimits { database: "a".into() });
+    for (sql, is_pinned) in [("ALTER DATABASE a PIN", true), ("alter database a unpin", false)] {
+        assert_eq!(admin(sql), AdminStatement::PinDatabase { name: "a".into(), is_pinned });
+    }
+    for (sql, is_forbidden) in [("ALTER NODE 'n-2' FORBID", true), ("alter node \"n-2\" allow", false)] {
+        assert_eq!(admin(sql), AdminStatement::ForbidNode { name: "n-2".into(), is_forbidden });
+    }
+    for (sql, value) in [
+        ("ALTER SYSTEM SET control.high = 0.8", Some("0.8")),
+        ("ALTER SYSTEM SET control.high TO '80%'", Some("80%")),
+        ("ALTER SYSTEM RESET control.high", None),
+    ] {
+        let value = value.map(str::to_owned);
+        assert_eq!(admin(sql), AdminStatement::AlterSystem { name: "control.high".into(), value });
+    }
+    assert_eq!(admin("ALTER SYSTEM CANCEL PLAN"), AdminStatement::CancelPlan);
     assert_eq!(failure("ALTER DATABASE a SET max_size"), sqlstate::SYNTAX_ERROR);
     assert_eq!(failure("ALTER DATABASE a OWNER TO b"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("CREATE DATABASE"), sqlstate::SYNTAX_ERROR);

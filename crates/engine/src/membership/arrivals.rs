@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mvcc::{Node, Partition, PartitionStats, store_error, with_partition_context};
+use fulmar_mvcc::{Contents, Node, Partition, PartitionStats, store_error, with_partition_context};
 use fulmar_pages::{PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::CommitLog;
@@ -53,7 +53,7 @@ impl Arrivals {
             return Ok(Some(known));
         }
         let log = CommitLog::read_only();
-        let open = Partition::open(node.clone(), log, stats, id, timeline, Some(&manifest), None);
+        let open = Partition::open(node.clone(), log, stats, id, timeline, Contents::of(Some(&manifest)));
         let opened = with_partition_context(id, open).await?;
         if let Some(earlier) = self.take(id) {
             opened.adopt_pages(&earlier);

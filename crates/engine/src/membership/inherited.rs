@@ -76,6 +76,7 @@ pub(crate) fn spawn_settling(engine: &Arc<Engine>, member: Arc<Member>) {
             if Instant::now() > forget_at {
                 member.sealed.forget_unused();
                 member.arrivals.drop_old();
+                member.snapshots.drop_old();
                 forget_at = Instant::now() + FORGET_INTERVAL;
             }
             drop(engine);

@@ -12,14 +12,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use fulmar_mvcc::with_partition_context;
-use fulmar_mvcc::{Node, Partition, Partitions, Replay, log_error, moved_error, store_error, term_of};
+use fulmar_mvcc::{
+    CarriedSnapshots, Contents, Node, Partition, Partitions, Replay, log_error, moved_error, store_error,
+    term_of, with_partition_context,
+};
 use fulmar_pages::{Durability, PartitionId, Timeline};
 use fulmar_sqlite::{Error, Result, sqlstate};
 use fulmar_store::{CommitLog, HotPagesName, SealedLogs, VERSION_BITS};
 use parking_lot::Mutex;
 
 use super::arrivals::Arrivals;
+use super::carried::ExpectedSnapshots;
 use super::moves::Released;
 use super::{Assignment, Membership};
 
@@ -44,6 +47,8 @@ pub(crate) struct Member {
     copied: Mutex<HashSet<PartitionId>>,
     /// Partitions that are about to be moved to this node.
     pub(crate) arrivals: Arrivals,
+    /// The snapshots of their transactions.
+    pub(crate) snapshots: ExpectedSnapshots,
     /// Partitions whose ranges were tried to be dropped in this round.
     pub(super) skipped: Mutex<HashSet<PartitionId>>,
 }
@@ -55,6 +60,8 @@ pub(super) struct Move {
     is_refused: AtomicBool,
     /// The release, once that is durable and the partition is flushed.
     pub(super) released: tokio::sync::Mutex<Option<Released>>,
+    /// The snapshots of its transactions, after the release.
+    pub(super) snapshots: Mutex<CarriedSnapshots>,
 }
 
 impl Move {
@@ -78,6 +85,7 @@ impl Member {
             flushing: tokio::sync::Mutex::default(),
             copied: Mutex::default(),
             arrivals: Arrivals::default(),
+            snapshots: ExpectedSnapshots::default(),
             skipped: Mutex::default(),
         }
     }
@@ -118,7 +126,14 @@ impl Member {
         };
         let (manifest, hot_pages) = node.store.latest(id, timeline.epoch, None).await.map_err(store_error)?;
         let stats = partitions.counted(id);
-        let open = Partition::open(node, log, stats, id, timeline, manifest.as_ref(), replay.as_deref());
+        let is_first = self.epoch_of(id).is_none_or(|(opened, _)| opened != assignment.epoch);
+        let snapshots = self.snapshots.take(id, assignment.epoch).filter(|_| is_first);
+        let contents = Contents {
+            manifest: manifest.as_ref(),
+            replay: replay.as_deref(),
+            snapshots: snapshots.as_ref(),
+        };
+        let open = Partition::open(node, log, stats, id, timeline, contents);
         let opened = with_partition_context(id, open).await?;
         let newest = opened.current().number.max(manifest.map_or(0, |manifest| manifest.version.number));
         opened.start_numbers_at(self.first_number(id, assignment.epoch, newest)?);

@@ -11,6 +11,7 @@
 //! | [`moves`] | handing partitions over to other nodes |
 //! | [`copies`] | copying partitions between stores |
 //! | [`arrivals`] | partitions that are about to be moved to this node |
+//! | [`carried`] | the snapshots of open transactions, which move with their partition |
 //! | [`conversion`] | preparing a single node's partitions for a cluster |
 //! | [`inherited`] | covering the records of earlier incarnations and owners by manifests |
 //!
@@ -43,6 +44,7 @@
 //! slot 0 of the owner's incarnation. They are covered by the manifest of the release.
 
 mod arrivals;
+mod carried;
 mod conversion;
 mod copies;
 mod inherited;
@@ -51,7 +53,7 @@ mod moves;
 
 pub(crate) use inherited::spawn_settling;
 pub(crate) use member::{Member, shared_log};
-pub use moves::{CachedPages, Released};
+pub use moves::{CachedPages, Closing, Released};
 
 use async_trait::async_trait;
 use fulmar_mvcc::IdReservation;

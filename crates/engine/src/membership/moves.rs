@@ -32,6 +32,7 @@ use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
 use fulmar_store::{LogError, LogPosition, Lsn, Urgency};
 use tokio::time::{Instant, timeout};
 
+use super::carried;
 use super::member::{Member, Move, shared_log};
 use crate::engine::Engine;
 
@@ -39,9 +40,20 @@ use crate::engine::Engine;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     /// Another node will own it.
-    HandOver,
+    HandOver(Closing),
     /// This node changes its record.
     Change,
+}
+
+/// How a partition is closed for a handover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// Its changes are flushed first. Open transactions continue at the next owner.
+    Prepared,
+    /// Its changes are flushed first. Open transactions are aborted.
+    Aborting,
+    /// Nothing is flushed first. Open transactions are aborted.
+    Immediate,
 }
 
 /// A partition that was released.
@@ -81,13 +93,13 @@ impl Engine {
     /// durable release record. Returns the log position after the record; all records before that
     /// position are in manifests. From then on this node neither serves nor changes the partition,
     /// until [`Engine::take_back`] or [`Engine::give_up`]. Statements and transactions get
-    /// [`sqlstate::PARTITION_MOVED`].
+    /// [`sqlstate::PARTITION_MOVED`]; [`crate::Session::is_aborted_by_move`] says how they go on.
     ///
     /// A repeated call returns the same result. After an error the partition is either still
     /// served, or refused until one of the three functions succeeds. The work continues if the
     /// future is dropped.
-    pub async fn release(self: &Arc<Self>, id: PartitionId) -> Result<Released> {
-        self.release_for(id, Purpose::HandOver).await
+    pub async fn release(self: &Arc<Self>, id: PartitionId, closing: Closing) -> Result<Released> {
+        self.release_for(id, Purpose::HandOver(closing)).await
     }
 
     /// Like [`Engine::release`], for a change that this node makes itself, of the partition's log for
@@ -136,7 +148,7 @@ impl Engine {
             }
         };
         let log = partition.log.clone();
-        if !log.is_shared() && member.has_common_store() && purpose == Purpose::HandOver {
+        if !log.is_shared() && member.has_common_store() && purpose != Purpose::Change {
             return Err(Error::new(
                 sqlstate::FEATURE_NOT_SUPPORTED,
                 "cannot move a database with durability = 'local' to another node",
@@ -144,10 +156,15 @@ impl Engine {
             .hint("Set its durability to 'shared' first."));
         }
         if !partition.has_moved() {
-            // Most changes are flushed while the partition is still served.
-            self.maintenance().flush(vec![partition.clone()]).await?;
+            if purpose != Purpose::HandOver(Closing::Immediate) {
+                // Most changes are flushed while the partition is still served.
+                self.maintenance().flush(vec![partition.clone()]).await?;
+            }
             if member.has_common_store() {
                 self.maintenance().store_hot_pages_of(&partition);
+            }
+            if matches!(purpose, Purpose::HandOver(Closing::Aborting | Closing::Immediate)) {
+                partition.abort_transactions_to_move();
             }
             moving.refuse();
             if !partition.close_to_move() {
@@ -173,8 +190,10 @@ impl Engine {
                 .unwrap_or_else(|_| Err(LogError::Unreachable { cause: "timed out".into() }))
                 .map_err(log_error)
         };
-        let (durable, flushed) = tokio::join!(durable, self.flush_moving(member, &partition));
+        let flush = self.flush_moving(member, &partition);
+        let (durable, flushed, snapshots) = tokio::join!(durable, flush, carried::collect(&partition));
         durable.and(flushed)?;
+        *moving.snapshots.lock() = snapshots;
         let position = log.position();
         self.partitions().forget_open(&partition);
         self.partitions().forget_replay(id);
@@ -209,6 +228,7 @@ impl Engine {
     pub fn forget_arrival(&self, id: PartitionId) {
         if let Some(member) = self.member() {
             drop(member.arrivals.take(id));
+            member.snapshots.forget(id);
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fulmar_maintenance::{HotLists, RestorePoint};
 use fulmar_mvcc::{
-    ApplyResult, Partition, Partitions, ReplicaState, dropped_error, log_unreadable, store_error,
+    ApplyResult, Contents, Partition, Partitions, ReplicaState, dropped_error, log_unreadable, store_error,
 };
 use fulmar_pages::{Durability, Manifest, PartitionId, Timeline};
 use fulmar_sqlite::Result;
@@ -113,7 +113,7 @@ impl Replica {
                 continue;
             }
             let (log, stats) = (CommitLog::read_only(), partitions.counted(id));
-            let open = Partition::open(node.clone(), log, stats, id, era, manifest.as_ref(), None);
+            let open = Partition::open(node.clone(), log, stats, id, era, Contents::of(manifest.as_ref()));
             match fulmar_mvcc::with_partition_context(id, open).await {
                 Ok(opened) => return Ok((opened, manifest, hot_pages)),
                 Err(error) => {

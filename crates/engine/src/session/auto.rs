@@ -9,7 +9,7 @@ use fulmar_sqlite::{Completion, Result, RowSink, Statement, Value};
 
 use super::errors::discarded;
 use super::journal::{End, run_statement};
-use super::state::Remembered;
+use super::state::{Remembered, from_context, to_context};
 use super::{MAX_ATTEMPTS, Session};
 use crate::connection::Connection;
 
@@ -36,13 +36,23 @@ impl Session {
         if statement.is_for_writers() && self.begins_read_only() {
             return Err(self.read_only_error(self.historical_view.is_some()));
         }
-        let variables = self.variables();
+        let mut variables = self.variables();
+        let ids = std::mem::take(&mut self.next_ids);
+        // The client may have got a part of the rows of a query.
+        let origin = if statement.read_only { ids.origin } else { 0 };
+        if ids.repeats()
+            && let Some(context) = self.partition().await?.carried_context(origin)
+        {
+            (variables, self.remembered) = from_context(context, variables);
+        }
+        let context = to_context(&variables, self.remembered);
         let mut connection = self.checkout(variables).await?;
         {
             let mut transaction = connection.pages.transaction().borrow_mut();
             // A procedure runs several statements, so its reads are tracked page by page.
             transaction.single_statement = statement.plan.call.is_none();
-            transaction.assigned_id = std::mem::take(&mut self.next_id);
+            transaction.assigned_id = ids.assigned;
+            (transaction.origin, transaction.context) = (origin, context);
         }
         let end = if statement.read_only {
             {

@@ -42,8 +42,8 @@ impl Session {
                 let read_only = begin.read_only.unwrap_or(self.begins_read_only());
                 // A read-only transaction does not need the turn.
                 let immediate = begin.immediate && !read_only;
-                let id = std::mem::take(&mut self.next_id);
-                self.open = Some(Open::new(&self.engine, read_only, immediate, id));
+                let ids = std::mem::take(&mut self.next_ids);
+                self.open = Some(Open::new(&self.engine, read_only, immediate, ids));
                 Vec::new()
             }
         };
@@ -102,6 +102,7 @@ impl Session {
             }
         }
         let in_turn = open.turn.is_some();
+        open.end_repetition();
         for attempt in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {
@@ -201,8 +202,8 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if scope == Scope::Implicit && statement.kind == StatementKind::Savepoint {
-            let id = std::mem::take(&mut self.next_id);
-            self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), id));
+            let ids = std::mem::take(&mut self.next_ids);
+            self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), ids));
             return self.run_open(statement, &[], sink).await;
         }
         Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")

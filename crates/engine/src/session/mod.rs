@@ -49,7 +49,7 @@ use fulmar_store::Lsn;
 use futures::future::{Either, select};
 
 use self::errors::lost;
-use self::state::{HistoricalView, Open, Remembered};
+use self::state::{HistoricalView, Open, Remembered, TransactionIds};
 use crate::connection::Connection;
 use crate::engine::Engine;
 use crate::idle::Idle;
@@ -126,8 +126,8 @@ pub struct Session {
     remembered: Remembered,
     /// A statement has begun and not ended.
     unsettled: bool,
-    /// The id of the next transaction that a gateway has assigned; 0 if there is none.
-    next_id: u64,
+    /// The ids of the next transaction.
+    next_ids: TransactionIds,
 }
 
 impl Engine {
@@ -158,7 +158,7 @@ impl Session {
             turn_first: false,
             remembered: Remembered::default(),
             unsettled: false,
-            next_id: 0,
+            next_ids: TransactionIds::default(),
         }
     }
 
@@ -174,7 +174,27 @@ impl Session {
     /// records the outcome under this id ([`Engine::outcome`]). The id is unique in the cluster
     /// ([`Engine::new_transaction_id`]) and used for one transaction.
     pub fn set_transaction_id(&mut self, id: u64) {
-        self.next_id = id;
+        self.next_ids = TransactionIds { assigned: id, origin: id };
+    }
+
+    /// The next transaction repeats one that has begun under the id `origin`, possibly at another node:
+    /// if the partition has its snapshot, it reads at that, until [`Session::end_repetition`]. Called
+    /// after [`Session::set_transaction_id`].
+    pub fn repeat_transaction(&mut self, origin: u64) {
+        self.next_ids.origin = origin;
+    }
+
+    /// All statements that the open transaction repeats have been executed.
+    pub fn end_repetition(&mut self) {
+        if let Some(open) = &self.open {
+            open.end_repetition();
+        }
+    }
+
+    /// Whether the session's partition has moved in a way that aborts open transactions.
+    pub fn is_aborted_by_move(&self) -> bool {
+        let aborts = |partition: &Arc<Partition>| partition.has_moved() && partition.aborts_transactions();
+        self.partition.as_ref().is_some_and(aborts)
     }
 
     /// Marks the open transaction as failed, after an error outside of the engine (a malformed
@@ -220,8 +240,8 @@ impl Session {
                 self.savepoint_outside(statement, scope, sink).await
             }
             _ if scope == Scope::Implicit => {
-                let id = std::mem::take(&mut self.next_id);
-                self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), id));
+                let ids = std::mem::take(&mut self.next_ids);
+                self.open = Some(Open::implicit(&self.engine, self.begins_read_only(), ids));
                 self.run_open(statement, parameters, sink).await
             }
             _ => self.run_auto(statement, parameters, sink).await,

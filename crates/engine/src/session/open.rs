@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fulmar_mvcc::{Partition, serialization_failure, snapshot_too_old};
+use fulmar_mvcc::{Partition, moved_error, serialization_failure, snapshot_too_old};
 use fulmar_sqlite::sql::RowName;
 use fulmar_sqlite::{Completion, Error, Result, RowSink, Statement, StatementKind, Step, Value, sqlstate};
 use futures::future::{Either, select};
@@ -21,7 +21,7 @@ use futures::future::{Either, select};
 use super::errors::{discarded, failed_transaction, no_transaction};
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Replayed, replay, run_statement};
-use super::state::Open;
+use super::state::{Open, from_context, to_context};
 use super::{MAX_ATTEMPTS, Session};
 
 /// Maximum size of a read set that is checked before every statement.
@@ -120,6 +120,10 @@ impl Session {
                 connection.partition().check_not_moved()?;
                 return Err(snapshot_too_old());
             }
+            if connection.pages.transaction().borrow().is_late {
+                open.lost = true;
+                return Err(moved_error());
+            }
             if !matches!(end, End::Conflict) {
                 let answer = hashing.answer(&end);
                 return Ok((end, answer));
@@ -142,6 +146,11 @@ impl Session {
             return Ok(());
         }
         open.variables = self.variables();
+        if open.ids.repeats()
+            && let Some(context) = self.partition().await?.carried_context(open.ids.origin)
+        {
+            (open.variables, self.remembered) = from_context(context, open.variables.clone());
+        }
         open.before = self.remembered;
         let connection = self.checkout(open.variables.clone()).await?;
         let partition = connection.partition().clone();
@@ -153,7 +162,9 @@ impl Session {
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
         {
             let mut transaction = connection.pages.transaction().borrow_mut();
-            (transaction.current, transaction.assigned_id) = (current, open.assigned_id);
+            transaction.current = current;
+            (transaction.assigned_id, transaction.origin) = (open.ids.assigned, open.ids.origin);
+            transaction.context = to_context(&open.variables, open.before);
         }
         let (id, sql) = fulmar_sqlite::BEGIN;
         match connection.run(|c| c.control_here(id, sql))?.await {
@@ -246,6 +257,10 @@ impl Session {
             return Ok(());
         }
         let retired = open.retired.take().is_some();
+        // A statement that is repeated has locked its rows at the other node.
+        if !retired && open.is_repeated() {
+            return Ok(());
+        }
         if retired || !advance(open) {
             self.replay_in(open).await?;
         }
@@ -308,6 +323,7 @@ impl Session {
     pub(super) async fn replay_in(&mut self, open: &mut Open) -> Result<()> {
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         open.lost = true;
+        open.end_repetition();
         if open.journal.overflowed {
             return Err(serialization_failure("The transaction is too large to be replayed."));
         }

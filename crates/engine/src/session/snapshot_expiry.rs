@@ -33,6 +33,7 @@ impl Open {
         if connection.is_autocommit() {
             return Ok(());
         }
+        connection.pages.transaction().borrow_mut().is_repeated = false;
         let wrote = connection.has_changes();
         let (id, sql) = fulmar_sqlite::ROLLBACK;
         let step = connection.run(|c| c.control_here(id, sql))?.await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fulmar_maintenance::PastVersion;
-use fulmar_mvcc::Partition;
+use fulmar_mvcc::{Partition, TransactionContext};
 use fulmar_sqlite::sql::RowName;
 use fulmar_sqlite::{Statement, Value, Variables};
 use hashbrown::HashSet;
@@ -26,6 +26,20 @@ pub(super) struct Remembered {
     pub(super) total_changes: i64,
 }
 
+/// What a transaction begins with, for its repetition at another node.
+pub(super) fn to_context(variables: &Variables, before: Remembered) -> TransactionContext {
+    let Remembered { last_insert_rowid, changes, total_changes } = before;
+    let remembered = [last_insert_rowid, changes, total_changes].map(i64::cast_unsigned);
+    [variables.clock_ms, variables.random, remembered[0], remembered[1], remembered[2]]
+}
+
+/// The reverse of [`to_context`]. `variables` are those of this session.
+pub(super) fn from_context(context: TransactionContext, variables: Variables) -> (Variables, Remembered) {
+    let [clock_ms, random, remembered @ ..] = context;
+    let [last_insert_rowid, changes, total_changes] = remembered.map(u64::cast_signed);
+    (Variables { clock_ms, random, ..variables }, Remembered { last_insert_rowid, changes, total_changes })
+}
+
 /// The historical version that a session reads.
 pub(super) struct HistoricalView {
     pub(super) at_unix_ms: u64,
@@ -39,6 +53,21 @@ pub(super) struct Retired {
     pub(super) wrote: bool,
 }
 
+/// The ids that a gateway has given a transaction; 0 if it has not.
+#[derive(Clone, Copy, Default)]
+pub(super) struct TransactionIds {
+    /// The id under which its outcome is recorded.
+    pub(super) assigned: u64,
+    /// The same, or the id under which the transaction has begun that it repeats.
+    pub(super) origin: u64,
+}
+
+impl TransactionIds {
+    pub(super) fn repeats(&self) -> bool {
+        self.origin != self.assigned
+    }
+}
+
 /// An open transaction.
 pub(super) struct Open {
     pub(super) implicit: bool,
@@ -46,8 +75,7 @@ pub(super) struct Open {
     pub(super) read_only: bool,
     /// BEGIN IMMEDIATE: acquire the turn before the snapshot.
     pub(super) immediate: bool,
-    /// The id that a gateway has assigned; 0 if there is none.
-    pub(super) assigned_id: u64,
+    pub(super) ids: TransactionIds,
     /// Acquired with the first statement.
     pub(super) connection: Option<Box<Connection>>,
     pub(super) journal: Journal,
@@ -97,13 +125,13 @@ impl Drop for Rows {
 }
 
 impl Open {
-    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool, assigned_id: u64) -> Self {
+    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool, ids: TransactionIds) -> Self {
         Open {
             implicit: false,
             failed: false,
             read_only,
             immediate,
-            assigned_id,
+            ids,
             connection: None,
             journal: Journal::default(),
             turn: None,
@@ -121,8 +149,8 @@ impl Open {
         }
     }
 
-    pub(super) fn implicit(engine: &Engine, read_only: bool, assigned_id: u64) -> Self {
-        Open { implicit: true, ..Open::new(engine, read_only, false, assigned_id) }
+    pub(super) fn implicit(engine: &Engine, read_only: bool, ids: TransactionIds) -> Self {
+        Open { implicit: true, ..Open::new(engine, read_only, false, ids) }
     }
 
     /// Makes the transaction read-only from its next statement on.
@@ -179,6 +207,18 @@ impl Open {
     /// versions that are not durable.
     pub(super) fn is_provisional(&self) -> bool {
         self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
+    }
+
+    /// Whether the transaction is being repeated at the snapshot that it had at another node.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.pages.transaction().borrow().is_repeated)
+    }
+
+    /// From now on the transaction may see other versions.
+    pub(super) fn end_repetition(&self) {
+        if let Some(connection) = &self.connection {
+            connection.pages.transaction().borrow_mut().is_repeated = false;
+        }
     }
 
     /// Whether the transaction has changed pages, or is about to: SQLite holds the write lock.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
+use fulmar_elastic::provisioner::ProvisionerUrl;
 
 use crate::size::Bytes;
 
@@ -37,6 +38,16 @@ pub struct ClusterArgs {
     /// that they move back faster [default: 0]
     #[arg(long, value_name = "BYTES", requires = "node", conflicts_with = "store")]
     pub archives: Option<Bytes>,
+    /// Site of this node, such as a data centre. The controller prefers moves within a site
+    #[arg(long, value_name = "NAME", requires = "node")]
+    pub site: Option<String>,
+    /// Rack of this node within its site
+    #[arg(long, value_name = "NAME", requires = "site")]
+    pub rack: Option<String>,
+    /// How the controller adds and removes nodes: `command:PROGRAM` runs an operator's program;
+    /// `processes:DIR:FROM-TO` starts processes on this machine, with data in DIR and ports of this range
+    #[arg(long, value_name = "HOW", requires = "node")]
+    pub provisioner: Option<ProvisionerUrl>,
     /// TLS between nodes.
     #[command(flatten)]
     pub rpc_tls: RpcTlsArgs,

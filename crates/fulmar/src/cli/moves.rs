@@ -18,15 +18,18 @@ In SQL, in the database `fulmar`:
   SELECT * FROM fulmar.migrations;
 
 albatross: the other node reads the pages that this one has cached, then takes the tenant over.
-flush:     the other node takes the tenant over with an empty cache.";
+flush:     the other node takes the tenant over with an empty cache. Open transactions fail.
+stop:      the same, without a flush before the tenant is stopped.";
 
 /// How a tenant is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MoveMechanism {
     /// The other node reads the cached pages before it takes the tenant over
     Albatross,
-    /// The other node starts with an empty cache
+    /// The other node starts with an empty cache, and open transactions fail
     Flush,
+    /// Like flush, but the tenant is stopped first
+    Stop,
     /// Between stores: copy all pages, and then those that have changed, before the handover
     Live,
     /// Between stores: copy the pages that differ from what the other node has kept (--archives)

@@ -25,7 +25,7 @@ use fulmar_meta::reject_unfinished;
 use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
-use fulmar_node::registration::{self, Registration};
+use fulmar_node::registration::{self, Place, Registration};
 use fulmar_node::{NodeOptions, PulledSegments, ReplicaOwners, rpc};
 use fulmar_pages::Durability;
 use fulmar_store::{FallbackStore, Limits, Reliable, Store, StoreUrl};
@@ -36,7 +36,7 @@ use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
 use super::node::{self, EVENTS_DIRECTORY, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
-use super::{conversion, disk_cache, metadata_move, security, store, superuser};
+use super::{conversion, disk_cache, metadata_move, provisioner, security, store, superuser};
 use crate::cli::{Join, MetaUrl, StartArgs};
 use crate::size::Bytes;
 
@@ -145,6 +145,11 @@ pub(super) async fn start(
         tls: node_tls,
         archive_bytes: arguments.cluster.archives.map_or(0, |archives| archives.0),
         serves_metadata: matches!(flags.metadata, Metadata::Url(MetaUrl::Embedded)),
+        place: Place {
+            site: arguments.cluster.site.clone().unwrap_or_default(),
+            rack: arguments.cluster.rack.clone().unwrap_or_default(),
+        },
+        provisioner: provisioner::open(arguments, registration.cluster)?,
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
     let member =

@@ -35,6 +35,7 @@ mod logs;
 mod memory;
 mod metadata_move;
 mod node;
+mod provisioner;
 mod ready;
 mod replica;
 mod security;

@@ -74,10 +74,11 @@ impl Stores {
         Load { tenants: TENANTS, local_tenants, clients: 8, keys: 8 }
     }
 
-    /// The mechanisms of moves.
-    fn using(self) -> &'static [&'static str] {
+    /// The mechanisms of moves. Gentle ones abort no transaction.
+    fn using(self, gentle: bool) -> &'static [&'static str] {
         match self {
-            Stores::Common => &["", " USING albatross", " USING flush"],
+            Stores::Common if gentle => &["", " USING albatross"],
+            Stores::Common => &["", " USING albatross", " USING flush", " USING stop"],
             Stores::Private => &["", " USING live", " USING 'on-demand'", " USING bulk"],
         }
     }
@@ -253,7 +254,7 @@ impl Mover {
 
     async fn move_tenant(&mut self, tenant: &str, admin: &Connection, moves: &mut Moves) {
         let to = self.names[self.random.random_range(0..self.names.len())].clone();
-        let mechanisms = self.stores.using();
+        let mechanisms = self.stores.using(self.shared.is_gentle());
         let using = mechanisms[self.random.random_range(0..mechanisms.len())];
         let limit = match self.random.random_bool(0.4) {
             true => format!(" LIMIT '{}kB'", self.random.random_range(50..1000)),

@@ -65,6 +65,66 @@ pub(super) fn start_slow_move(
     tokio::spawn(async move { try_connect(&url).await?.batch_execute(&sql).await })
 }
 
+/// Moves the database while transactions are open. They continue at their snapshots, although others
+/// change what they have read, before the move and after it.
+pub(super) async fn move_with_open_transactions(cluster: &Cluster, mechanism: &str, to: usize) {
+    let rows = "DELETE FROM pair; INSERT INTO pair VALUES (1, 'old'), (2, 'old'), (3, 'old')";
+    let create = "CREATE TABLE IF NOT EXISTS pair(id INTEGER PRIMARY KEY, v TEXT)";
+    execute(cluster, 0, "shop", &format!("{create}; {rows}")).await;
+    let mut clients = Vec::new();
+    for node in 0..3 {
+        clients.push(connect(cluster, node, "shop").await);
+    }
+    let value = async |client: usize, sql: &str| {
+        let row = with_timeout(sql, clients[client].query_one(sql, &[])).await;
+        row.unwrap_or_else(|error| panic!("{mechanism}, client {client}, {sql}: {error:?}"))
+            .get::<_, String>(0)
+    };
+    let run = async |client: usize, sql: &str| {
+        with_timeout(sql, clients[client].batch_execute(sql)).await.map_err(|error| {
+            let code = error.code().map(|code| code.code().to_owned());
+            code.unwrap_or_else(|| panic!("{mechanism}, client {client}, {sql}: {error:?}"))
+        })
+    };
+    let v = |id: usize| format!("SELECT v FROM pair WHERE id = {id}");
+    let (now, random) = ("SELECT now()::TEXT", "SELECT random()::TEXT");
+    let mut times = Vec::new();
+    for client in 0..3 {
+        run(client, "BEGIN").await.unwrap();
+        assert_eq!(value(client, &v(1)).await, "old");
+        value(client, random).await;
+        times.push(value(client, now).await);
+    }
+    execute(cluster, 0, "shop", "UPDATE pair SET v = 'new'").await;
+    let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING '{mechanism}'", cluster.name(to));
+    execute(cluster, (to + 1) % 3, "fulmar", &sql).await;
+    assert_eq!(owner(cluster, 0, "shop").await, to);
+    execute(cluster, 0, "shop", "UPDATE pair SET v = 'newer'").await;
+    for client in 0..3 {
+        assert_eq!(value(client, &v(2)).await, "old", "{mechanism}, client {client}");
+        assert_eq!(value(client, now).await, times[client], "{mechanism}, client {client}");
+        assert_eq!(value(client, &v(1)).await, "old", "{mechanism}, client {client}");
+    }
+    run(0, "COMMIT").await.unwrap();
+    assert_eq!(value(0, &v(1)).await, "newer");
+    // It would overwrite what it has not seen.
+    assert_eq!(run(1, "UPDATE pair SET v = 'mine' WHERE id = 1").await, Err("40001".to_owned()));
+    run(1, "ROLLBACK").await.unwrap();
+    run(2, "ROLLBACK").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_transactions_continue_at_their_snapshots() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    for to in [(source + 1) % 3, (source + 2) % 3] {
+        move_with_open_transactions(&cluster, "albatross", to).await;
+    }
+    let failed = newest_report(&cluster, 0, "shop").unwrap()["failed"].clone();
+    assert_eq!(failed, 0, "no transaction may fail because of a move");
+}
+
 pub(super) fn message(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
@@ -116,6 +176,44 @@ async fn report_says_what_was_copied_and_the_destination_is_warm() {
     let report = newest_report(&cluster, 1, "shop").unwrap();
     assert_eq!((&report["mechanism"], &report["bytes"]), (&"flush".into(), &0.into()), "{report}");
     assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn baselines_abort_open_transactions_and_no_others() {
+    let cluster = start().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    execute(&cluster, 0, "shop", "CREATE TABLE log (n INTEGER)").await;
+    let [idle, committing, outside] = [0, 1, 2].map(|node| connect(&cluster, node, "shop"));
+    let (idle, committing, outside) = tokio::join!(idle, committing, outside);
+    for (mechanism, to) in [("stop", (source + 1) % 3), ("flush", source)] {
+        for (client, value) in [(&idle, 1), (&committing, 2)] {
+            let sql = format!("BEGIN; INSERT INTO log VALUES ({value})");
+            with_timeout(&sql, client.batch_execute(&sql)).await.unwrap();
+        }
+        let sql = format!("ALTER DATABASE shop MOVE TO '{}' USING {mechanism}", cluster.name(to));
+        execute(&cluster, 0, "fulmar", &sql).await;
+        assert_eq!(owner(&cluster, 0, "shop").await, to);
+        let failed = [
+            with_timeout("a statement", idle.batch_execute("SELECT count(*) FROM log")).await,
+            with_timeout("a commit", committing.batch_execute("COMMIT")).await,
+        ];
+        for failed in failed {
+            let error = failed.unwrap_err();
+            assert_eq!(error.code().unwrap().code(), "40001", "{error:?}");
+            assert!(message(&error).contains("was aborted, because the database was moved"), "{error:?}");
+        }
+        with_timeout("a rollback", idle.batch_execute("ROLLBACK")).await.unwrap();
+        for client in [&idle, &committing, &outside] {
+            let sql = "INSERT INTO log VALUES (3)";
+            with_timeout(sql, client.batch_execute(sql)).await.unwrap();
+        }
+    }
+    let sql = "SELECT count(*) FROM log WHERE n = 3";
+    let kept: i64 = with_timeout(sql, outside.query_one(sql, &[])).await.unwrap().get(0);
+    let all: i64 =
+        with_timeout("all", outside.query_one("SELECT count(*) FROM log", &[])).await.unwrap().get(0);
+    assert_eq!((kept, all), (6, 6));
 }
 
 #[tokio::test(flavor = "multi_thread")]

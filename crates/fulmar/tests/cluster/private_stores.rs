@@ -2,11 +2,19 @@
 
 use fulmar_workload::server::ClusterStore;
 
-use super::migrations::{ROWS, fill, message, newest_report, rows, start_slow_move, wait_for_step};
+use super::migrations::{
+    ROWS, fill, message, move_with_open_transactions, newest_report, rows, start_slow_move, wait_for_step,
+};
 use super::*;
 
 async fn start_private() -> Cluster {
     let setup = ClusterSetup { store: ClusterStore::Private, ..ClusterSetup::default() };
+    Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap()
+}
+
+async fn start_with_archives() -> Cluster {
+    let arguments = vec!["--archives".to_owned(), "64MiB".to_owned()];
+    let setup = ClusterSetup { store: ClusterStore::Private, arguments, ..ClusterSetup::default() };
     Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap()
 }
 
@@ -88,6 +96,17 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn open_transactions_continue_at_their_snapshots() {
+    let cluster = start_with_archives().await;
+    fill(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let others = [(source + 1) % 3, (source + 2) % 3];
+    for (mechanism, to) in [("live", others[0]), ("delta", source), ("on-demand", others[1])] {
+        move_with_open_transactions(&cluster, mechanism, to).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn database_is_at_its_node_after_either_end_of_a_copy_has_died() {
     let mut cluster = start_private().await;
     fill(&cluster, "shop").await;
@@ -151,9 +170,7 @@ async fn pages_that_were_not_copied_are_read_after_either_end_has_died() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn database_that_comes_back_is_copied_as_a_patch() {
-    let arguments = vec!["--archives".to_owned(), "64MiB".to_owned()];
-    let setup = ClusterSetup { store: ClusterStore::Private, arguments, ..ClusterSetup::default() };
-    let cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
+    let cluster = start_with_archives().await;
     fill(&cluster, "shop").await;
     let source = owner(&cluster, 0, "shop").await;
     let to = (source + 1) % 3;

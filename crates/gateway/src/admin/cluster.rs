@@ -75,7 +75,7 @@ pub(super) async fn restore(tenant: &Tenant, at_unix_ms: u64, cluster: &dyn Clus
     cluster.restore_partition(tenant.partition, at_unix_ms).await
 }
 
-fn require_cluster(context: &Context) -> Result<&Arc<dyn Cluster>> {
+pub(super) fn require_cluster(context: &Context) -> Result<&Arc<dyn Cluster>> {
     context.cluster.as_ref().ok_or_else(|| {
         unsupported("this node does not belong to a cluster")
             .hint("Start nodes with --node, --rpc and --meta to form a cluster.")

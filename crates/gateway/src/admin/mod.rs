@@ -18,6 +18,7 @@
 
 mod cluster;
 mod context;
+mod control;
 mod durability;
 mod restore;
 mod tokens;
@@ -60,6 +61,10 @@ pub(crate) async fn run(
             users::rights(admin, context, identity).await.map(|()| None)
         }
         AdminStatement::DropNode { name } => cluster::forget_node(name, context).await.map(|()| None),
+        AdminStatement::PinDatabase { .. }
+        | AdminStatement::ForbidNode { .. }
+        | AdminStatement::AlterSystem { .. }
+        | AdminStatement::CancelPlan => control::run(admin, context, identity).await.map(|()| None),
         _ => databases(admin, context, identity).await.map(|()| None),
     }
 }

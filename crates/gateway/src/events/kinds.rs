@@ -71,6 +71,16 @@ kinds! {
     CollectorFailed Error "collector.failed" "garbage collection stopped; nothing is deleted"
     /// After `collector.failed`.
     CollectorWorks Info "collector.works" "garbage collection works again"
+    /// This node decides where databases are served.
+    ControllerElected Info "controller.elected" "this node controls the cluster"
+    /// By ALTER SYSTEM, ALTER DATABASE ... PIN or ALTER NODE ... FORBID.
+    ControlChanged Info "control.changed" "what the controller may do was changed"
+    /// The controller has added a node, which serves now.
+    NodeAdded Info "node.added" "node added"
+    /// The controller has removed a node.
+    NodeRemoved Info "node.removed" "node removed"
+    /// Details: `action`, `node`, `error`.
+    ProvisionerFailed Warning "provisioner.failed" "the provisioner failed to add or remove a node"
     /// A write or sync of the log failed.
     LogFailed Error "log.failed" "log write failed; unacknowledged commits were rolled back"
     /// After `log.failed`.

@@ -16,7 +16,7 @@ use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::backend;
 
 use super::control::Control;
-use super::message::{self, Values};
+use super::message::{self, Moved, Values};
 use super::scanner::Scanner;
 use super::unit::{Change, Unit, split_name, text_of};
 
@@ -38,10 +38,7 @@ pub(super) struct Mismatch;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// Another node owns the partition.
-    Moved {
-        /// A part of the unfinished unit was committed.
-        in_part: bool,
-    },
+    Moved(Moved),
     /// The session has ended, and the client has the reason.
     End,
 }
@@ -305,7 +302,7 @@ impl Journal {
             let body = &captured[HEADER_BYTES..];
             match kind {
                 b'Z' => self.ready(&captured)?,
-                message::MOVED => return Ok(Some(Told::Moved { in_part: body == [1] })),
+                message::MOVED => return Ok(Some(Told::Moved(Moved::decode(body)))),
                 message::END => return Ok(Some(Told::End)),
                 message::SETTINGS => {
                     if let Ok(values) = serde_json::from_slice(body) {
@@ -387,6 +384,7 @@ impl Journal {
     fn send_held(&mut self) {
         if self.is_holding && !self.units.iter().any(Unit::is_compared) {
             self.is_holding = false;
+            message::put(&mut self.unsent, message::REPETITION_ENDED, &[]);
             self.send(true);
         }
     }
@@ -578,8 +576,9 @@ impl Journal {
         (self.has_failed, self.is_unrepeatable, self.pending_values) = (false, false, None);
     }
 
-    /// The open transaction was committed, and its last unit is not answered yet.
-    pub(super) fn transaction_committed(&mut self) {
+    /// The open transaction was committed, or aborted at its COMMIT. Its last unit is not answered
+    /// yet.
+    pub(super) fn transaction_over(&mut self) {
         self.transaction_ended();
         (self.status, self.session_status) = (TransactionStatus::Idle, TransactionStatus::Idle);
     }
@@ -649,6 +648,10 @@ impl Journal {
                 }
                 unit.id = (self.next_id)();
                 put_id(&mut self.unsent, unit.id);
+                match unit.is_compared() {
+                    true => message::put(&mut self.unsent, message::REPEATED, &unit.origin.to_be_bytes()),
+                    false => unit.origin = unit.id,
+                }
             }
             self.unsent.extend_from_slice(&unit.bytes);
         }

@@ -35,8 +35,10 @@
 //!   committed: they can no longer be committed, and are repeated, with a new id.
 //!
 //! Answers to repeated messages are compared with what the client has received. If they differ, the
-//! transaction fails with 40001, as it does if it is too long to be repeated. The client's session
-//! otherwise continues normally. Lost are temporary tables, advisory locks of the session, and
+//! transaction fails with 40001, as it does if it is too long to be repeated. They do not differ
+//! because of data: the session repeats the transaction at the snapshot that it had under its first
+//! id ([`message::REPEATED`]), if the partition has that, until all answers have been compared
+//! ([`message::REPETITION_ENDED`]). The client's session otherwise continues normally. Lost are temporary tables, advisory locks of the session, and
 //! portals of earlier transactions.
 //!
 //! # Nothing is done twice

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::connect::{Connected, NO_EPOCH, connect, owner_address};
 use super::front::{Front, Stop, wait_for_change};
-use super::message::{SessionHello, fingerprint};
+use super::message::{Moved, SessionHello, fingerprint};
 use super::owner::password_changed;
 use crate::cluster::Owner;
 use crate::settings::OWNER;
@@ -55,8 +55,8 @@ impl Front {
         self.journal.reset();
         let mut attempt = Attempt { begun: Instant::now(), is_in_doubt: false };
         match stop {
-            Stop::Moved { in_part: true } => {
-                self.journal.transaction_committed();
+            Stop::Moved(Moved { in_part: true, .. }) => {
+                self.journal.transaction_over();
                 self.answer_with(&executed_in_part(), TransactionStatus::Idle)?;
             }
             // A unit that is its own transaction, or ends one, may have been committed.
@@ -64,7 +64,10 @@ impl Front {
                 self.fail_transaction(&unknown_outcome(0))?;
             }
             Stop::Mismatch => self.fail_transaction(&changed())?,
-            Stop::Moved { .. } => sleep(MOVING_INTERVAL).await,
+            Stop::Moved(Moved { aborts: true, .. }) if self.journal.status != TransactionStatus::Idle => {
+                self.abort_transaction(&aborted_by_move())?;
+            }
+            Stop::Moved(_) => sleep(MOVING_INTERVAL).await,
             _ => attempt.is_in_doubt = self.journal.has_unanswered(),
         }
         loop {
@@ -296,6 +299,17 @@ impl Front {
         self.answer_with(error, status)
     }
 
+    /// Fails the open transaction, of which nothing was committed, and its COMMIT if that was sent.
+    fn abort_transaction(&mut self, error: &Error) -> Result<(), Stop> {
+        match self.journal.units.front() {
+            Some(unit) if unit.ends_transaction => {
+                self.journal.transaction_over();
+                self.answer_with(error, TransactionStatus::Idle)
+            }
+            _ => self.fail_transaction(error),
+        }
+    }
+
     pub(super) fn answer_with(&mut self, error: &Error, status: TransactionStatus) -> Result<(), Stop> {
         let mut message = Vec::new();
         backend::error(&mut message, error, Severity::Error);
@@ -310,6 +324,13 @@ impl Front {
 fn not_repeated() -> Error {
     let message = "could not continue the transaction, because the database was moved to another node";
     Error::new(sqlstate::SERIALIZATION_FAILURE, message).hint("Retry the transaction.")
+}
+
+fn aborted_by_move() -> Error {
+    let message = "the transaction was aborted, because the database was moved to another node";
+    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
+        .detail("The mechanisms \"stop\" and \"flush\" abort open transactions.")
+        .hint("Retry the transaction.")
 }
 
 fn changed() -> Error {

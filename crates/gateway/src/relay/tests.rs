@@ -6,7 +6,7 @@ use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::backend;
 
 use super::journal::{Journal, Mismatch, Told};
-use super::message;
+use super::message::{self, Moved};
 use super::settle::lost_answers;
 use crate::cluster::TransactionOutcome::{self, Aborted, Committed, Forgotten};
 
@@ -53,19 +53,68 @@ fn ready(status: TransactionStatus) -> Vec<u8> {
     out
 }
 
-/// The messages of the client that are to be sent, without the ids of transactions.
+/// The messages of the client that are to be sent, without those for the session only.
 fn sent(journal: &mut Journal) -> Vec<u8> {
     let bytes = std::mem::take(&mut journal.unsent);
     let (mut rest, mut out) = (&bytes[..], Vec::new());
     while !rest.is_empty() {
         let length = 1 + u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
         let (first, after) = rest.split_at(length.min(rest.len()));
-        if first[0] != message::TRANSACTION {
+        if !is_about_transactions(first[0]) {
             out.extend_from_slice(first);
         }
         rest = after;
     }
     out
+}
+
+fn is_about_transactions(kind: u8) -> bool {
+    matches!(kind, message::TRANSACTION | message::REPEATED | message::REPETITION_ENDED)
+}
+
+/// The messages for the session only, with the numbers in them.
+fn sent_ids(journal: &mut Journal) -> Vec<(u8, u64)> {
+    let bytes = std::mem::take(&mut journal.unsent);
+    let (mut rest, mut out) = (&bytes[..], Vec::new());
+    while !rest.is_empty() {
+        let length = 1 + u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
+        let (first, after) = rest.split_at(length);
+        if is_about_transactions(first[0]) {
+            let number = first[5..].try_into().map_or(0, u64::from_be_bytes);
+            out.push((first[0], number));
+        }
+        rest = after;
+    }
+    out
+}
+
+#[test]
+fn repeated_transaction_keeps_its_origin() {
+    use message::{REPEATED, REPETITION_ENDED, TRANSACTION};
+    let mut journal = journal();
+    let begun = [message(b'C', b"BEGIN\0"), ready(TransactionStatus::InTransaction)].concat();
+    let selected = [message(b'D', b"row"), ready(TransactionStatus::InTransaction)].concat();
+    journal.feed(&query("BEGIN")).unwrap();
+    assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 1)]);
+    // The session ends before it answers: nothing is repeated.
+    journal.begin_again();
+    assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 2)]);
+    journal.answer(&begun).unwrap();
+    journal.feed(&query("SELECT 1")).unwrap();
+    journal.answer(&selected).unwrap();
+    journal.feed(&query("COMMIT")).unwrap();
+    assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 3), (TRANSACTION, 4)]);
+    let repeated =
+        |begin, select| [(TRANSACTION, begin), (REPEATED, 2), (TRANSACTION, select), (REPEATED, 3)];
+    journal.begin_again();
+    assert_eq!(sent_ids(&mut journal), repeated(5, 6));
+    journal.answer(&begun).unwrap();
+    assert_eq!(sent_ids(&mut journal), [], "an answer has not been compared");
+    // The database moves again.
+    journal.begin_again();
+    assert_eq!(sent_ids(&mut journal), repeated(7, 8));
+    journal.answer(&[&begun[..], &selected].concat()).unwrap();
+    assert_eq!(sent_ids(&mut journal), [(REPETITION_ENDED, 0), (TRANSACTION, 9)]);
 }
 
 #[test]
@@ -279,7 +328,8 @@ fn messages_between_the_nodes_do_not_reach_the_client() {
     let ready = ready(TransactionStatus::Idle);
     assert_eq!(journal.answer(&[settings, ready.clone()].concat()), Ok(None));
     assert_eq!((&journal.output, &journal.values), (&ready, &vec![("x.y".to_owned(), "1".to_owned())]));
-    assert_eq!(journal.answer(&message(message::MOVED, &[1])), Ok(Some(Told::Moved { in_part: true })));
+    let moved = Moved { in_part: true, aborts: false };
+    assert_eq!(journal.answer(&message(message::MOVED, &[moved.encode()])), Ok(Some(Told::Moved(moved))));
     assert_eq!(journal.answer(&message(message::END, &[])), Ok(Some(Told::End)));
 }
 

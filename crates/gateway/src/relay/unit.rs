@@ -34,6 +34,8 @@ pub(super) enum Change {
 pub(super) struct Unit {
     /// The id of its transaction, if it begins one.
     pub(super) id: u64,
+    /// The id with which it was sent when the client got its first answer.
+    pub(super) origin: u64,
     pub(super) is_query: bool,
     /// All of its messages have arrived.
     pub(super) is_complete: bool,
@@ -102,6 +104,7 @@ impl Unit {
     pub(super) fn new(id: u64, is_query: bool) -> Unit {
         Unit {
             id,
+            origin: id,
             is_query,
             is_complete: false,
             bytes: Vec::new(),

@@ -22,6 +22,10 @@ impl Session {
 
     /// Handles a message of the front.
     pub(super) async fn handle_front_message(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+        if frame.kind == message::REPETITION_ENDED {
+            self.link.partition.session_mut().end_repetition();
+            return Ok(());
+        }
         if self.link.status() != TransactionStatus::Idle || self.link.implicit {
             return Ok(());
         }
@@ -29,6 +33,12 @@ impl Session {
             message::TRANSACTION => {
                 if let Ok(id) = frame.body.try_into() {
                     self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
+                }
+                Ok(())
+            }
+            message::REPEATED => {
+                if let Ok(origin) = frame.body.try_into() {
+                    self.link.partition.session_mut().repeat_transaction(u64::from_be_bytes(origin));
                 }
                 Ok(())
             }
@@ -92,13 +102,13 @@ impl Session {
             let _ = self.link.send(&last).await; // the front may be gone
             return;
         }
-        if self.has_ended_transaction {
-            message::put(&mut self.output, message::MOVED, &[1]);
-        } else {
+        let aborts = self.link.partition.session().is_aborted_by_move();
+        let moved = message::Moved { in_part: self.has_ended_transaction, aborts };
+        if !moved.in_part {
             // What the unfinished statements have answered is repeated by the next session.
             self.output.clear();
-            message::put(&mut self.output, message::MOVED, &[0]);
         }
+        message::put(&mut self.output, message::MOVED, &[moved.encode()]);
         let _ = self.link.send(&self.output).await; // the front may be gone
     }
 }

@@ -1,4 +1,5 @@
-//! `fulmar.nodes`, `fulmar.partitions` and `fulmar.migrations`. They are empty without a cluster.
+//! `fulmar.nodes`, `fulmar.partitions`, `fulmar.migrations`, `fulmar.control` and `fulmar.decisions`.
+//! They are empty without a cluster.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use hashbrown::HashMap;
 
 use super::viewer::{Table, Viewer};
 use crate::Result;
-use crate::cluster::{MigrationInfo, NodeInfo, PartitionInfo};
+use crate::cluster::{ControlInfo, DecisionInfo, MigrationInfo, NodeInfo, PartitionInfo};
 
 pub(super) const TABLES: &[Table] = &[
     (
@@ -28,6 +29,8 @@ pub(super) const TABLES: &[Table] = &[
                 ("heard_ms", "INT8"),
                 ("is_this", "BOOL"),
                 ("slow", "TEXT"),
+                ("site", "TEXT"),
+                ("rack", "TEXT"),
             ],
         ),
         nodes,
@@ -71,6 +74,32 @@ pub(super) const TABLES: &[Table] = &[
         ),
         migrations,
     ),
+    (
+        table(
+            "fulmar.control",
+            &[("name", "TEXT"), ("value", "TEXT"), ("default", "TEXT"), ("about", "TEXT")],
+        ),
+        control,
+    ),
+    (
+        table(
+            "fulmar.decisions",
+            &[
+                ("number", "INT8"),
+                ("time", "TIMESTAMPTZ"),
+                ("controller", "TEXT"),
+                ("mode", "TEXT"),
+                ("action", "TEXT"),
+                ("what", "TEXT"),
+                ("why", "TEXT"),
+                ("predicted", "TEXT"),
+                ("outcome", "TEXT"),
+                ("ended", "TIMESTAMPTZ"),
+                ("report", "TEXT"),
+            ],
+        ),
+        decisions,
+    ),
 ];
 
 /// All nodes, for superusers.
@@ -91,7 +120,9 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             node.partitions as i64,
             heard_ms,
             i64::from(node.id == this),
-            node.slow.map(|slow| slow.to_string())
+            node.slow.map(|slow| slow.to_string()),
+            node.site,
+            node.rack
         ]
     };
     Ok(cluster.nodes().into_iter().map(row).collect())
@@ -147,4 +178,36 @@ fn migrations(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
         ]
     };
     Ok(cluster.migrations().into_iter().map(row).collect())
+}
+
+/// The settings and the state of the controller, for superusers.
+fn control(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
+    let Some(cluster) = viewer.sources.cluster.as_ref().filter(|_| viewer.identity.superuser) else {
+        return Ok(Rows::new());
+    };
+    let row = |info: ControlInfo| row![info.name, info.value, info.default, info.about];
+    Ok(cluster.control_settings().into_iter().map(row).collect())
+}
+
+/// The newest decisions of the controller, for superusers. `report` is JSON.
+fn decisions(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
+    let Some(cluster) = viewer.sources.cluster.as_ref().filter(|_| viewer.identity.superuser) else {
+        return Ok(Rows::new());
+    };
+    let row = |decision: DecisionInfo| {
+        row![
+            decision.number as i64,
+            timestamp_text(decision.at_unix_ms),
+            decision.controller,
+            decision.mode,
+            decision.action,
+            decision.what,
+            decision.why,
+            decision.predicted,
+            decision.outcome,
+            decision.ended_unix_ms.map(timestamp_text),
+            decision.report
+        ]
+    };
+    Ok(cluster.decisions().into_iter().map(row).collect())
 }

@@ -31,7 +31,7 @@ mod versions;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, with_partition_context};
+use fulmar_mvcc::{Contents, Partition, with_partition_context};
 use fulmar_pages::{PartitionId, Timeline};
 use fulmar_sqlite::{Result, sqlstate};
 use fulmar_store::{CommitLog, ManifestName};
@@ -83,7 +83,7 @@ impl Maintenance {
                 .get_or_try_init(|| {
                     with_partition_context(
                         id,
-                        Partition::open(node.clone(), log, stats, id, era, Some(&manifest), None),
+                        Partition::open(node.clone(), log, stats, id, era, Contents::of(Some(&manifest))),
                     )
                 })
                 .await?;

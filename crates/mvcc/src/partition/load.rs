@@ -25,10 +25,11 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
+use super::carried::CARRIED_MS;
 use super::commits::{Commits, LargeSegment};
 use super::{
-    BufferResidency, Outcomes, PageVersion, Partition, Replay, RowLocks, Snapshot, TurnQueue, named,
-    snapshots, table,
+    BufferResidency, CarriedSnapshots, Outcomes, PageVersion, Partition, Replay, RowLocks, Snapshot,
+    TurnQueue, named, snapshots, table,
 };
 use crate::cache::Evictable;
 use crate::error::{corrupt, store_error};
@@ -36,6 +37,24 @@ use crate::memory::{Account, Reservation, Tally};
 use crate::node::Node;
 use crate::page_memory::PageBytes;
 use crate::store::{Frame, Segments};
+
+/// What a partition is opened from.
+#[derive(Clone, Copy, Default)]
+pub struct Contents<'a> {
+    /// The newest manifest.
+    pub manifest: Option<&'a Manifest>,
+    /// Log records beyond it.
+    pub replay: Option<&'a Replay>,
+    /// Snapshots that the previous owner has carried over, if there was no commit since.
+    pub snapshots: Option<&'a CarriedSnapshots>,
+}
+
+impl<'a> Contents<'a> {
+    /// The contents of a manifest.
+    pub fn of(manifest: Option<&'a Manifest>) -> Self {
+        Contents { manifest, ..Contents::default() }
+    }
+}
 
 impl Partition {
     /// Opens a partition of this node from a manifest and the log records beyond it.
@@ -45,9 +64,9 @@ impl Partition {
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
         timeline: Timeline,
-        manifest: Option<&Manifest>,
-        replay: Option<&Replay>,
+        contents: Contents<'_>,
     ) -> Result<Arc<Partition>> {
+        let Contents { manifest, replay, snapshots } = contents;
         let Timeline { lineage, epoch } = timeline;
         let account = Account::new(node.memory.clone());
         let pages = table::PageTable::new(account.clone());
@@ -73,10 +92,22 @@ impl Partition {
         }
         let current = Snapshot { number: recovered.number, lsn: Lsn(0), page_count: recovered.page_count };
         let mut tally = Tally::default();
+        // Only of the version that was released.
+        let snapshots = snapshots.filter(|carried| {
+            !carried.is_empty() && !recovered.applied && carried.released() <= recovered.base_number
+        });
         for (no, frame) in recovered.frames.iter().filter(|(no, _)| !recovered.pages.contains_key(*no)) {
-            pages.install(*no, recovered.base_number, None, Some(*frame), &mut tally);
+            let number = match snapshots {
+                Some(carried) => carried.install_older(*no, &pages, &mut tally),
+                None => recovered.base_number,
+            };
+            pages.install(*no, number, None, Some(*frame), &mut tally);
         }
         let mut commits = Commits::new(current, node.first_number());
+        if let Some(carried) = snapshots {
+            carried.install_rest(|no| recovered.frames.contains_key(&no), &pages, &mut tally);
+            commits.push_recent(carried.replaced(current));
+        }
         commits.large = std::mem::take(&mut recovered.large);
         for (no, page) in std::mem::take(&mut recovered.pages) {
             pages.install(no, recovered.number, Some(page), None, &mut tally);
@@ -86,6 +117,10 @@ impl Partition {
         // opening.
         account.settle(tally);
         let now_ms = node.clock.monotonic_ms();
+        let mut pinned = snapshots::Snapshots::new(current);
+        if let Some(carried) = snapshots {
+            pinned.expect(carried.transactions(), now_ms + CARRIED_MS);
+        }
         commits.dirty_since = dirty_since.filter(|_| recovered.applied).map(|since| (since, now_ms));
         let known =
             recovered.outcomes.into_iter().map(|(transaction, committed)| Outcome { transaction, committed });
@@ -96,7 +131,7 @@ impl Partition {
             epoch,
             pages,
             residency: BufferResidency::new(account, node.cache.classes()),
-            snapshots: Mutex::new(snapshots::Snapshots::new(current)),
+            snapshots: Mutex::new(pinned),
             commits: Mutex::new(commits),
             turns: TurnQueue::new(),
             rows: RowLocks::default(),
@@ -104,6 +139,7 @@ impl Partition {
             attachment: OnceLock::new(),
             stats,
             closed: AtomicU8::new(super::OPEN),
+            aborts_transactions: AtomicBool::new(false),
             discarded: RwLock::default(),
             any_discarded: AtomicBool::new(false),
             loading: SingleFlight::default(),

@@ -12,10 +12,11 @@
 //! - [`replica_apply`]: a read replica; applies the commits of another process.
 //! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
 //! - [`readahead`]: read-ahead for scans. [`hot`]: prewarming after an opening. [`cached`]: the
-//!   cached pages, for a migration.
+//!   cached pages, and [`carried`]: the snapshots of open transactions, for a migration.
 
 mod buffer_residency;
 mod cached;
+mod carried;
 mod commit;
 mod commits;
 mod evict;
@@ -47,13 +48,14 @@ use tokio::sync::Notify;
 
 pub(crate) use buffer_residency::{BufferResidency, EVICTION_CLASSES, Reader, TIERED_EVICTION_CLASSES};
 pub use cached::CachedPage;
+pub use carried::CarriedSnapshots;
 pub use commit::page_one;
 pub(crate) use commit::{CommitError, CommitResource, CommitWaiter};
 pub use commits::LargeSegment;
 pub use flush::{CopiedFrame, Flush};
 pub use hot::PageRun;
 pub(crate) use large_commit::LargeCommit;
-pub use load::read_frames;
+pub use load::{Contents, read_frames};
 pub use named::NamedSegment;
 pub(crate) use outcomes::{Outcomes, Status};
 pub(crate) use readahead::Readahead;
@@ -70,6 +72,7 @@ use crate::error::{
 };
 use crate::node::Node;
 use crate::ownership::StoreOwnership;
+use crate::transaction::{Transaction, TransactionContext};
 
 /// Statistics of one partition, the input to placement decisions, and its cache floor. They outlive
 /// the closing of the partition.
@@ -176,6 +179,8 @@ pub struct Partition {
     pub stats: Arc<PartitionStats>,
     /// [`OPEN`], or the reason why commits are rejected.
     closed: AtomicU8,
+    /// Open transactions do not continue after the move.
+    aborts_transactions: AtomicBool,
     /// Ranges (after, up to) of versions that were discarded, and that a snapshot may still show.
     discarded: RwLock<Vec<(u64, u64)>>,
     any_discarded: AtomicBool,
@@ -213,9 +218,37 @@ impl Partition {
         self.snapshots.lock().unpin(snapshot.number);
     }
 
+    /// Pins a snapshot for a transaction, see [`snapshots`].
+    pub(crate) fn begin_snapshot(&self, transaction: &Transaction) -> snapshots::Begun {
+        let durable = (!transaction.current).then(|| self.log.durable());
+        self.snapshots.lock().begin(transaction.origin, transaction.context, durable)
+    }
+
+    /// Replaces a transaction's snapshot by a newer one, which is pinned. Returns false if the
+    /// partition moves to another node.
+    pub(crate) fn advance_snapshot(&self, transaction: &Transaction, old: Snapshot, new: Snapshot) -> bool {
+        self.snapshots.lock().advance(transaction.origin, transaction.context, (old, new))
+    }
+
+    /// Releases a transaction's snapshot. If the transaction is being repeated at it, it can begin at
+    /// it again.
+    pub(crate) fn end_snapshot(&self, transaction: &Transaction, snapshot: Snapshot) {
+        let mut snapshots = self.snapshots.lock();
+        match transaction.is_repeated {
+            true => snapshots.set_aside(transaction.origin, transaction.context, snapshot),
+            false => snapshots.end(transaction.origin, snapshot.number),
+        }
+    }
+
+    /// The context of a transaction that was carried here, and has not begun yet.
+    pub fn carried_context(&self, origin: u64) -> Option<TransactionContext> {
+        self.snapshots.lock().context(origin)
+    }
+
     /// Expires old snapshots: those above the maximum age, which is lower while they retain too
     /// many bytes of replaced pages. Called periodically.
     pub fn bound_snapshots(&self, now_ms: u64, bounds: &SnapshotBounds) {
+        self.snapshots.lock().drop_carried(now_ms, 0);
         let held_bytes = self.commits.lock().held_bytes();
         if held_bytes == 0 {
             return;
@@ -223,6 +256,7 @@ impl Partition {
         let age = if held_bytes > bounds.bytes { bounds.age_if_large } else { bounds.age };
         let old = self.snapshots.lock().older_than(self.log.durable(), now_ms, age.as_millis() as u64);
         if let Some(number) = old {
+            self.snapshots.lock().drop_carried(now_ms, number);
             self.expired.fetch_max(number + 1, Ordering::AcqRel);
             self.expiry.notify_waiters();
         }
@@ -354,12 +388,32 @@ impl Partition {
         let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Its open transactions are to be aborted when it moves. Called before
+    /// [`Partition::close_to_move`].
+    pub fn abort_transactions_to_move(&self) {
+        self.aborts_transactions.store(true, Ordering::Release);
+    }
+
+    /// Whether its open transactions are aborted by a move.
+    pub fn aborts_transactions(&self) -> bool {
+        self.aborts_transactions.load(Ordering::Acquire)
+    }
+
     /// Closes the partition permanently because it moves to another node. From now on commits are
     /// rejected, running statements end, and waiting ones are woken. Flushes continue. Returns false
     /// if it was closed for another reason.
     pub fn close_to_move(&self) -> bool {
         let commits = self.commits.lock();
-        let closed = self.closed.compare_exchange(OPEN, MOVING, Ordering::AcqRel, Ordering::Acquire);
+        let closed = {
+            // A transaction releases its snapshot when it finds the partition closed, so the
+            // snapshots are noted under the lock under which it is closed.
+            let mut snapshots = self.snapshots.lock();
+            let closed = self.closed.compare_exchange(OPEN, MOVING, Ordering::AcqRel, Ordering::Acquire);
+            if closed.is_ok() {
+                snapshots.depart();
+            }
+            closed
+        };
         drop(commits);
         self.expiry.notify_waiters();
         self.moving.notify_waiters();

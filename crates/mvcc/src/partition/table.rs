@@ -116,13 +116,22 @@ impl PageTable {
     /// # Safety
     /// The caller holds a pin on `snapshot` (or the commit lock) for as long as it uses the result.
     pub(crate) unsafe fn find(&self, page: PageNo, snapshot: u64) -> Option<&PageVersion> {
+        // SAFETY: the caller's contract.
+        unsafe { self.find_any(page, snapshot) }.filter(|found| !found.is_end())
+    }
+
+    /// As [`PageTable::find`], but also returns an end marker.
+    ///
+    /// # Safety
+    /// As [`PageTable::find`].
+    pub(super) unsafe fn find_any(&self, page: PageNo, snapshot: u64) -> Option<&PageVersion> {
         let mut version = self.slot(page)?.load(Ordering::Acquire);
         loop {
             // SAFETY: see the module's argument: no version up to the first visible one is freed
             // under a pin.
             let found = unsafe { version.as_ref() }?;
             if found.number() <= snapshot {
-                return (!found.is_end()).then_some(found);
+                return Some(found);
             }
             version = found.older.load(Ordering::Acquire);
         }

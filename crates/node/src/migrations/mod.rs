@@ -5,7 +5,8 @@
 //!   Request::Migrate -> journal: copying
 //!                       flush, list, Request::Warm ...        -> reads the pages
 //!                       journal: handing over
-//!                       release, change of owner
+//!                       release, open snapshots      -> keeps them until it opens the partition
+//!                       change of owner
 //!                       Request::Open                         -> opens the partition
 //!                       journal: finished, report
 //!   <- journal in memory
@@ -23,6 +24,7 @@
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
+//! | either end after the snapshots of open transactions were sent ([`snapshots`]) | transactions are repeated at the newest version |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
 //!
 //! # Limits
@@ -33,11 +35,13 @@ mod copies;
 mod observed;
 mod progress;
 mod run;
+mod snapshots;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
 use fulmar_engine::{Error, Result, Timeline, sqlstate};
@@ -58,6 +62,7 @@ use copies::Arriving;
 pub(crate) use copies::{CopyOpening, CopyStream};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
+pub(crate) use snapshots::SnapshotsOpening;
 
 /// Number of partitions that a node copies at a time.
 const CONCURRENT: usize = 4;
@@ -122,6 +127,7 @@ impl Node {
         partition: PartitionId,
         to: NodeId,
         options: (Option<Mechanism>, Option<u64>),
+        requester: Option<&RoleFence>,
     ) -> Result<Option<u64>> {
         let (mechanism, max_bytes_per_s) = options;
         let read = self.own_record(partition).await?;
@@ -144,7 +150,8 @@ impl Node {
         };
         check_mechanism(mechanism, is_local)?;
         let options = migration::Options { mechanism, reason, max_bytes_per_s };
-        let started = migration::start(self.environment(), partition, &read.record, to, options).await;
+        let environment = self.environment();
+        let started = migration::start(environment, partition, &read.record, to, options, requester).await;
         if let Some(number) = started.map_err(|error| protocol_error(&error))? {
             return Ok(Some(number));
         }
@@ -189,12 +196,13 @@ impl Node {
     }
 
     /// Starts the migration of a partition, from whichever node owns it. Returns its number; `None` if
-    /// the partition is at the destination.
+    /// the partition is at the destination. Fails if the term of the `requester` has ended.
     pub(crate) async fn request_migration(
         &self,
         partition: PartitionId,
         node: &str,
         options: Move,
+        requester: Option<&RoleFence>,
     ) -> Result<Option<u64>> {
         let Some(to) = self.owners().find_node(node) else {
             let text = format!("node \"{node}\" does not exist");
@@ -203,7 +211,13 @@ impl Node {
         };
         let Move { mechanism, max_bytes_per_s } = options;
         let mechanism = mechanism.map(|name| mechanism_named(&name)).transpose()?;
-        let request = || Request::Migrate { partition: partition.0, to: to.id.0, mechanism, max_bytes_per_s };
+        let request = || Request::Migrate {
+            partition: partition.0,
+            to: to.id.0,
+            mechanism,
+            max_bytes_per_s,
+            requester: requester.cloned(),
+        };
         match self.ask_owner(partition, ROUTING_TIMEOUT, request).await? {
             Answer::Started { number } => Ok(Some(number)),
             _ => Ok(None),
@@ -353,12 +367,12 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
     };
     match (mechanism, is_private) {
-        (Mechanism::Flush | Mechanism::Albatross, true) => {
+        (Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross, true) => {
             let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
             refused("It is in the store of its node.", hint)
         }
         (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
-            refused("It is in the store that all nodes share.", "Use \"albatross\" or \"flush\".")
+            refused("It is in the store that all nodes share.", "Use \"albatross\", \"flush\" or \"stop\".")
         }
         _ => Ok(()),
     }

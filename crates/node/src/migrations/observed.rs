@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fulmar_cluster::migration::{self, Journal, Step};
+use fulmar_cluster::migration::{self, Journal, Outcome, Step};
 use fulmar_cluster::records::decode;
 use fulmar_meta::{Change, MetaError, Observer};
 use fulmar_migrate::report::Report;
@@ -46,6 +46,14 @@ impl Migrations {
         let state = self.state.read();
         let running = state.journals.iter().filter(|(_, journal)| journal.step != Step::Finished);
         running.map(|(id, journal)| (*id, journal.clone(), state.progress.get(id).cloned())).collect()
+    }
+
+    /// The partitions whose newest migration has moved them, and when that began, in milliseconds since
+    /// 1970.
+    pub fn moved(&self) -> Vec<(PartitionId, u64)> {
+        let state = self.state.read();
+        let moved = state.journals.iter().filter(|(_, journal)| journal.outcome == Some(Outcome::Moved));
+        moved.map(|(id, journal)| (*id, journal.started_unix_ms)).collect()
     }
 
     /// The reports, oldest first.

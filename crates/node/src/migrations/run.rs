@@ -5,7 +5,7 @@ use std::time::Duration;
 use fulmar_cluster::handover::Transfer;
 use fulmar_cluster::migration::{self, Action, Command, Journal, Mechanism, Participants, Reply};
 use fulmar_cluster::{NodeId, Read, Rules};
-use fulmar_engine::{CachedPages, Error, Result, sqlstate};
+use fulmar_engine::{CachedPages, Closing, Error, Result, sqlstate};
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
 use fulmar_migrate::copy::{self, Copied};
@@ -137,6 +137,15 @@ impl Source for CopySource<'_> {
     }
 }
 
+/// How a mechanism in the common store closes the partition.
+fn closing(mechanism: Mechanism) -> Closing {
+    match mechanism {
+        Mechanism::Stop => Closing::Immediate,
+        mechanism if mechanism.aborts_transactions() => Closing::Aborting,
+        _ => Closing::Prepared,
+    }
+}
+
 impl Node {
     pub(super) async fn read_journal(&self, partition: PartitionId) -> Result<Option<Journal>> {
         let read = timeout(METADATA_TIMEOUT, migration::journal(self.environment(), partition)).await;
@@ -176,7 +185,11 @@ impl Node {
                     Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
                         self.hand_copy_over(partition, read, measured).await?
                     }
-                    _ => self.hand_over(partition, destination, Transfer::Migrated(read), None).await?,
+                    mechanism => {
+                        let closing = closing(mechanism);
+                        self.hand_over(partition, destination, (Transfer::Migrated(read), closing), None)
+                            .await?
+                    }
                 };
                 let open = self.call(destination, Request::Open { partition: partition.0 });
                 // The next statement opens it anyway.
@@ -208,7 +221,9 @@ impl Node {
                 }
                 Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
                 // These copy nothing before the handover.
-                Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => Ok(Copied::default()),
+                Mechanism::Stop | Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => {
+                    Ok(Copied::default())
+                }
             };
             copied.map(|copied| (copied, begun.elapsed()))
         };
@@ -275,7 +290,8 @@ impl Node {
         hottest.truncate(MAX_HOTTEST_PAGES);
         let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
         let last_round = Some(last_round.boxed());
-        let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
+        let closed =
+            self.hand_over(partition, journal.destination, (transfer, Closing::Prepared), last_round).await?;
         if is_on_demand {
             // If the request is lost, the destination begins a little later.
             let pull = Request::Pull { partition: partition.0, pages: hottest };

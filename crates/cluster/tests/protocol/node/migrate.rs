@@ -43,7 +43,7 @@ impl Node {
         if mechanism.needs_common_store() && record.log() != LogKind::Shared {
             return Answer::Elsewhere;
         }
-        migration::start(&self.env, partition, &record, to, mechanism.into()).await.unwrap();
+        migration::start(&self.env, partition, &record, to, mechanism.into(), None).await.unwrap();
         migration::coordinate(&self.env, partition, self).await.unwrap();
         Answer::Done
     }
@@ -129,7 +129,9 @@ impl Node {
         let state = self.shared.lock().owned.get(&partition).map(|owned| owned.state.clone())?;
         let (to, mechanism) = (journal.record.destination, journal.record.options.mechanism);
         let (to, transfer) = match mechanism {
-            Mechanism::Flush | Mechanism::Albatross => (Some(to), Transfer::Migrated(journal)),
+            Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross => {
+                (Some(to), Transfer::Migrated(journal))
+            }
             Mechanism::Live | Mechanism::Delta | Mechanism::Bulk => {
                 let stored = self.send_copy(&journal.record, partition, 2, state).await;
                 (Some(to).filter(|_| stored == Some(Reply::Done)), Transfer::Copied(journal))

@@ -2,6 +2,7 @@
 
 mod administration;
 mod arrivals;
+mod carried;
 mod garbage;
 mod random;
 mod rig;
@@ -246,8 +247,12 @@ async fn unopened_partition_is_released_with_its_records() {
     insert(&mut a.client(7), 1).await.unwrap();
     rig.kill(a);
     let a = rig.start(1).await;
-    let released = a.engine.release(PartitionId(7)).await.unwrap().end;
-    assert_eq!(a.engine.release(PartitionId(7)).await.unwrap().end, released, "a release is idempotent");
+    let released = a.engine.release(PartitionId(7), Closing::Prepared).await.unwrap().end;
+    assert_eq!(
+        a.engine.release(PartitionId(7), Closing::Prepared).await.unwrap().end,
+        released,
+        "a release is idempotent"
+    );
     assert!(rig.hand_over(7, &a, b.node).await.unwrap());
     let reads = rig.store.log_reads.load(Ordering::Relaxed);
     assert_eq!(ids(&mut b.client(7)).await, [1]);
@@ -312,7 +317,7 @@ async fn failed_release_loses_nothing() {
     insert(&mut client, 1).await.unwrap();
     // The first flush fails: the partition is still served.
     a.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
-    a.engine.release(PartitionId(7)).await.unwrap_err();
+    a.engine.release(PartitionId(7), Closing::Prepared).await.unwrap_err();
     a.store.always(StoreOperation::Put, None);
     insert(&mut client, 2).await.unwrap();
     assert_eq!(ids(&mut client).await, [1, 2]);

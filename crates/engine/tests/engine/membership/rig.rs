@@ -352,7 +352,8 @@ impl Rig {
     /// Hands a partition over from its owner to a node. Returns false if the owner has kept it.
     pub(super) async fn hand_over(&self, id: u64, source: &Member, destination: NodeId) -> Result<bool> {
         let partition = PartitionId(id);
-        let position = with_timeout("the release", source.engine.release(partition)).await?.end;
+        let position =
+            with_timeout("the release", source.engine.release(partition, Closing::Prepared)).await?.end;
         let position = Position { incarnation: position.incarnation(), slot: position.sequence() };
         let release = Release {
             partition,

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, MigrationInfo, Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo, Owner,
+    PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
@@ -234,6 +235,18 @@ impl Cluster for Member {
         Vec::new()
     }
 
+    async fn change_control(&self, _: ControlChange) -> Result<()> {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "this cluster has no controller"))
+    }
+
+    fn control_settings(&self) -> Vec<ControlInfo> {
+        Vec::new()
+    }
+
+    fn decisions(&self) -> Vec<DecisionInfo> {
+        Vec::new()
+    }
+
     async fn start_move(&self, partition: PartitionId, node: &str, _: Move) -> Result<Option<u64>> {
         let node = node.strip_prefix("node").and_then(|number| number.parse().ok());
         let node = node.ok_or_else(|| Error::new(sqlstate::INVALID_PARAMETER_VALUE, "no such node"))?;
@@ -253,6 +266,8 @@ impl Cluster for Member {
             incarnation: 1,
             rpc: String::new(),
             sql: format!("127.0.0.1:{id}"),
+            site: String::new(),
+            rack: String::new(),
             partitions: owners.values().filter(|owner| owner.node == id).count() as u64,
             slow: None,
             heard: None,

@@ -116,7 +116,7 @@ async fn a_transaction_whose_repetition_differs_fails() {
     let client = cluster.client(1, "shop").await;
     client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY)").await.unwrap();
     client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
-    client.simple_query("SELECT random()").await.unwrap();
+    client.simple_query("SELECT pg_current_xact_id()").await.unwrap();
     cluster.move_to(3);
     wait_until("the next statement fails", async || match client.simple_query("SELECT 1").await {
         Ok(_) => false,
@@ -140,7 +140,7 @@ async fn a_failed_transaction_is_not_reported_to_a_closed_statement() {
     client.batch_execute("CREATE TABLE t (k INT PRIMARY KEY)").await.unwrap();
     let statement = client.prepare("SELECT count(*) FROM t").await.unwrap();
     client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
-    client.simple_query("SELECT random()").await.unwrap();
+    client.simple_query("SELECT pg_current_xact_id()").await.unwrap();
     cluster.move_to(3);
     cluster.shared.break_connections();
     drop(statement);

@@ -58,10 +58,10 @@ pub struct MigrateArgs {
     /// and lost-work-s
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
-    /// How the tenant is moved. albatross and flush: in a common store; the others: between stores of the
-    /// nodes
+    /// How the tenant is moved. albatross, flush and stop: in a common store; the others: between stores
+    /// of the nodes
     #[arg(long, default_value = "albatross", value_name = "NAME")]
-    #[arg(value_parser = ["albatross", "flush", "live", "delta", "on-demand", "bulk"])]
+    #[arg(value_parser = ["albatross", "flush", "stop", "live", "delta", "on-demand", "bulk"])]
     pub mechanism: String,
     /// Number of moves
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -124,6 +124,7 @@ macro_rules! cases {
 
 static ALBATROSS: [Case; 5] = cases!("albatross", 150.0);
 static FLUSH: [Case; 5] = cases!("flush", 150.0);
+static STOP: [Case; 5] = cases!("stop", 150.0);
 static LIVE: [Case; 5] = cases!("live", 300.0);
 static ON_DEMAND: [Case; 5] = cases!("on-demand", 300.0);
 static BULK: [Case; 5] = cases!("bulk", 300.0);
@@ -165,6 +166,7 @@ impl MigrateArgs {
     fn cases(&self) -> &'static [Case] {
         match self.mechanism.as_str() {
             "flush" => &FLUSH,
+            "stop" => &STOP,
             "live" => &LIVE,
             "on-demand" => &ON_DEMAND,
             "bulk" => &BULK,
@@ -175,7 +177,7 @@ impl MigrateArgs {
 
     /// Whether each node has a store of its own.
     fn is_private(&self) -> bool {
-        !matches!(self.mechanism.as_str(), "albatross" | "flush")
+        !matches!(self.mechanism.as_str(), "albatross" | "flush" | "stop")
     }
 
     /// Whether one of these cases was asked for.

@@ -1,0 +1,102 @@
+//! A provisioner that fails, hangs or lies: what it is asked for is undone, and seen in events.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// A program that behaves as the file `behaviour` says, and writes its calls to `calls`.
+const PROGRAM: &str = r#"#!/bin/sh
+cd "$(dirname "$0")"
+echo "$@" >> calls
+case "$1 $(cat behaviour)" in
+    list*) cat list ;;
+    "add fail") echo "quota exceeded" >&2; exit 1 ;;
+    "add hang") sleep 1000 ;;
+    "add lie") echo '{"nodes":["auto-1"]}' > list ;;
+    remove*) if grep -q "\"$2\"" list; then echo '{"nodes":[]}' > list; fi ;;
+esac
+"#;
+
+struct Program {
+    directory: tempfile::TempDir,
+}
+
+impl Program {
+    fn new() -> (Program, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("provision");
+        std::fs::write(&program, PROGRAM).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(directory.path().join("list"), r#"{"nodes":[]}"#).unwrap();
+        let flag = format!("command:{}", program.display());
+        let program = Program { directory };
+        program.behave("fail");
+        (program, vec!["--provisioner".to_owned(), flag])
+    }
+
+    /// Changes its behaviour. The file is replaced as a whole, because the program may be reading it.
+    fn behave(&self, behaviour: &str) {
+        let new = self.directory.path().join("new");
+        std::fs::write(&new, behaviour).unwrap();
+        std::fs::rename(new, self.directory.path().join("behaviour")).unwrap();
+    }
+
+    fn calls(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn provisioner_that_fails_hangs_or_lies_leaves_nothing_behind() {
+    let (program, flag) = Program::new();
+    let cluster = start(1, flag).await;
+    set(&cluster, 0, QUICK);
+    set(&cluster, 0, &[("start_timeout", "300ms"), ("provisioner_timeout", "2s"), ("replace_after", "0")]);
+    set(&cluster, 0, &[("min_nodes", "2"), ("mode", "on")]);
+    for (behaviour, expected) in
+        [("fail", "quota exceeded"), ("hang", "no answer within 2s"), ("lie", "does not serve after 300ms")]
+    {
+        program.behave(behaviour);
+        wait_until(behaviour, async || {
+            let failures = events(&cluster, "provisioner.failed").await;
+            failures.iter().any(|failure| failure.contains(expected))
+        })
+        .await;
+    }
+    // Nothing is added any more, and what was begun is undone.
+    set(&cluster, 0, &[("min_nodes", "1")]);
+    wait_until("the plan is undone", async || shown(&cluster, 0, "plan").await.is_empty()).await;
+    assert_eq!(node_states(&cluster, 0).await, ["n1 alive"]);
+    wait_until("outcomes", async || {
+        decisions(&cluster, 0).iter().all(|decision| decision["outcome"]["result"] == "failed")
+    })
+    .await;
+    assert!(program.calls().contains("remove auto-1"), "{}", program.calls());
+    // The cluster works meanwhile and afterwards.
+    create(&cluster, &["shop"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_is_listed_and_unknown_is_removed_and_a_plan_is_cancelled() {
+    let (program, flag) = Program::new();
+    std::fs::write(program.directory.path().join("list"), r#"{"nodes":["lost-1"]}"#).unwrap();
+    program.behave("hang");
+    let cluster = start(1, flag).await;
+    set(&cluster, 0, QUICK);
+    set(&cluster, 0, &[("start_timeout", "1h"), ("cool_down", "1h"), ("replace_after", "0")]);
+    set(&cluster, 0, &[("min_nodes", "2"), ("mode", "on")]);
+    wait_until("a plan", async || shown(&cluster, 0, "plan").await == "adding auto-1").await;
+    control(&cluster, 0, &["cancel"]);
+    wait_until("the plan is given up", async || shown(&cluster, 0, "plan").await.is_empty()).await;
+    wait_until("its outcome", async || outcome(&cluster, 0, "add-nodes").is_some()).await;
+    let given_up = outcome(&cluster, 0, "add-nodes").unwrap();
+    assert_eq!(given_up["result"], "dropped", "{given_up}");
+    assert!(given_up["text"].as_str().unwrap().contains("cancelled by an administrator"), "{given_up}");
+    assert!(!program.calls().contains("remove lost-1"), "it may still start");
+    set(&cluster, 0, &[("start_timeout", "200ms")]);
+    wait_until("the lost node is removed", async || program.calls().contains("remove lost-1")).await;
+    wait_until("the event", async || {
+        events(&cluster, "node.removed").await.iter().any(|event| event.contains("lost-1"))
+    })
+    .await;
+}

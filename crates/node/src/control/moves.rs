@@ -1,0 +1,208 @@
+//! Moves that were decided: a queue, and those that run.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_cluster::election::RoleFence;
+use fulmar_control::picture::Picture;
+use fulmar_engine::{Error, sqlstate};
+use fulmar_gateway::cluster::Move;
+use fulmar_pages::PartitionId;
+use futures::FutureExt;
+use hashbrown::HashMap;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::decisions::{Part, Progress};
+use crate::Node;
+
+/// How long one move may take. It is then cancelled, if it is still copying.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A move that was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Queued {
+    pub partition: PartitionId,
+    pub to: String,
+    pub decision: u64,
+}
+
+/// The moves of this term.
+#[derive(Default)]
+pub(super) struct Moves {
+    queue: VecDeque<Queued>,
+    running: JoinSet<(Queued, Result<(), String>)>,
+    in_flight: BTreeMap<PartitionId, Queued>,
+    /// When the last move of a partition failed, on the clock of the picture.
+    failed_at_s: BTreeMap<PartitionId, f64>,
+    /// When partitions were moved, on the same clock.
+    pub moved_at_s: HashMap<PartitionId, f64>,
+}
+
+impl Moves {
+    /// Adds moves to the end of the queue. A partition that is in it already keeps its place.
+    pub fn push(&mut self, moves: impl IntoIterator<Item = Queued>) {
+        for next in moves {
+            self.queue.retain(|queued| queued.partition != next.partition);
+            self.queue.push_back(next);
+        }
+    }
+
+    /// The destinations of all moves that have not ended.
+    pub fn arriving(&self) -> BTreeMap<PartitionId, String> {
+        let all = self.queue.iter().chain(self.in_flight.values());
+        all.map(|queued| (queued.partition, queued.to.clone())).collect()
+    }
+
+    /// The partitions whose last move has failed within this time.
+    pub fn resting(&mut self, at_s: f64, for_s: f64) -> BTreeSet<PartitionId> {
+        self.failed_at_s.retain(|_, failed| at_s - *failed < for_s);
+        self.failed_at_s.keys().copied().collect()
+    }
+
+    /// Returns true if moves to a node have not ended.
+    pub fn involves(&self, node: &str) -> bool {
+        self.queue.iter().chain(self.in_flight.values()).any(|queued| queued.to == node)
+    }
+
+    /// Returns true if no move runs.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Gives up the moves that have not started, and returns them.
+    pub fn clear(&mut self) -> Vec<Queued> {
+        self.queue.drain(..).collect()
+    }
+
+    /// The moves that run.
+    pub fn running(&self) -> Vec<PartitionId> {
+        self.in_flight.keys().copied().collect()
+    }
+
+    /// Gives up the moves that have not started and that an operator or the picture does not allow any
+    /// more.
+    pub fn check(&mut self, picture: &Picture, pinned: &BTreeSet<PartitionId>, progress: &mut Progress) {
+        let open: BTreeSet<&str> =
+            picture.nodes.iter().filter(|node| node.accepts_moves()).map(|node| node.name.as_str()).collect();
+        self.queue.retain(|queued| {
+            let problem = match (open.contains(queued.to.as_str()), pinned.contains(&queued.partition)) {
+                (_, true) => "it was pinned".to_owned(),
+                (false, false) => format!("node {} does not accept databases any more", queued.to),
+                (true, false) => return true,
+            };
+            progress.end(queued.decision, &Part::Move(queued.partition), Err(problem));
+            false
+        });
+    }
+
+    /// Starts moves until `max` run.
+    pub fn start(&mut self, node: &Arc<Node>, fence: &RoleFence, max: usize, progress: &mut Progress) {
+        while self.in_flight.len() < max {
+            let at = self.queue.iter().position(|queued| !self.in_flight.contains_key(&queued.partition));
+            let Some(queued) = at.and_then(|at| self.queue.remove(at)) else { return };
+            let part = Part::Move(queued.partition);
+            let Some(owner) = node.owners().owner(queued.partition) else {
+                progress.end(queued.decision, &part, Err("it was dropped".to_owned()));
+                continue;
+            };
+            if node.name_of(owner.node) == queued.to {
+                progress.end(queued.decision, &part, Ok(()));
+                continue;
+            }
+            self.in_flight.insert(queued.partition, queued.clone());
+            let (node, fence) = (node.clone(), fence.clone());
+            self.running.spawn(async move {
+                let moving = AssertUnwindSafe(carry_out(&node, &queued, &fence)).catch_unwind().await;
+                let moved = match moving {
+                    Ok(moved) => moved.map_err(|error| error.to_string()),
+                    Err(_) => Err("internal error: it has panicked".to_owned()),
+                };
+                (queued, moved)
+            });
+        }
+    }
+
+    /// Completes when a move has ended. Never, if none runs.
+    pub async fn ended(&mut self) -> (Queued, Result<(), String>) {
+        match self.running.join_next().await {
+            Some(Ok(ended)) => ended,
+            // The tasks catch panics, and end only with this object.
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    }
+
+    /// Records the end of a move.
+    pub fn end(
+        &mut self,
+        (queued, result): (Queued, Result<(), String>),
+        at_s: f64,
+        progress: &mut Progress,
+    ) {
+        self.in_flight.remove(&queued.partition);
+        match &result {
+            Ok(()) => self.moved_at_s.insert(queued.partition, at_s),
+            Err(_) => self.failed_at_s.insert(queued.partition, at_s),
+        };
+        progress.end(queued.decision, &Part::Move(queued.partition), result);
+    }
+}
+
+async fn carry_out(node: &Node, queued: &Queued, fence: &RoleFence) -> Result<(), Error> {
+    let partition = queued.partition;
+    let moving = async {
+        match node.request_migration(partition, &queued.to, Move::default(), Some(fence)).await? {
+            Some(number) => node.migration_ended(partition, number).await,
+            None => Ok(()),
+        }
+    };
+    match timeout(MOVE_TIMEOUT, moving).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            let _ = node.cancel_migration(partition, None).await;
+            let text = format!("the move took longer than {MOVE_TIMEOUT:?}");
+            Err(Error::new(sqlstate::QUERY_CANCELED, text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_control::picture::Node;
+
+    use super::*;
+
+    fn queued(partition: u64, to: &str) -> Queued {
+        Queued { partition: PartitionId(partition), to: to.to_owned(), decision: 1 }
+    }
+
+    #[test]
+    fn moves_that_are_not_allowed_any_more_are_given_up() {
+        let mut moves = Moves::default();
+        moves.push([queued(1, "n1"), queued(2, "n2"), queued(3, "n3"), queued(4, "n1")]);
+        moves.push([queued(1, "n2")]);
+        assert_eq!(moves.queue.len(), 4, "a later decision replaces an earlier one");
+        let forbidden = Node { forbidden: true, ..Node::new("n3", 1.0) };
+        let nodes = vec![Node::new("n1", 1.0), Node::new("n2", 1.0), forbidden];
+        let picture = Picture { nodes, ..Picture::default() };
+        let mut progress = Progress::default();
+        progress.begin(1, [1, 2, 3, 4].map(|id| Part::Move(PartitionId(id))));
+        moves.check(&picture, &BTreeSet::from([PartitionId(2)]), &mut progress);
+        let left: Vec<u64> = moves.queue.iter().map(|queued| queued.partition.0).collect();
+        assert_eq!(left, [4, 1]);
+        assert!(moves.involves("n1") && moves.involves("n2") && !moves.involves("n3"));
+        assert_eq!(progress.remaining(1), 2);
+    }
+
+    #[test]
+    fn partitions_rest_after_a_failed_move() {
+        let (mut moves, mut progress) = (Moves::default(), Progress::default());
+        moves.end((queued(1, "n1"), Err("lost".to_owned())), 10.0, &mut progress);
+        moves.end((queued(2, "n1"), Ok(())), 11.0, &mut progress);
+        assert_eq!(moves.resting(15.0, 10.0), BTreeSet::from([PartitionId(1)]));
+        assert_eq!(moves.resting(20.0, 10.0), BTreeSet::new());
+        assert_eq!(moves.moved_at_s.get(&PartitionId(2)), Some(&11.0));
+    }
+}

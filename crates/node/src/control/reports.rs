@@ -1,0 +1,145 @@
+//! The newest load reports of all nodes, smoothed.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use fulmar_control::report::{NodeReport, PartitionReport};
+use fulmar_pages::PartitionId;
+use hashbrown::HashMap;
+
+/// The weight of the newest report.
+const WEIGHT: f64 = 0.5;
+/// A report that is older than this says nothing about the node now.
+const MAX_AGE: Duration = Duration::from_secs(30);
+
+/// What a node has reported.
+#[derive(Clone, Debug)]
+pub(super) struct Reported {
+    pub report: NodeReport,
+    at: Instant,
+}
+
+/// The load of a partition, smoothed over some reports.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartitionLoad {
+    /// CPUs.
+    pub load: f64,
+    /// The newest report.
+    pub report: PartitionReport,
+}
+
+/// The reports of all nodes.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    nodes: BTreeMap<String, Reported>,
+    partitions: HashMap<PartitionId, PartitionLoad>,
+}
+
+impl Reports {
+    /// Adds the reports of one round.
+    pub fn update(&mut self, reports: Vec<NodeReport>, now: Instant) {
+        let mut seen: HashMap<PartitionId, ()> = HashMap::new();
+        for mut report in reports {
+            let factor = overhead(&report);
+            for partition in std::mem::take(&mut report.partitions) {
+                let id = PartitionId(partition.partition);
+                let cpu = finite(partition.cpu) * factor;
+                let known = self.partitions.entry(id).or_default();
+                known.load = known.load * (1.0 - WEIGHT) + cpu * WEIGHT;
+                known.report = partition;
+                seen.insert(id, ());
+            }
+            self.nodes.insert(report.node.clone(), Reported { report, at: now });
+        }
+        // A partition that no node has reported is idle, or its node has not answered.
+        for (id, partition) in &mut self.partitions {
+            if !seen.contains_key(id) {
+                partition.load *= 1.0 - WEIGHT;
+                partition.report.requests_per_s = 0.0;
+            }
+        }
+        self.partitions.retain(|id, partition| seen.contains_key(id) || partition.load > 1e-6);
+        self.nodes.retain(|_, reported| now.duration_since(reported.at) < 10 * MAX_AGE);
+    }
+
+    /// The newest report of a node, and whether it is recent.
+    pub fn node(&self, name: &str, now: Instant) -> Option<(&NodeReport, bool)> {
+        let reported = self.nodes.get(name)?;
+        Some((&reported.report, now.duration_since(reported.at) < MAX_AGE))
+    }
+
+    /// The load of a partition.
+    pub fn partition(&self, id: PartitionId) -> Option<&PartitionLoad> {
+        self.partitions.get(&id)
+    }
+
+    /// The mean capacity of the nodes that have reported.
+    pub fn mean_capacity(&self) -> Option<f64> {
+        let capacities = self.nodes.values().map(|reported| capacity(&reported.report));
+        let sum: f64 = capacities.sum();
+        (!self.nodes.is_empty()).then(|| sum / self.nodes.len() as f64)
+    }
+}
+
+/// The CPUs of a node, at least a thousandth of one.
+pub(super) fn capacity(report: &NodeReport) -> f64 {
+    finite(report.capacity).max(1e-3)
+}
+
+/// What the process uses over what its partitions' sessions use. Flushes, the log and the network are
+/// charged to the partitions, at most twice what they use themselves.
+fn overhead(report: &NodeReport) -> f64 {
+    const MAX_OVERHEAD: f64 = 3.0;
+    let sum: f64 = report.partitions.iter().map(|partition| finite(partition.cpu)).sum();
+    if sum > 0.0 { (finite(report.cpu) / sum).clamp(1.0, MAX_OVERHEAD) } else { 1.0 }
+}
+
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value.clamp(0.0, 1e6) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(cpu: f64, partitions: &[(u64, f64)]) -> NodeReport {
+        let partition = |(partition, cpu): &(u64, f64)| PartitionReport {
+            partition: *partition,
+            cpu: *cpu,
+            requests_per_s: 1.0,
+            ..PartitionReport::default()
+        };
+        let partitions = partitions.iter().map(partition).collect();
+        NodeReport { node: "n1".to_owned(), cpu, capacity: 2.0, partitions, ..NodeReport::default() }
+    }
+
+    #[test]
+    fn loads_include_overhead_and_are_smoothed() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        let load = |reports: &Reports, id| reports.partition(PartitionId(id)).map_or(0.0, |load| load.load);
+        for _ in 0..40 {
+            reports.update(vec![report(1.0, &[(1, 0.6), (2, 0.2)])], now);
+        }
+        assert!((load(&reports, 1) - 0.75).abs() < 1e-6 && (load(&reports, 2) - 0.25).abs() < 1e-6);
+        reports.update(vec![report(1.8, &[(1, 1.6), (2, 0.2)])], now);
+        assert!((load(&reports, 1) - (0.75 + 1.6) / 2.0).abs() < 1e-6, "half of the change");
+        reports.update(vec![report(0.9, &[(1, 0.1)])], now);
+        assert!(load(&reports, 1) < 1.0, "at most three times what the sessions use");
+        reports.update(vec![report(f64::NAN, &[(1, f64::NAN)])], now);
+        assert!(load(&reports, 1).is_finite());
+        for _ in 0..40 {
+            reports.update(vec![report(0.0, &[])], now);
+        }
+        assert_eq!(load(&reports, 1), 0.0);
+    }
+
+    #[test]
+    fn old_reports_are_not_recent() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        reports.update(vec![report(0.0, &[])], now);
+        assert!(reports.node("n1", now).is_some_and(|(_, is_recent)| is_recent));
+        assert!(reports.node("n1", now + MAX_AGE).is_some_and(|(_, is_recent)| !is_recent));
+        assert!(reports.node("n2", now).is_none());
+        assert_eq!(reports.mean_capacity(), Some(2.0));
+    }
+}

@@ -1,0 +1,590 @@
+//! A controller during one term: its rounds.
+//!
+//! Every change of the records compares the role's record and the plan's. If a change is not known to
+//! be applied, the term is begun anew ([`Ended`]): the next campaign finds out whether this node is
+//! still the controller, and all records are read again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fulmar_cluster::election::{self, Term};
+use fulmar_cluster::metadata;
+use fulmar_cluster::records::encode;
+use fulmar_control::picture::Picture;
+use fulmar_control::planners::ItemKind;
+use fulmar_control::policy::{Action, Controller, Decision, Reason};
+use fulmar_elastic::settings::{ControlSettings, Mode};
+use fulmar_gateway::events::Event;
+use fulmar_meta::{Outcome, Revision, Transaction};
+use fulmar_pages::PartitionId;
+use hashbrown::HashMap;
+use tokio::time::sleep_until;
+
+use super::decisions::{Advice, Part, Progress, not_done};
+use super::forecast::Forecast;
+use super::moves::{Moves, Queued};
+use super::nodes::NodeWork;
+use super::picture::{self, Pictured, Sources};
+use super::records::{
+    Adding, CANCEL_KEY, DECISION_PREFIX, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult,
+    PLAN_KEY, Phase, PlanRecord, Removing, decision_key,
+};
+use super::reports::Reports;
+use super::{ROLE, texts};
+use crate::{Node, Partitions};
+
+/// Number of moves that the record of a decision contains.
+const MAX_RECORDED_MOVES: usize = 50;
+/// Old decisions that are deleted at a time.
+const MAX_DELETED: usize = 50;
+/// An effect is measured this number of rounds after a decision was carried out.
+const SETTLE_ROUNDS: f64 = 2.0;
+/// Rounds that the load must be low before nodes are removed by the policy `planned`, at least.
+const MIN_CONFIRM_ROUNDS: f64 = 3.0;
+/// Advice of one kind is recorded at most once in this number of rounds.
+const ROUNDS_PER_ADVICE: f64 = 12.0;
+/// Why something was given up.
+const CANCELLED: &str = "cancelled by an administrator";
+
+/// The term has ended, or has to be begun anew.
+#[derive(Debug)]
+pub(super) struct Ended;
+
+/// What decides. Deciding may take seconds, so it runs on a thread of its own.
+struct Brain {
+    controller: Controller,
+    forecast: Forecast,
+}
+
+/// A clock that is not set: seconds since 1970 at the begin of the term, and then steadily on.
+struct Clock {
+    begun: Instant,
+    begun_unix_s: f64,
+}
+
+impl Clock {
+    fn new() -> Clock {
+        Clock { begun: Instant::now(), begun_unix_s: unix_ms() as f64 / 1000.0 }
+    }
+
+    fn at_s(&self) -> f64 {
+        self.begun_unix_s + self.begun.elapsed().as_secs_f64()
+    }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// A controller.
+pub(super) struct Run {
+    pub node: Arc<Node>,
+    partitions: Arc<dyn Partitions>,
+    pub term: Term,
+    pub settings: ControlSettings,
+    /// Absent while it decides.
+    brain: Option<Brain>,
+    clock: Clock,
+    reports: Reports,
+    pub plan: PlanRecord,
+    plan_revision: Option<Revision>,
+    pub nodes: NodeWork,
+    pub moves: Moves,
+    pub progress: Progress,
+    advice: Advice,
+    next_decision: u64,
+    /// The numbers of the decisions in the metadata store.
+    kept: VecDeque<u64>,
+    /// The decisions without outcome.
+    pending: BTreeMap<u64, DecisionRecord>,
+    /// The policy has to forget what it has decided.
+    forgets: bool,
+    /// Nothing is decided until then, on the clock of the pictures.
+    paused_until_s: f64,
+}
+
+impl Run {
+    /// Reads the records that an earlier controller has left, and continues its plan.
+    pub(super) async fn begin(
+        node: Arc<Node>,
+        partitions: Arc<dyn Partitions>,
+        term: Term,
+    ) -> Result<Run, fulmar_cluster::Error> {
+        let environment = node.environment();
+        let plan = metadata::read::<_, PlanRecord>(environment, PLAN_KEY).await?;
+        let decisions = metadata::scan::<_, DecisionRecord>(environment, DECISION_PREFIX).await?;
+        let settings = node.control().settings();
+        let brain = Brain::new(&settings);
+        let plan_revision = plan.as_ref().map(|read| read.revision);
+        let kept: VecDeque<u64> = decisions.iter().map(|(_, read)| read.record.number).collect();
+        let pending = decisions.into_iter().map(|(_, read)| read.record);
+        let pending = pending.filter(|record| record.outcome.is_none());
+        let mut run = Run {
+            node,
+            partitions,
+            term,
+            settings,
+            brain,
+            clock: Clock::new(),
+            reports: Reports::default(),
+            plan: plan.map(|read| read.record).unwrap_or_default(),
+            plan_revision,
+            nodes: NodeWork::default(),
+            moves: Moves::default(),
+            progress: Progress::default(),
+            advice: Advice::default(),
+            next_decision: kept.back().copied().unwrap_or(0) + 1,
+            kept,
+            pending: pending.map(|record| (record.number, record)).collect(),
+            forgets: false,
+            paused_until_s: 0.0,
+        };
+        run.adopt();
+        Ok(run)
+    }
+
+    /// Continues the decisions of an earlier controller that are in the plan.
+    fn adopt(&mut self) {
+        let mut parts: BTreeMap<u64, Vec<Part>> = BTreeMap::new();
+        let adding = self.plan.adding.iter().map(|adding| (adding.decision, &adding.name));
+        let removing = self.plan.removing.iter().map(|removing| (removing.decision, &removing.name));
+        for (decision, name) in adding.chain(removing) {
+            parts.entry(decision).or_default().push(Part::Node(name.clone()));
+        }
+        for number in self.pending.keys() {
+            self.progress.begin(*number, parts.remove(number).unwrap_or_default());
+        }
+    }
+
+    /// Runs rounds until the term has ended, or nothing is left to do.
+    pub(super) async fn until_ended(&mut self) {
+        while self.round().await.is_ok() {
+            let is_needed = self.node.control().is_needed() || !self.moves.is_idle();
+            if !is_needed || self.node.is_draining.load(Ordering::Relaxed) {
+                return;
+            }
+            self.wait().await;
+        }
+    }
+
+    /// Waits for the next round. A move that ends makes room for another one.
+    async fn wait(&mut self) {
+        let deadline = tokio::time::Instant::now() + self.settings.round;
+        loop {
+            tokio::select! {
+                () = sleep_until(deadline) => return,
+                ended = self.moves.ended() => {
+                    let at_s = self.clock.at_s();
+                    self.moves.end(ended, at_s, &mut self.progress);
+                    self.start_moves();
+                }
+            }
+        }
+    }
+
+    fn start_moves(&mut self) {
+        let (max, fence) = (self.settings.moves, self.term.fence());
+        self.moves.start(&self.node, &fence, max, &mut self.progress);
+    }
+
+    async fn round(&mut self) -> Result<(), Ended> {
+        self.check_term().await?;
+        self.update_settings();
+        let reports = self.node.load_reports(false).await.into_iter();
+        let reports = reports.filter_map(|(_, report)| report.ok()).collect();
+        self.reports.update(reports, Instant::now());
+        if self.node.control().is_cancelled() {
+            self.cancel().await?;
+        }
+        if self.settings.mode != Mode::On {
+            self.stand_down().await?;
+        }
+        self.advance_nodes().await?;
+        let pictured = self.picture();
+        self.settle(&pictured.picture).await?;
+        let pinned = self.node.control().marks().pinned;
+        self.moves.check(&pictured.picture, &pinned, &mut self.progress);
+        // The policy must not decide before it is known which nodes can be removed.
+        if self.settings.mode != Mode::Off && self.nodes.provisioned.is_some() {
+            self.decide(pictured).await?;
+        }
+        self.start_moves();
+        Ok(())
+    }
+
+    async fn check_term(&mut self) -> Result<(), Ended> {
+        let node = (self.node.id(), &self.node.begun().read);
+        match election::campaign(self.node.environment(), ROLE, node).await {
+            Ok(Some(term)) if term.number() == self.term.number() => Ok(()),
+            _ => Err(Ended),
+        }
+    }
+
+    fn update_settings(&mut self) {
+        let settings = self.node.control().settings();
+        if settings == self.settings && self.brain.is_some() && !self.forgets {
+            return;
+        }
+        let series =
+            |settings: &ControlSettings| (settings.step, settings.round, settings.policy.node_start_s);
+        let forecast = self.brain.take().map(|brain| brain.forecast);
+        let forecast = forecast.filter(|_| series(&settings) == series(&self.settings));
+        self.brain = Brain::new(&settings);
+        if let (Some(brain), Some(forecast)) = (&mut self.brain, forecast) {
+            brain.forecast = forecast;
+        }
+        (self.settings, self.forgets) = (settings, false);
+    }
+
+    fn picture(&mut self) -> Pictured {
+        let at_s = self.clock.at_s();
+        let mut moved_at_s: HashMap<PartitionId, f64> = HashMap::new();
+        for (partition, started_unix_ms) in self.node.migrations().moved() {
+            // A node's clock may be ahead.
+            moved_at_s.insert(partition, (started_unix_ms as f64 / 1000.0).min(at_s));
+        }
+        moved_at_s.extend(self.moves.moved_at_s.iter().map(|(partition, at_s)| (*partition, *at_s)));
+        let rest_s = self.settings.policy.planning.cool_down_s.max(ROUNDS_PER_ADVICE * self.round_s());
+        let mut arriving = self.moves.arriving();
+        for (partition, journal, _) in self.node.migrations().running() {
+            arriving.insert(partition, self.node.name_of(journal.destination));
+        }
+        let sources = Sources {
+            resting: self.moves.resting(at_s, rest_s),
+            arriving,
+            reports: &self.reports,
+            marks: &self.node.control().marks(),
+            plan: &self.plan,
+            provisioned: self.nodes.provisioned.as_ref(),
+            moved_at_s: &moved_at_s,
+            replace_after: self.settings.replace_after,
+            at_s,
+        };
+        picture::build(&self.node, &sources)
+    }
+
+    fn round_s(&self) -> f64 {
+        self.settings.round.as_secs_f64()
+    }
+
+    /// Records what has come of decisions.
+    async fn settle(&mut self, picture: &Picture) -> Result<(), Ended> {
+        let settle_s = SETTLE_ROUNDS * self.round_s();
+        for (number, open) in self.progress.settled(self.clock.at_s(), settle_s) {
+            let Some(mut record) = self.pending.remove(&number) else { continue };
+            let outcome = match open.had_parts() {
+                true => open.outcome(picture, unix_ms()),
+                // It was left by an earlier controller.
+                false => not_done(OutcomeResult::Dropped, "the controller has changed", unix_ms()),
+            };
+            record.outcome = Some(outcome);
+            let Ok(value) = encode(&record) else { continue };
+            self.commit(Transaction::new().put(decision_key(number), value)).await?;
+        }
+        Ok(())
+    }
+
+    async fn decide(&mut self, pictured: Pictured) -> Result<(), Ended> {
+        let Pictured { picture, by_name } = pictured;
+        if let Err(error) = picture.validate() {
+            tracing::warn!(%error, "the controller cannot use its picture of the cluster");
+            return Ok(());
+        }
+        let Some(mut brain) = self.brain.take() else { return Ok(()) };
+        let is_paused = picture.at_s < self.paused_until_s;
+        let decided = tokio::task::spawn_blocking(move || {
+            brain.forecast.observe(picture.load(), picture.at_s);
+            let outlook = brain.forecast.outlook().clone();
+            let decisions = match is_paused {
+                true => Vec::new(),
+                false => brain.controller.decide(&picture, &outlook),
+            };
+            (brain, decisions)
+        });
+        let Ok((brain, decisions)) = decided.await else { return Err(Ended) };
+        self.brain = Some(brain);
+        let first = self.next_decision;
+        for decision in decisions {
+            // A latency is smoothed: it shows the effect of earlier moves only after a while.
+            let is_moving =
+                self.pending.range(..first).any(|(_, record)| texts::MOVES.contains(&&*record.action));
+            if is_moving && matches!(decision.action, Action::Tenant { .. }) {
+                continue;
+            }
+            self.act(decision, &by_name).await?;
+        }
+        Ok(())
+    }
+
+    /// Records a decision, and begins to carry it out.
+    async fn act(&mut self, decision: Decision, by_name: &HashMap<String, PartitionId>) -> Result<(), Ended> {
+        if self.settings.mode == Mode::Advise {
+            return self.advise(&decision, "the mode is advise").await;
+        }
+        match &decision.action {
+            Action::AddNodes { .. } if self.node.provisioner.is_none() => {
+                self.advise(&decision, "the controller's node has no --provisioner").await
+            }
+            Action::AddNodes { .. } | Action::Drain { .. } if self.nodes.is_paused() => {
+                // It takes them for done.
+                self.forgets = true;
+                Ok(())
+            }
+            Action::AddNodes { count } => self.add_nodes(*count, &decision).await,
+            Action::Drain { nodes } => {
+                let (mut next, number) = (self.plan.clone(), self.next_decision);
+                next.removing.extend(
+                    nodes.iter().filter(|name| !self.plan.names(name)).map(|name| Removing {
+                        name: name.clone(),
+                        decision: number,
+                        phase: Phase::Draining,
+                    }),
+                );
+                let parts = nodes.iter().cloned().map(Part::Node).collect();
+                self.record(&decision, None, None, parts, Some(next)).await.map(drop)
+            }
+            Action::KeepNodes { nodes } => self.keep_nodes(nodes, &decision).await,
+            Action::Move { moves, .. } => {
+                let whole = moves.iter().filter(|one| one.kind == ItemKind::Partition);
+                let found = whole.filter_map(|one| Some((*by_name.get(&one.partition)?, one.to.clone())));
+                let found: Vec<(PartitionId, String)> = found.collect();
+                self.queue(&decision, found).await
+            }
+            Action::Tenant { tenant, to: Some(to), .. } => {
+                let found = by_name.get(tenant).map(|partition| (*partition, to.clone()));
+                self.queue(&decision, found.into_iter().collect()).await
+            }
+            Action::Tenant { to: None, .. } => self.advise(&decision, "no node can take the tenant").await,
+        }
+    }
+
+    async fn add_nodes(&mut self, count: usize, decision: &Decision) -> Result<(), Ended> {
+        let (names, number) = (self.new_names(count), self.next_decision);
+        let what = format!("add {}", texts::listed(&names));
+        let mut next = self.plan.clone();
+        let adding = |name: &String| Adding { name: name.clone(), decision: number };
+        next.adding.extend(names.iter().map(adding));
+        // Nodes that this decision replaces are not replaced again by another controller.
+        if let Some(Reason::NodesLeave { nodes }) = decision.reasons.first() {
+            next.replaced.extend(nodes.iter().cloned());
+        }
+        let parts = names.into_iter().map(Part::Node).collect();
+        self.record(decision, Some(what), None, parts, Some(next)).await.map(drop)
+    }
+
+    /// Keeps nodes that are being drained.
+    async fn keep_nodes(&mut self, nodes: &[String], decision: &Decision) -> Result<(), Ended> {
+        let mut next = self.plan.clone();
+        for name in nodes {
+            let drained = next.removing.iter().find(|removing| removing.name == *name);
+            if let Some(removing) = drained.filter(|removing| removing.phase == Phase::Draining) {
+                let part = Part::Node(name.clone());
+                self.progress.give_up(removing.decision, &part, "the node is needed again");
+                next.removing.retain(|removing| removing.name != *name);
+            }
+        }
+        let parts: Vec<Part> = nodes.iter().cloned().map(Part::Node).collect();
+        let number = self.record(decision, None, None, parts.clone(), Some(next)).await?;
+        parts.iter().for_each(|part| self.progress.end(number, part, Ok(())));
+        Ok(())
+    }
+
+    async fn queue(&mut self, decision: &Decision, found: Vec<(PartitionId, String)>) -> Result<(), Ended> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        let parts = found.iter().map(|(partition, _)| Part::Move(*partition)).collect();
+        let number = self.record(decision, None, None, parts, None).await?;
+        let queued = |(partition, to)| Queued { partition, to, decision: number };
+        self.moves.push(found.into_iter().map(queued));
+        Ok(())
+    }
+
+    /// Records a decision that is not carried out, unless it was recorded lately.
+    async fn advise(&mut self, decision: &Decision, why: &str) -> Result<(), Ended> {
+        let (kind, what) = (texts::kind(&decision.action), texts::what(&decision.action));
+        let (pause_s, cool_down_s) =
+            (ROUNDS_PER_ADVICE * self.round_s(), self.settings.policy.planning.cool_down_s);
+        let pauses = (pause_s, cool_down_s.max(pause_s));
+        if !self.advice.is_new(kind, &what, self.clock.at_s(), pauses) {
+            return Ok(());
+        }
+        let outcome = not_done(OutcomeResult::Advised, why, unix_ms());
+        self.record(decision, None, Some(outcome), Vec::new(), None).await.map(drop)
+    }
+
+    /// Records a decision, and the plan that follows from it. Returns its number.
+    async fn record(
+        &mut self,
+        decision: &Decision,
+        what: Option<String>,
+        outcome: Option<OutcomeRecord>,
+        parts: Vec<Part>,
+        plan: Option<PlanRecord>,
+    ) -> Result<u64, Ended> {
+        let number = self.next_decision;
+        let mode = self.settings.mode.name();
+        let mut record = DecisionRecord::new(number, unix_ms(), self.node.name(), mode);
+        texts::kind(&decision.action).clone_into(&mut record.action);
+        record.what = what.unwrap_or_else(|| texts::what(&decision.action));
+        record.why = decision.reasons.iter().map(texts::why).collect();
+        record.predicted = texts::predicted(&decision.predicted);
+        record.decision = shortened(decision);
+        record.outcome = outcome;
+        let key = decision_key(number);
+        let value = encode(&record).map_err(|_| Ended)?;
+        let mut change = Transaction::new().absent(key.as_str()).put(key, value);
+        let surplus = (self.kept.len() + 1).saturating_sub(MAX_DECISIONS).min(MAX_DELETED);
+        let old: Vec<u64> = self.kept.iter().take(surplus).copied().collect();
+        for old in &old {
+            change = change.delete(decision_key(*old));
+        }
+        match plan {
+            Some(plan) => self.change_plan(change, plan).await?,
+            None => {
+                self.commit(change).await?;
+            }
+        }
+        tracing::info!(number, what = record.what, "decided");
+        self.next_decision += 1;
+        self.kept.drain(..old.len());
+        self.kept.push_back(number);
+        if record.outcome.is_none() {
+            self.pending.insert(number, record);
+            self.progress.begin(number, parts);
+        }
+        Ok(number)
+    }
+
+    /// Gives up the plan in progress: nodes that are added are removed, those that are drained are
+    /// kept, and moves that copy are cancelled.
+    async fn cancel(&mut self) -> Result<(), Ended> {
+        let mut next = self.plan.clone();
+        for adding in self.plan.adding.clone() {
+            self.progress.give_up(adding.decision, &Part::Node(adding.name.clone()), CANCELLED);
+            self.undo(&adding, CANCELLED, &mut next);
+        }
+        self.give_up_drains(&mut next, CANCELLED);
+        self.give_up_moves(CANCELLED);
+        for partition in self.moves.running() {
+            let node = self.node.clone();
+            // The move itself reports what came of it.
+            tokio::spawn(async move { node.cancel_migration(partition, None).await });
+        }
+        self.paused_until_s = self.clock.at_s() + self.settings.policy.planning.cool_down_s;
+        self.change_plan(Transaction::new().delete(CANCEL_KEY), next).await
+    }
+
+    /// Begins nothing new: the mode is not `on` any more.
+    async fn stand_down(&mut self) -> Result<(), Ended> {
+        let why = format!("the mode is {}", self.settings.mode.name());
+        let mut next = self.plan.clone();
+        self.give_up_drains(&mut next, &why);
+        self.give_up_moves(&why);
+        if next != self.plan {
+            self.write_plan(next).await?;
+        }
+        Ok(())
+    }
+
+    fn give_up_drains(&mut self, next: &mut PlanRecord, why: &str) {
+        let is_drain = |removing: &&Removing| removing.phase == Phase::Draining;
+        for removing in next.removing.iter().filter(is_drain) {
+            self.progress.give_up(removing.decision, &Part::Node(removing.name.clone()), why);
+        }
+        next.removing.retain(|removing| removing.phase != Phase::Draining);
+    }
+
+    fn give_up_moves(&mut self, why: &str) {
+        for queued in self.moves.clear() {
+            self.progress.give_up(queued.decision, &Part::Move(queued.partition), why);
+        }
+    }
+
+    /// Replaces the plan's record.
+    pub(super) async fn write_plan(&mut self, next: PlanRecord) -> Result<(), Ended> {
+        self.change_plan(Transaction::new(), next).await
+    }
+
+    /// Replaces the plan's record together with other changes.
+    async fn change_plan(&mut self, change: Transaction, next: PlanRecord) -> Result<(), Ended> {
+        let value = encode(&next).map_err(|_| Ended)?;
+        let change = match self.plan_revision {
+            Some(revision) => change.unchanged(PLAN_KEY, revision),
+            None => change.absent(PLAN_KEY),
+        };
+        let revision = self.commit(change.put(PLAN_KEY, value)).await?;
+        (self.plan, self.plan_revision) = (next, Some(revision));
+        Ok(())
+    }
+
+    /// Applies a change in the name of this term.
+    async fn commit(&mut self, change: Transaction) -> Result<Revision, Ended> {
+        let change = self.term.compare(change);
+        let outcome = self.node.metadata().transact(change).await;
+        match outcome.or_else(|error| error.outcome().ok_or(error)) {
+            Ok(Outcome::Committed(revision)) => Ok(revision),
+            Ok(Outcome::Conflict(_)) | Err(_) => Err(Ended),
+        }
+    }
+
+    pub(super) fn record_event(&self, event: Event) {
+        self.partitions.record(event);
+    }
+}
+
+impl Brain {
+    /// `None` if the settings name a rule or a planner that does not exist, which [`ControlSettings`]
+    /// excludes.
+    fn new(settings: &ControlSettings) -> Option<Brain> {
+        let mut policy = settings.policy.clone();
+        let rounds = policy.hold_down_s / settings.round.max(Duration::from_millis(1)).as_secs_f64();
+        policy.confirm_rounds = rounds.ceil().max(MIN_CONFIRM_ROUNDS) as u32;
+        let controller = Controller::new(settings.rule, policy)?;
+        Some(Brain { controller, forecast: Forecast::new(settings) })
+    }
+}
+
+/// A decision as JSON, with its first moves.
+fn shortened(decision: &Decision) -> serde_json::Value {
+    let mut value = serde_json::to_value(decision).unwrap_or_default();
+    if let Some(moves) = value.get_mut("moves").and_then(serde_json::Value::as_array_mut) {
+        moves.truncate(MAX_RECORDED_MOVES);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_control::plan::Move;
+    use fulmar_control::policy::Effect;
+
+    use super::*;
+
+    #[test]
+    fn brain_confirms_removals_for_the_whole_hold() {
+        let settings = ControlSettings::default();
+        assert!(Brain::new(&settings).is_some());
+    }
+
+    #[test]
+    fn record_of_a_large_plan_is_short() {
+        let one = Move {
+            partition: "shop".to_owned(),
+            kind: ItemKind::Partition,
+            piece: None,
+            from: "n1".to_owned(),
+            to: "n2".to_owned(),
+            load: 0.1,
+            bytes: 1,
+            seconds: 0.2,
+        };
+        let action = Action::Move { planner: "greedy", moves: vec![one; 100_000] };
+        let decision = Decision { at_s: 0.0, action, reasons: Vec::new(), predicted: Effect::default() };
+        let text = shortened(&decision).to_string();
+        assert!(text.len() < 20_000, "{} bytes", text.len());
+        assert!(text.contains("\"action\":\"move\""), "{text}");
+    }
+}
