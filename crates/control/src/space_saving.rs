@@ -11,6 +11,7 @@
 //! The counters are a binary heap with the lowest count first, so an addition takes at most
 //! `log2(m)` steps.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -101,7 +102,7 @@ impl<T> SpaceSaving<T> {
     /// The counters, highest first.
     pub fn into_sorted(self) -> Vec<Counter<T>> {
         let mut counters: Vec<Counter<T>> = self.heap.into_iter().map(|entry| entry.counter).collect();
-        counters.sort_unstable_by_key(|counter| std::cmp::Reverse(counter.count));
+        counters.sort_unstable_by_key(|counter| Reverse(counter.count));
         counters
     }
 

@@ -168,7 +168,8 @@ impl TenantStatsRegistry {
         stats.map(|stats| stats.counts())
     }
 
-    /// All tenants, with the total time for which their sessions kept workers busy, in microseconds.
+    /// All tenants, with the total time for which their sessions kept workers busy, in
+    /// microseconds.
     pub(crate) fn all(&self) -> Vec<(PartitionId, u64)> {
         let busy_us = |stats: &TenantStats| stats.busy_ns.load(Ordering::Relaxed) / 1000;
         self.0.lock().iter().map(|(tenant, stats)| (*tenant, busy_us(stats))).collect()

@@ -91,8 +91,8 @@ pub(crate) struct KeySampler {
 }
 
 impl KeySampler {
-    /// Returns true if the next statement is sampled: one of `interval` on average, and none if that
-    /// is 0. Gaps are random, so that they do not coincide with a client's pattern.
+    /// Returns true if the next statement is sampled: one of `interval` on average, none if that is
+    /// 0. Gaps are random, so that they do not coincide with a client's pattern.
     fn samples_next(&mut self, interval: u32) -> bool {
         if interval <= 1 {
             return interval == 1;

@@ -68,8 +68,8 @@ impl Connection {
         let Ok(sql) = CString::new(sql) else { return Ok(Vec::new()) };
         let mut names: Vec<String> = Vec::new();
         let target: *mut Vec<String> = &mut names;
-        // SAFETY: an open connection, a C string, and a callback that gets the vector, which outlives
-        // the call.
+        // SAFETY: an open connection, a C string, and a callback that gets the vector, which
+        // outlives the call.
         let code = unsafe {
             ffi::sqlite3_exec(self.db, sql.as_ptr(), Some(add_name), target.cast(), ptr::null_mut())
         };
@@ -78,7 +78,8 @@ impl Connection {
     }
 }
 
-/// Adds the first column of a row to a vector of names. An expression of an index has an empty name.
+/// Adds the first column of a row to a vector of names. An expression of an index has an empty
+/// name.
 ///
 /// # Safety
 /// `names` is a `Vec<String>`, and `values` has `count` values, each null or a C string.

@@ -3,7 +3,7 @@
 //!
 //! | statement | keys |
 //! | --- | --- |
-//! | `SELECT`, `UPDATE`, `DELETE` of one table | equalities and IN lists that all rows must satisfy |
+//! | `SELECT`, `UPDATE`, `DELETE` of one table | equalities and IN lists that rows must satisfy |
 //! | `INSERT ... VALUES` | the values of its rows |
 //!
 //! The scanner finds columns and values in the text ([`key_values`]). Which columns are the primary

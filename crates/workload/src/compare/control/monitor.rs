@@ -1,5 +1,5 @@
-//! `monitor-cost-percent`: CPU time per transaction of YCSB with the load monitor, above that without,
-//! and beside it the cost of counting every access, as E-Store does.
+//! `monitor-cost-percent`: CPU time per transaction of YCSB with the load monitor, above that
+//! without; for comparison, the cost of counting every access, as E-Store does.
 
 use std::time::Duration;
 
