@@ -100,9 +100,9 @@ pub(super) async fn move_with_open_transactions(cluster: &Cluster, mechanism: &s
     execute(cluster, (to + 1) % 3, "fulmar", &sql).await;
     assert_eq!(owner(cluster, 0, "shop").await, to);
     execute(cluster, 0, "shop", "UPDATE pair SET v = 'newer'").await;
-    for client in 0..3 {
+    for (client, time) in times.iter().enumerate() {
         assert_eq!(value(client, &v(2)).await, "old", "{mechanism}, client {client}");
-        assert_eq!(value(client, now).await, times[client], "{mechanism}, client {client}");
+        assert_eq!(value(client, now).await, *time, "{mechanism}, client {client}");
         assert_eq!(value(client, &v(1)).await, "old", "{mechanism}, client {client}");
     }
     run(0, "COMMIT").await.unwrap();

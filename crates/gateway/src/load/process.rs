@@ -72,7 +72,7 @@ fn available_cpus_below(root: &Path) -> f64 {
     cpus
 }
 
-/// The number of CPUs in the affinity mask: `Cpus_allowed_list:	0-3,8`.
+/// The number of CPUs in the affinity mask: `Cpus_allowed_list: 0-3,8`.
 fn allowed_cpus(status: &str) -> Option<f64> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim();
     let count = |range: &str| {
