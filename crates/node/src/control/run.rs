@@ -289,7 +289,7 @@ impl Run {
     async fn decide(&mut self, pictured: Pictured) -> Result<(), Ended> {
         let Pictured { picture, by_name } = pictured;
         if let Err(error) = picture.validate() {
-            tracing::warn!(%error, "the controller cannot use its picture of the cluster");
+            tracing::debug!(%error, "nothing is decided on an invalid picture of the cluster");
             return Ok(());
         }
         let Some(mut brain) = self.brain.take() else { return Ok(()) };
