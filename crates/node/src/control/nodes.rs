@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_cluster::NodeState;
+use fulmar_cluster::{NodeState, metadata};
 use fulmar_elastic::provisioner::{Provisioner, ProvisionerError};
 use fulmar_gateway::events::{Event, Kind};
 use tokio::task::JoinHandle;
@@ -194,13 +194,14 @@ impl Run {
         }
     }
 
-    /// Removes what is left of nodes that were added, do not live, and are in no plan.
+    /// Removes what is left of nodes that were added, do not live, and are in no plan. A node that owns
+    /// databases is not removed: they wait for it, because they are nowhere else, or are being failed
+    /// over.
     fn remove_unknown(&mut self, next: &mut PlanRecord) {
         let listed = self.nodes.provisioned.clone().unwrap_or_default();
-        let is_unknown = |name: &String| {
-            !self.plan.names(name)
-                && self.node.owners().find_node(name).is_none_or(|known| known.alive().is_none())
-        };
+        let owners = self.node.owners();
+        let is_gone = |known: KnownNode| known.alive().is_none() && owners.count(known.id).all() == 0;
+        let is_unknown = |name: &String| !self.plan.names(name) && owners.find_node(name).is_none_or(is_gone);
         let unknown: BTreeSet<String> = listed.into_iter().filter(is_unknown).collect();
         let since = &mut self.nodes.unknown_since;
         since.retain(|name, _| unknown.contains(name));
@@ -267,7 +268,7 @@ impl Run {
     /// the node as draining.
     fn advance_drain(&mut self, removing: &Removing, known: Option<KnownNode>, next: &mut PlanRecord) {
         let name = &removing.name;
-        let Some(known) = known.filter(|known| known.alive().is_some()) else {
+        let Some(known) = known else {
             set_phase(next, name, Phase::Stopping);
             return;
         };
@@ -290,11 +291,18 @@ impl Run {
 
     async fn stop_node(&mut self, removing: &Removing, known: Option<KnownNode>, next: &mut PlanRecord) {
         let Removing { name, decision, phase } = removing;
-        let alive = known.as_ref().filter(|known| known.alive().is_some());
-        let databases = alive.map_or(0, |known| self.node.owners().count(known.id).all());
         let is_called = self.nodes.work(name).call.is_some() || self.nodes.work(name).called_at.is_some();
-        if databases > 0 && !is_called {
+        let databases = match &known {
+            Some(known) if !is_called => self.owned(known).await,
+            _ => 0,
+        };
+        let is_alive = known.as_ref().is_some_and(|known| known.alive().is_some());
+        if databases > 0 {
             match phase {
+                Phase::Undoing if !is_alive => {
+                    let why = format!("{name} was kept: it owns {databases} databases, which wait for it");
+                    self.keep(removing, next, Err(why));
+                }
                 Phase::Undoing => {
                     // It has joined after all, and was given databases before it was avoided.
                     next.removing.retain(|removing| removing.name != *name);
@@ -335,6 +343,20 @@ impl Run {
                 self.record_node(Kind::NodeRemoved, name);
                 self.progress.end(*decision, &Part::Node(name.clone()), result);
             }
+        }
+    }
+
+    /// The number of databases that a node owns, read linearizably if it seems to own none.
+    async fn owned(&mut self, known: &KnownNode) -> u64 {
+        match self.node.owners().count(known.id).all() {
+            0 => {
+                let all = metadata::partitions(self.node.environment()).await;
+                // An unreadable record may be of any owner.
+                all.map_or(1, |all| {
+                    all.iter().filter(|(_, read)| read.record.owner == known.id).count() as u64
+                })
+            }
+            databases => databases,
         }
     }
 

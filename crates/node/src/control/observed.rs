@@ -83,6 +83,11 @@ impl Control {
         state.plan.is_removing(node) || state.marks.forbidden.contains(node)
     }
 
+    /// Returns true if a node is being removed.
+    pub(crate) fn is_removing(&self, node: &str) -> bool {
+        self.state.read().plan.is_removing(node)
+    }
+
     /// All decisions, newest first.
     pub(crate) fn decision_infos(&self) -> Vec<DecisionInfo> {
         self.state.read().decisions.values().rev().map(info).collect()

@@ -540,11 +540,16 @@ impl Brain {
     /// excludes.
     fn new(settings: &ControlSettings) -> Option<Brain> {
         let mut policy = settings.policy.clone();
-        let rounds = policy.hold_down_s / settings.round.max(Duration::from_millis(1)).as_secs_f64();
-        policy.confirm_rounds = rounds.ceil().max(MIN_CONFIRM_ROUNDS) as u32;
+        policy.confirm_rounds = confirm_rounds(settings);
         let controller = Controller::new(settings.rule, policy)?;
         Some(Brain { controller, forecast: Forecast::new(settings) })
     }
+}
+
+/// The rounds of `hold_down`.
+fn confirm_rounds(settings: &ControlSettings) -> u32 {
+    let round_s = settings.round.max(Duration::from_millis(1)).as_secs_f64();
+    (settings.policy.hold_down_s / round_s).ceil().max(MIN_CONFIRM_ROUNDS) as u32
 }
 
 /// A decision as JSON, with its first moves.
@@ -564,9 +569,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn brain_confirms_removals_for_the_whole_hold() {
-        let settings = ControlSettings::default();
+    fn removals_are_confirmed_for_the_whole_hold() {
+        let mut settings = ControlSettings::default();
         assert!(Brain::new(&settings).is_some());
+        assert_eq!(confirm_rounds(&settings), 120, "10 min in rounds of 5 s");
+        settings.policy.hold_down_s = 0.0;
+        assert_eq!(confirm_rounds(&settings), 3, "at least P-Store's three");
     }
 
     #[test]

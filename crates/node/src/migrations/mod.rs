@@ -141,7 +141,8 @@ impl Node {
             return Err(local_stays(partition));
         }
         let is_draining = self.heard.lock().get(&to).is_some_and(|heard| heard.is_draining);
-        if is_draining || self.owners().node(to).and_then(|known| known.alive()).is_none() {
+        let is_leaving = is_draining || self.control().is_removing(&self.name_of(to));
+        if is_leaving || self.owners().node(to).and_then(|known| known.alive()).is_none() {
             return Err(self.not_alive(to));
         }
         let (mechanism, reason) = match mechanism {
