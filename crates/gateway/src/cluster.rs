@@ -237,6 +237,10 @@ pub trait Cluster: Send + Sync + 'static {
     /// gateway breaks the connections of its sessions.
     async fn owner_changed(&self, partition: PartitionId, epoch: u32);
 
+    /// Whether the move of a partition that ends this epoch, as far as this node knows, aborts open
+    /// transactions.
+    fn aborts_transactions(&self, partition: PartitionId, epoch: u32) -> bool;
+
     /// Opens a stream for a session to a node, this one included. The other side passes it to
     /// [`Gateway::serve_relayed`](crate::Gateway::serve_relayed).
     async fn open_session_stream(&self, node: u32) -> Result<Stream>;

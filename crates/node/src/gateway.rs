@@ -95,6 +95,12 @@ impl Cluster for Node {
         Ok(read.map(|read| Owner { node: read.record.owner.0, epoch: read.record.epoch }))
     }
 
+    fn aborts_transactions(&self, partition: PartitionId, epoch: u32) -> bool {
+        let journal = Node::migrations(self).journal(partition);
+        journal
+            .is_some_and(|journal| journal.epoch == epoch && journal.options.mechanism.aborts_transactions())
+    }
+
     async fn owner_changed(&self, partition: PartitionId, epoch: u32) {
         let incarnation = |node: NodeId| self.owners().node(node).and_then(|known| known.alive());
         let mut first = None;

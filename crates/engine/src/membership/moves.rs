@@ -48,11 +48,9 @@ enum Purpose {
 /// How a partition is closed for a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// Its changes are flushed first. Open transactions continue at the next owner.
+    /// Its changes are flushed first.
     Prepared,
-    /// Its changes are flushed first. Open transactions are aborted.
-    Aborting,
-    /// Nothing is flushed first. Open transactions are aborted.
+    /// Nothing is flushed first.
     Immediate,
 }
 
@@ -93,7 +91,7 @@ impl Engine {
     /// durable release record. Returns the log position after the record; all records before that
     /// position are in manifests. From then on this node neither serves nor changes the partition,
     /// until [`Engine::take_back`] or [`Engine::give_up`]. Statements and transactions get
-    /// [`sqlstate::PARTITION_MOVED`]; [`crate::Session::is_aborted_by_move`] says how they go on.
+    /// [`sqlstate::PARTITION_MOVED`].
     ///
     /// A repeated call returns the same result. After an error the partition is either still
     /// served, or refused until one of the three functions succeeds. The work continues if the
@@ -162,9 +160,6 @@ impl Engine {
             }
             if member.has_common_store() {
                 self.maintenance().store_hot_pages_of(&partition);
-            }
-            if matches!(purpose, Purpose::HandOver(Closing::Aborting | Closing::Immediate)) {
-                partition.abort_transactions_to_move();
             }
             moving.refuse();
             if !partition.close_to_move() {

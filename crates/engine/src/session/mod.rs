@@ -191,12 +191,6 @@ impl Session {
         }
     }
 
-    /// Whether the session's partition has moved in a way that aborts open transactions.
-    pub fn is_aborted_by_move(&self) -> bool {
-        let aborts = |partition: &Arc<Partition>| partition.has_moved() && partition.aborts_transactions();
-        self.partition.as_ref().is_some_and(aborts)
-    }
-
     /// Marks the open transaction as failed, after an error outside of the engine (a malformed
     /// parameter, for example) was sent to the client.
     pub fn fail(&mut self) {

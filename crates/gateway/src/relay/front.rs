@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::control::Control;
 use super::journal::{Journal, Mismatch, Told};
-use super::message::{Moved, Values};
+use super::message::Values;
 use super::pump::poll_pooled;
 use super::unit::split_name;
 use crate::cluster::{Cluster, Owner};
@@ -87,8 +87,8 @@ pub(super) enum Stop {
     End,
     /// The connection ends with an error.
     Fatal(Error),
-    /// Another node owns the partition.
-    Moved(Moved),
+    /// Another node owns the partition. True if a part of the unfinished unit was committed.
+    Moved { in_part: bool },
     /// The connection to the session broke.
     Broken,
     /// The session's answer differs from the one that the client has got.
@@ -138,7 +138,7 @@ impl Front {
                 Stop::Client => break,
                 Stop::End => None,
                 Stop::Fatal(error) => Some(error),
-                Stop::Moved(_) | Stop::Broken | Stop::Mismatch => {
+                Stop::Moved { .. } | Stop::Broken | Stop::Mismatch => {
                     let interrupted = Interrupted::now(&self);
                     match Box::pin(self.resume(stop)).await {
                         Ok(()) => {
@@ -298,7 +298,7 @@ impl Front {
             match told {
                 Ok(None) => {}
                 Ok(Some(Told::End)) => return Poll::Ready(Err(Stop::End)),
-                Ok(Some(Told::Moved(moved))) => return Poll::Ready(Err(Stop::Moved(moved))),
+                Ok(Some(Told::Moved { in_part })) => return Poll::Ready(Err(Stop::Moved { in_part })),
                 Err(Mismatch) => return Poll::Ready(Err(Stop::Mismatch)),
             }
         }

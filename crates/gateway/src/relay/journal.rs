@@ -16,7 +16,7 @@ use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::backend;
 
 use super::control::Control;
-use super::message::{self, Moved, Values};
+use super::message::{self, Values};
 use super::scanner::Scanner;
 use super::unit::{Change, Unit, split_name, text_of};
 
@@ -38,7 +38,10 @@ pub(super) struct Mismatch;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// Another node owns the partition.
-    Moved(Moved),
+    Moved {
+        /// A part of the unfinished unit was committed.
+        in_part: bool,
+    },
     /// The session has ended, and the client has the reason.
     End,
 }
@@ -302,7 +305,7 @@ impl Journal {
             let body = &captured[HEADER_BYTES..];
             match kind {
                 b'Z' => self.ready(&captured)?,
-                message::MOVED => return Ok(Some(Told::Moved(Moved::decode(body)))),
+                message::MOVED => return Ok(Some(Told::Moved { in_part: body == [1] })),
                 message::END => return Ok(Some(Told::End)),
                 message::SETTINGS => {
                     if let Ok(values) = serde_json::from_slice(body) {

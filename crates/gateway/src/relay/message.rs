@@ -23,7 +23,8 @@ pub(crate) const REPEATED: u8 = 0x13;
 pub(crate) const REPETITION_ENDED: u8 = 0x14;
 /// From the session: it serves the front.
 pub(crate) const ACCEPTED: u8 = 0x01;
-/// From the session: another node owns the partition now. The body is a [`Moved`].
+/// From the session: another node owns the partition now. The statements since the last
+/// ReadyForQuery have had no effect (body 0), or some of them were committed (body 1).
 pub(crate) const MOVED: u8 = 0x02;
 /// From the session: the parameters have changed. The body is a list of names and values in JSON.
 pub(crate) const SETTINGS: u8 = 0x03;
@@ -108,28 +109,4 @@ pub(crate) struct SessionHello {
     pub(crate) values: Values,
     /// The address of the owner, unless the client is connected to it.
     pub(crate) owner: String,
-}
-
-/// How a session ends because its partition has moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moved {
-    /// Some of the statements since the last ReadyForQuery were committed. Otherwise they have had no
-    /// effect.
-    pub(crate) in_part: bool,
-    /// An open transaction cannot continue.
-    pub(crate) aborts: bool,
-}
-
-impl Moved {
-    const IN_PART: u8 = 1;
-    const ABORTS: u8 = 2;
-
-    pub(crate) fn encode(self) -> u8 {
-        (if self.in_part { Moved::IN_PART } else { 0 }) | (if self.aborts { Moved::ABORTS } else { 0 })
-    }
-
-    pub(crate) fn decode(body: &[u8]) -> Moved {
-        let flags = body.first().copied().unwrap_or_default();
-        Moved { in_part: flags & Moved::IN_PART != 0, aborts: flags & Moved::ABORTS != 0 }
-    }
 }

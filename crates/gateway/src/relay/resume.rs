@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::connect::{Connected, NO_EPOCH, connect, owner_address};
 use super::front::{Front, Stop, wait_for_change};
-use super::message::{Moved, SessionHello, fingerprint};
+use super::message::{SessionHello, fingerprint};
 use super::owner::password_changed;
 use crate::cluster::Owner;
 use crate::settings::OWNER;
@@ -55,7 +55,7 @@ impl Front {
         self.journal.reset();
         let mut attempt = Attempt { begun: Instant::now(), is_in_doubt: false };
         match stop {
-            Stop::Moved(Moved { in_part: true, .. }) => {
+            Stop::Moved { in_part: true } => {
                 self.journal.transaction_over();
                 self.answer_with(&executed_in_part(), TransactionStatus::Idle)?;
             }
@@ -64,10 +64,12 @@ impl Front {
                 self.fail_transaction(&unknown_outcome(0))?;
             }
             Stop::Mismatch => self.fail_transaction(&changed())?,
-            Stop::Moved(Moved { aborts: true, .. }) if self.journal.status != TransactionStatus::Idle => {
-                self.abort_transaction(&aborted_by_move())?;
+            Stop::Moved { .. } => {
+                sleep(MOVING_INTERVAL).await;
+                self.abort_if_moved()?;
             }
-            Stop::Moved(_) => sleep(MOVING_INTERVAL).await,
+            // The client is idle, and this front has noticed the new owner before the session.
+            Stop::Broken if !self.journal.has_unanswered() => self.abort_if_moved()?,
             _ => attempt.is_in_doubt = self.journal.has_unanswered(),
         }
         loop {
@@ -299,8 +301,15 @@ impl Front {
         self.answer_with(error, status)
     }
 
-    /// Fails the open transaction, of which nothing was committed, and its COMMIT if that was sent.
-    fn abort_transaction(&mut self, error: &Error) -> Result<(), Stop> {
+    /// Fails the open transaction, of which nothing was committed, and its COMMIT if that was sent, if
+    /// the database has moved by a mechanism that aborts transactions.
+    fn abort_if_moved(&mut self) -> Result<(), Stop> {
+        let (partition, epoch) = (self.identity.tenant.partition, self.owner.epoch);
+        let is_open = self.journal.status != TransactionStatus::Idle;
+        if !is_open || !self.cluster.aborts_transactions(partition, epoch) {
+            return Ok(());
+        }
+        let error = &aborted_by_move();
         match self.journal.units.front() {
             Some(unit) if unit.ends_transaction => {
                 self.journal.transaction_over();

@@ -102,13 +102,13 @@ impl Session {
             let _ = self.link.send(&last).await; // the front may be gone
             return;
         }
-        let aborts = self.link.partition.session().is_aborted_by_move();
-        let moved = message::Moved { in_part: self.has_ended_transaction, aborts };
-        if !moved.in_part {
+        if self.has_ended_transaction {
+            message::put(&mut self.output, message::MOVED, &[1]);
+        } else {
             // What the unfinished statements have answered is repeated by the next session.
             self.output.clear();
+            message::put(&mut self.output, message::MOVED, &[0]);
         }
-        message::put(&mut self.output, message::MOVED, &[moved.encode()]);
         let _ = self.link.send(&self.output).await; // the front may be gone
     }
 }

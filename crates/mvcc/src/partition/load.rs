@@ -139,7 +139,6 @@ impl Partition {
             attachment: OnceLock::new(),
             stats,
             closed: AtomicU8::new(super::OPEN),
-            aborts_transactions: AtomicBool::new(false),
             discarded: RwLock::default(),
             any_discarded: AtomicBool::new(false),
             loading: SingleFlight::default(),

@@ -179,8 +179,6 @@ pub struct Partition {
     pub stats: Arc<PartitionStats>,
     /// [`OPEN`], or the reason why commits are rejected.
     closed: AtomicU8,
-    /// Open transactions do not continue after the move.
-    aborts_transactions: AtomicBool,
     /// Ranges (after, up to) of versions that were discarded, and that a snapshot may still show.
     discarded: RwLock<Vec<(u64, u64)>>,
     any_discarded: AtomicBool,
@@ -386,17 +384,6 @@ impl Partition {
     /// Accepts commits again after a restore that failed.
     pub fn reopen(&self) {
         let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// Its open transactions are to be aborted when it moves. Called before
-    /// [`Partition::close_to_move`].
-    pub fn abort_transactions_to_move(&self) {
-        self.aborts_transactions.store(true, Ordering::Release);
-    }
-
-    /// Whether its open transactions are aborted by a move.
-    pub fn aborts_transactions(&self) -> bool {
-        self.aborts_transactions.load(Ordering::Acquire)
     }
 
     /// Closes the partition permanently because it moves to another node. From now on commits are

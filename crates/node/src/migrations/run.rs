@@ -141,7 +141,6 @@ impl Source for CopySource<'_> {
 fn closing(mechanism: Mechanism) -> Closing {
     match mechanism {
         Mechanism::Stop => Closing::Immediate,
-        mechanism if mechanism.aborts_transactions() => Closing::Aborting,
         _ => Closing::Prepared,
     }
 }

@@ -112,6 +112,10 @@ impl Cluster for Member {
         Ok(self.owner(partition))
     }
 
+    fn aborts_transactions(&self, _: PartitionId, _: u32) -> bool {
+        false
+    }
+
     async fn owner_changed(&self, partition: PartitionId, epoch: u32) {
         let mut owners = self.shared.owners.subscribe();
         let changed = |owners: &HashMap<PartitionId, Owner>| {
