@@ -12,8 +12,11 @@ use crate::compare::result::CaseResult;
 
 const OWNERS: usize = 3;
 const TENANTS: u32 = 30;
-/// The share of the capacity that all tenants together need before the jump.
-const BASE_LOAD: f64 = 0.65;
+/// The share of the capacity that all tenants together need before the jump, and the share of its node's
+/// load that the tenant has. With the jump its node needs 110 % of its capacity, and all nodes together
+/// 70 % of theirs.
+const BASE_LOAD: f64 = 0.5;
+const SHARE: f64 = 0.3;
 /// By how much the load of the tenant grows, in multiples of what it was.
 const GROWTH: f64 = 4.0;
 /// Before the jump.
@@ -46,10 +49,10 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
             elastic.databases.iter().enumerate().filter(is_neighbour).map(name).collect();
         let is_other = |(number, _): &(usize, &String)| number % OWNERS != 0;
         let others: Vec<String> = elastic.databases.iter().enumerate().filter(is_other).map(name).collect();
-        let rate = elastic.capacity_tps * BASE_LOAD / f64::from(TENANTS);
+        let of_node = elastic.capacity_tps * BASE_LOAD / OWNERS as f64;
+        let rate = of_node * SHARE;
         let (spike, near, far) = (Watched::default(), Watched::default(), Watched::default());
-        let time = QUIET + WATCH;
-        let rate_of = |databases: &[String]| Arrival::poisson(rate * databases.len() as f64);
+        let (begun, time) = (Instant::now(), QUIET + WATCH);
         let jump = async {
             tokio::time::sleep(QUIET).await;
             let jumped = Instant::now();
@@ -58,13 +61,17 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         };
         let ((jumped, first), second, third, fourth) = tokio::try_join!(
             jump,
-            elastic.load(&spiking, rate_of(&spiking), time, &spike),
-            elastic.load(&neighbours, rate_of(&neighbours), time, &near),
-            elastic.load(&others, rate_of(&others), time, &far),
+            elastic.load(&spiking, Arrival::poisson(rate), time, &spike),
+            elastic.load(&neighbours, Arrival::poisson(of_node - rate), time, &near),
+            elastic.load(&others, Arrival::poisson(of_node * (OWNERS - 1) as f64), time, &far),
         )?;
         let last_late = |watched: &Watched| {
             let late = watched.since(jumped).into_iter().filter(Second::is_late);
             late.map(|second| second.at.duration_since(jumped).as_secs_f64()).fold(0.0, f64::max)
+        };
+        let late_before = |watched: &Watched| {
+            let before = |second: &Second| second.at < jumped && second.is_late();
+            watched.since(begun).iter().filter(|second| before(second)).count()
         };
         let relief = last_late(&spike).max(last_late(&near));
         let reports = [first, second, third, fourth];
@@ -73,11 +80,13 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         let moves = elastic.column(sql).await?.pop().unwrap_or_default();
         notes.push(format!(
             "round {round}: capacity {:.0} tx/s; last late second of the tenant {:.0} s, of its neighbours \
-             {:.0} s, of the others {:.0} s after the jump; {moves} moves; {failed} failed",
+             {:.0} s, of the others {:.0} s after the jump; {} late seconds before it; {moves} moves; \
+             {failed} failed",
             elastic.capacity_tps,
             last_late(&spike),
             last_late(&near),
             last_late(&far),
+            late_before(&spike) + late_before(&near) + late_before(&far),
         ));
         reliefs.push(relief);
         failures.push(failed as f64);
