@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use fulmar_cluster::metadata::{self, Change};
+use fulmar_cluster::migration::Outcome;
 use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, Position};
 use fulmar_control::report::NodeReport;
@@ -97,8 +98,12 @@ impl Cluster for Node {
 
     fn aborts_transactions(&self, partition: PartitionId, epoch: u32) -> bool {
         let journal = Node::migrations(self).journal(partition);
-        journal
-            .is_some_and(|journal| journal.epoch == epoch && journal.options.mechanism.aborts_transactions())
+        // The epoch of a migration that was undone may end by another move.
+        journal.is_some_and(|journal| {
+            journal.epoch == epoch
+                && journal.outcome != Some(Outcome::Undone)
+                && journal.options.mechanism.aborts_transactions()
+        })
     }
 
     async fn owner_changed(&self, partition: PartitionId, epoch: u32) {
