@@ -41,7 +41,7 @@ pub(super) async fn measure(
     for round in 1..=rounds {
         bench.progress.step(&format!("{}: round {round} of {rounds}", case.name));
         let begun = Instant::now();
-        admin.query(&bench.move_statement(tenant, OWNERS[round as usize % 2], "live")).await?;
+        admin.query(&bench.move_statement(tenant.name, OWNERS[round as usize % 2], "live")).await?;
         let moved = begun.elapsed().as_secs_f64();
 
         let mut postgres = Client::connect(&destination.target()).await?;

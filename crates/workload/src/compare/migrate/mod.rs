@@ -291,7 +291,7 @@ impl Bench<'_> {
         tenants::create(&self.cluster.target(GATEWAY), &[tenant.name.to_owned()], |_| ()).await?;
         let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
         let first = if self.arguments.is_private() { "live" } else { "flush" };
-        admin.query(&self.move_statement(tenant, OWNERS[0], first)).await?;
+        admin.query(&self.move_statement(tenant.name, OWNERS[0], first)).await?;
         // Fills the cache, too.
         self.window(tenant, 0).await?;
         Ok(admin)
@@ -326,7 +326,7 @@ impl Bench<'_> {
                 let begun = Instant::now();
                 while moved < *of && begun.elapsed() < Duration::from_secs(*window) {
                     moved += 1;
-                    let statement = self.move_statement(tenant, OWNERS[moved as usize % 2], mechanism);
+                    let statement = self.move_statement(tenant.name, OWNERS[moved as usize % 2], mechanism);
                     admin.query(&statement).await.context("a move failed")?;
                     tokio::time::sleep(SMALL_MOVE_PAUSE).await;
                 }
@@ -347,7 +347,7 @@ impl Bench<'_> {
         let tenant = Loaded { name: LARGE, mib: self.arguments.size_mib };
         let mut admin = self.load(tenant).await?;
         let mut client = Client::connect(&self.cluster.target(GATEWAY).with_database(tenant.name)).await?;
-        admin.query(&self.move_statement(tenant, OWNERS[1], "live")).await?;
+        admin.query(&self.move_statement(tenant.name, OWNERS[1], "live")).await?;
         let full = newest_move(&mut admin, tenant).await?;
         let (mut ratios, mut durations) = (Vec::new(), Vec::new());
         for number in 0..self.arguments.moves.min(MAX_MOVES_BACK) {
@@ -364,7 +364,7 @@ impl Bench<'_> {
                 );
                 client.query(&sql).await?;
             }
-            admin.query(&self.move_statement(tenant, OWNERS[number as usize % 2], "delta")).await?;
+            admin.query(&self.move_statement(tenant.name, OWNERS[number as usize % 2], "delta")).await?;
             let moved = newest_move(&mut admin, tenant).await?;
             ratios.push(moved.bytes / full.bytes.max(1.0));
             durations.push(moved.total_ms);
@@ -381,8 +381,8 @@ impl Bench<'_> {
         Ok(CaseResult::value(case, ratios).with_note(note))
     }
 
-    fn move_statement(&self, tenant: Loaded, to: usize, mechanism: &str) -> String {
-        format!("ALTER DATABASE {} MOVE TO '{}' USING '{mechanism}'", tenant.name, self.cluster.name(to))
+    fn move_statement(&self, tenant: &str, to: usize, mechanism: &str) -> String {
+        format!("ALTER DATABASE {tenant} MOVE TO '{}' USING '{mechanism}'", self.cluster.name(to))
     }
 
     fn options(&self, tenant: Loaded, seed: u64) -> RunOptions {
@@ -407,7 +407,7 @@ impl Bench<'_> {
         let to = OWNERS[number as usize % 2];
         let moving = async {
             tokio::time::sleep(WARM_UP + Duration::from_secs(self.arguments.window) / 3).await;
-            let statement = self.move_statement(tenant, to, &self.arguments.mechanism);
+            let statement = self.move_statement(tenant.name, to, &self.arguments.mechanism);
             admin.query(&statement).await.context("the move failed")
         };
         let (during, _) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;

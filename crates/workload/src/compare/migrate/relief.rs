@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{Bench, GATEWAY, Loaded, MigrateArgs, OWNERS, SMALL_MIB};
+use super::{Bench, GATEWAY, MigrateArgs, OWNERS, SMALL_MIB};
 use crate::arrival::Arrival;
 use crate::client::Client;
 use crate::compare::cases::Case;
@@ -39,9 +39,8 @@ pub(super) async fn measure(
     tenants::create(&bench.cluster.target(GATEWAY), &neighbours, |_| ()).await?;
     tenants::create(&bench.cluster.target(GATEWAY), &[TENANT.to_owned()], |_| ()).await?;
     let mut admin = Client::connect(&bench.cluster.target(GATEWAY)).await?;
-    let tenant = Loaded { name: TENANT, mib: SMALL_MIB };
     for name in neighbours.iter().map(String::as_str).chain([TENANT]) {
-        admin.query(&move_to(&bench, name, OWNERS[0])).await?;
+        admin.query(&bench.move_statement(name, OWNERS[0], "live")).await?;
     }
     bench.progress.step("loading");
     // Loads the data.
@@ -55,12 +54,12 @@ pub(super) async fn measure(
     let rounds = arguments.moves.min(MAX_ROUNDS);
     for round in 1..=rounds {
         bench.progress.step(&format!("{}: round {round} of {rounds}", case.name));
-        admin.query(&move_to(&bench, TENANT, OWNERS[0])).await?;
+        admin.query(&bench.move_statement(TENANT, OWNERS[0], "live")).await?;
         let all = MEASURE * 2 + SETTLE + Duration::from_secs(15);
         let background = run(Ycsb::default().of_bytes(SMALL_MIB << 20), load_of(&bench, &neighbours, all));
         let moving = async {
             let before = latency(&bench, u64::from(round) * 2).await?;
-            admin.query(&move_to(&bench, tenant.name, OWNERS[1])).await.context("the move failed")?;
+            admin.query(&bench.move_statement(TENANT, OWNERS[1], "live")).await.context("the move failed")?;
             tokio::time::sleep(SETTLE).await;
             anyhow::Ok((before, latency(&bench, u64::from(round) * 2 + 1).await?))
         };
@@ -73,10 +72,6 @@ pub(super) async fn measure(
     }
     admin.close().await?;
     Ok(notes.into_iter().fold(CaseResult::value(case, ratios), CaseResult::with_note))
-}
-
-fn move_to(bench: &Bench<'_>, name: &str, node: usize) -> String {
-    format!("ALTER DATABASE {name} MOVE TO '{}' USING live", bench.cluster.name(node))
 }
 
 /// The load of the neighbours.

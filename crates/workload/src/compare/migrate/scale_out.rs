@@ -97,7 +97,7 @@ pub(super) async fn measure(
 /// Moves all tenants to the first node.
 async fn gather(bench: &Bench<'_>, admin: &mut Client, databases: &[String]) -> anyhow::Result<()> {
     for name in databases {
-        admin.query(&to(bench, name, OWNERS[0])).await?;
+        admin.query(&bench.move_statement(name, OWNERS[0], "live")).await?;
     }
     Ok(())
 }
@@ -106,11 +106,7 @@ async fn gather(bench: &Bench<'_>, admin: &mut Client, databases: &[String]) -> 
 async fn scale_out(bench: &Bench<'_>, databases: &[String]) -> anyhow::Result<()> {
     let mut admin = Client::connect(&bench.cluster.target(GATEWAY)).await?;
     for name in databases {
-        admin.query(&to(bench, name, OWNERS[1])).await.context("a move failed")?;
+        admin.query(&bench.move_statement(name, OWNERS[1], "live")).await.context("a move failed")?;
     }
     Ok(admin.close().await?)
-}
-
-fn to(bench: &Bench<'_>, name: &str, node: usize) -> String {
-    format!("ALTER DATABASE {name} MOVE TO '{}' USING live", bench.cluster.name(node))
 }
