@@ -1,6 +1,6 @@
 # Fulmar's development targets. `make` alone shows this list.
 #
-#   make demo     build Fulmar and run the demo, which takes about a minute
+#   make demo     build Fulmar and run the demo, which takes two minutes
 #   make test     install what the tests need and run all tests
 #   make clients  only the tests with real drivers: Python, Go, Java, Node.js
 #   make tools    build the test dependency that has no package: an S3 server

@@ -103,7 +103,7 @@ pub enum Command {
     Top(TopArgs),
     /// Run benchmarks, and compare Fulmar with PostgreSQL
     Bench(BenchArgs),
-    /// Run a one-minute demo: three nodes, 100 tenants, and the death of a node
+    /// Run a demo: three nodes, 100 tenants, the death of a node, and a load that grows
     Demo(DemoArgs),
 }
 

@@ -274,7 +274,7 @@ impl Node {
                 Ok(Some(closed))
             }
             Ok(Outcome::Kept(kept)) => {
-                // Transactions continue at their snapshots in any case.
+                // If this fails, transactions continue at the newest version.
                 let _ = partitions.expect_snapshots(partition, kept.record.epoch, snapshots);
                 self.take_back(partition).await?;
                 Err(copied.err().unwrap_or_else(|| self.not_alive(to)))

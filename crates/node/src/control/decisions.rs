@@ -1,7 +1,7 @@
 //! What has come of decisions.
 //!
 //! A decision has parts: the nodes and the moves that it asks for. It has ended when all of them
-//! have. Its effect is measured two rounds later, when loads have been reported anew, and stored with
+//! have. Its effect is measured two rounds later, when loads have been reported again, and stored with
 //! its outcome.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! A controller during one term: its rounds.
 //!
 //! Every change of the records compares the role's record and the plan's. If a change is not known to
-//! be applied, the term is begun anew ([`Ended`]): the next campaign finds out whether this node is
+//! be applied, the term begins again ([`Ended`]): the next campaign finds out whether this node is
 //! still the controller, and all records are read again.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -48,7 +48,7 @@ const ROUNDS_PER_ADVICE: f64 = 12.0;
 /// Why something was given up.
 const CANCELLED: &str = "cancelled by an administrator";
 
-/// The term has ended, or has to be begun anew.
+/// The term has ended, or has to begin again.
 #[derive(Debug)]
 pub(super) struct Ended;
 
