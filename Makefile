@@ -4,7 +4,7 @@
 #   make test     install what the tests need and run all tests
 #   make clients  only the tests with real drivers: Python, Go, Java, Node.js
 #   make tools    build the test dependency that has no package: an S3 server
-#   make check    the contributor's loop of two minutes: format, structure, lints, unit tests
+#   make check    the contributor's loop: format, structure, lints, unit tests of what you change
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
 #   make soak     simulate 100,000 clusters under faults (SEEDS=1000000 for more), and run a real one
 #                 for ten minutes (CHAOS_SEED=7)
@@ -79,7 +79,7 @@ check: needs
 	cargo fmt --all --check
 	scripts/structure
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo test --workspace --lib --bins
+	cargo test $$(scripts/changed) --lib --bins
 
 fmt:
 	cargo fmt --all
