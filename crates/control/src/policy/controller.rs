@@ -5,7 +5,7 @@
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
-//!    threshold at the forecast load.
+//!    threshold at the forecast load. In the last two cases they must be worth it ([`MIN_GAIN`]).
 //! 4. A tenant that is late on a node that is not overloaded is helped by itself
 //!    ([`super::which`]).
 
@@ -15,7 +15,7 @@ use super::place::{Places, Purpose};
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
-use super::{Action, Decision, Effect, Reason, Settings};
+use super::{Action, Decision, Effect, MIN_GAIN, Reason, Settings};
 use crate::forecast::Selector;
 use crate::picture::{Node, NodeState, Partition, Picture};
 use crate::planners;
@@ -238,6 +238,7 @@ impl Controller {
         if over_memory > 0 {
             reasons.push(Reason::Memory { nodes: over_memory });
         }
+        let is_required = !reasons.is_empty();
         let highest = active().map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max);
         if highest * growth > self.settings.high {
             let (quantity, value) = ("highest utilisation at the forecast load", highest * growth);
@@ -258,7 +259,8 @@ impl Controller {
         let acceptable = self.settings.target / growth;
         let planning = planners::Settings { acceptable, ..self.settings.planning };
         let plan = planners::plan(picture, self.planner, &planning);
-        if plan.moves.is_empty() {
+        let gain = plan.evaluation.highest_before - plan.evaluation.highest;
+        if plan.moves.is_empty() || (gain < MIN_GAIN && !is_required) {
             return None;
         }
         let action = Action::Move { planner: plan.planner, moves: plan.moves };

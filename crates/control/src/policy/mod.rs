@@ -31,6 +31,10 @@ pub use controller::{Controller, Outlook};
 use crate::plan::{Evaluation, Move};
 use crate::planners;
 
+/// Moves must lower the utilisation of the node that they relieve by this much. Loads vary more from
+/// round to round than a smaller gain, so that tenants would be moved to and fro.
+const MIN_GAIN: f64 = 0.05;
+
 /// Settings of a policy. Utilisations are shares of a node's capacity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {

@@ -2,7 +2,8 @@
 //!
 //! - A new tenant goes to the least loaded node.
 //! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same
-//!   site, another site. Among equally near ones, the least loaded.
+//!   site, another site. Among equally near ones, the least loaded. Only to a node that will be less
+//!   used than its own is, by [`MIN_GAIN`]: elsewhere it would be as late, and moves cost both nodes.
 //! - A tenant that is consolidated goes to the nearest node that has room and is the fullest.
 //!
 //! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with
@@ -10,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use super::MIN_GAIN;
 use crate::picture::{Node, Partition, Picture};
 
 /// What a tenant is placed for.
@@ -58,13 +60,17 @@ impl<'a> Places<'a> {
     /// other node has room.
     pub fn place(&mut self, tenant: &Partition, purpose: Purpose, high: f64) -> Option<&'a Node> {
         let home = self.by_name.get(tenant.owner.as_str()).copied();
+        let home_utilisation = home.map(|home| self.used[home].0 / self.picture.nodes[home].capacity);
         let with_tenant = |index: usize, node: &Node| {
             let (load, memory) = self.used[index];
             ((load + tenant.load) / node.capacity, memory.saturating_add(tenant.memory))
         };
         let has_room = |(index, node): &(usize, &Node)| {
             let (utilisation, memory) = with_tenant(*index, node);
-            node.accepts_moves() && home != Some(*index) && utilisation <= high && memory <= node.memory
+            let is_better = purpose != Purpose::Relief
+                || home_utilisation.is_none_or(|home| utilisation <= home - MIN_GAIN);
+            let fits = utilisation <= high && memory <= node.memory;
+            node.accepts_moves() && home != Some(*index) && fits && is_better
         };
         let rank = |(index, node): &(usize, &Node)| {
             let (utilisation, _) = with_tenant(*index, node);

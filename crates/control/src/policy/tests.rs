@@ -153,7 +153,7 @@ fn the_cheaper_tenant_moves_away() {
 
 #[test]
 fn tenants_go_to_near_nodes_first() {
-    let mut picture = picture(5, &[("n1", 0.3), ("n2", 0.4), ("n3", 0.1), ("n4", 0.6)]);
+    let mut picture = picture(5, &[("n1", 0.3), ("n2", 0.4), ("n3", 0.1), ("n4", 0.6), ("n1", 0.6)]);
     let places = [("eu", "a"), ("eu", "b"), ("us", "a"), ("eu", "b"), ("us", "a")];
     for (node, (site, rack)) in picture.nodes.iter_mut().zip(places) {
         (node.site, node.rack) = (site.to_owned(), rack.to_owned());
@@ -179,6 +179,19 @@ fn tenants_go_to_near_nodes_first() {
     assert_eq!(twice, [Some("n5"), Some("n3")], "a placed tenant counts at its new node");
     picture.nodes.iter_mut().for_each(|node| node.forbidden = true);
     assert_eq!(name(&picture, Purpose::Relief), None);
+}
+
+#[test]
+fn relief_does_not_exchange_one_loaded_node_for_another() {
+    let mut picture = picture(2, &[("n1", 0.2), ("n1", 0.5), ("n2", 0.5)]);
+    let tenant = picture.partitions[0].clone();
+    let has_place = |picture: &Picture, purpose| Places::new(picture).place(&tenant, purpose, 0.95).is_some();
+    assert!(!has_place(&picture, Purpose::Relief), "n2 would be used as much as n1 is now");
+    assert!(has_place(&picture, Purpose::Consolidation), "fewer nodes are a reason of their own");
+    picture.partitions[2].load = 0.46;
+    assert!(!has_place(&picture, Purpose::Relief), "4 % less is less than the loads vary");
+    picture.partitions[2].load = 0.4;
+    assert!(has_place(&picture, Purpose::Relief));
 }
 
 #[test]
@@ -213,6 +226,21 @@ fn an_overloaded_node_is_balanced_with_reasons_and_effect() {
     assert!(effect.highest < 0.7 && effect.highest_before > 0.89, "{effect:?}");
     let text = serde_json::to_string(decision).expect("a decision can be written");
     assert!(text.contains("\"action\":\"move\"") && text.contains("\"reason\":\"threshold\""), "{text}");
+}
+
+#[test]
+fn moves_that_gain_little_are_not_made() {
+    let mut picture = picture(2, &[("n1", 0.74), ("n1", 0.04), ("n2", 0.7)]);
+    let settings = || Settings { max_nodes: 2, ..Settings::default() };
+    let decide = |picture: &Picture| controller("node-share", settings()).decide(picture, &outlook(&[]));
+    assert!(decide(&picture).is_empty(), "78 % could become 74 %");
+    (picture.partitions[1].load, picture.partitions[2].load) = (0.1, 0.6);
+    let moved = decide(&picture);
+    assert!(matches!(moved[0].action, Action::Move { .. }), "84 % become 74 %: {moved:?}");
+    (picture.partitions[1].load, picture.partitions[2].load) = (0.04, 0.7);
+    picture.nodes[0].state = NodeState::Draining;
+    let moved = decide(&picture);
+    assert!(matches!(moved[0].action, Action::Move { .. }), "a node that leaves is emptied: {moved:?}");
 }
 
 #[test]

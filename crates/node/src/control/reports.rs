@@ -7,8 +7,10 @@ use fulmar_control::report::{NodeReport, PartitionReport};
 use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
 
-/// The weight of the newest report.
-const WEIGHT: f64 = 0.5;
+/// Loads are smoothed exponentially with a time constant of this, or of five rounds if that is less.
+/// A load that jumps shows half of it after 70 % of that time.
+const MAX_SMOOTHING: Duration = Duration::from_secs(5);
+const SMOOTHING_ROUNDS: u32 = 5;
 /// A report that is older than this says nothing about the node now.
 const MAX_AGE: Duration = Duration::from_secs(30);
 
@@ -33,11 +35,13 @@ pub(super) struct PartitionLoad {
 pub(super) struct Reports {
     nodes: BTreeMap<String, Reported>,
     partitions: HashMap<PartitionId, PartitionLoad>,
+    updated_at: Option<Instant>,
 }
 
 impl Reports {
-    /// Adds the reports of one round.
-    pub fn update(&mut self, reports: Vec<NodeReport>, now: Instant) {
+    /// Adds the reports of one round. `round` is the time from one to the next.
+    pub fn update(&mut self, reports: Vec<NodeReport>, round: Duration, now: Instant) {
+        let weight = self.updated_at.replace(now).map_or(1.0, |last| weight(now.duration_since(last), round));
         let mut seen: HashMap<PartitionId, ()> = HashMap::new();
         for mut report in reports {
             let factor = overhead(&report);
@@ -45,7 +49,7 @@ impl Reports {
                 let id = PartitionId(partition.partition);
                 let cpu = finite(partition.cpu) * factor;
                 let known = self.partitions.entry(id).or_default();
-                known.load = known.load * (1.0 - WEIGHT) + cpu * WEIGHT;
+                known.load += (cpu - known.load) * weight;
                 known.report = partition;
                 seen.insert(id, ());
             }
@@ -54,7 +58,7 @@ impl Reports {
         // A partition that no node has reported is idle, or its node has not answered.
         for (id, partition) in &mut self.partitions {
             if !seen.contains_key(id) {
-                partition.load *= 1.0 - WEIGHT;
+                partition.load *= 1.0 - weight;
                 partition.report.requests_per_s = 0.0;
             }
         }
@@ -94,6 +98,17 @@ fn overhead(report: &NodeReport) -> f64 {
     if sum > 0.0 { (finite(report.cpu) / sum).clamp(1.0, MAX_OVERHEAD) } else { 1.0 }
 }
 
+/// The time constant of loads that are reported in each round.
+pub(super) fn smoothing(round: Duration) -> Duration {
+    MAX_SMOOTHING.min(round * SMOOTHING_ROUNDS)
+}
+
+/// The weight of the newest report, this time after the one before it.
+fn weight(interval: Duration, round: Duration) -> f64 {
+    let constant_s = smoothing(round).as_secs_f64().max(f64::MIN_POSITIVE);
+    1.0 - (-interval.as_secs_f64() / constant_s).exp()
+}
+
 fn finite(value: f64) -> f64 {
     if value.is_finite() { value.clamp(0.0, 1e6) } else { 0.0 }
 }
@@ -115,28 +130,37 @@ mod tests {
 
     #[test]
     fn loads_include_overhead_and_are_smoothed() {
-        let (mut reports, now) = (Reports::default(), Instant::now());
+        const ROUND: Duration = Duration::from_millis(500);
+        let (mut reports, mut now) = (Reports::default(), Instant::now());
         let load = |reports: &Reports, id| reports.partition(PartitionId(id)).map_or(0.0, |load| load.load);
-        for _ in 0..40 {
-            reports.update(vec![report(1.0, &[(1, 0.6), (2, 0.2)])], now);
-        }
+        let mut update = |reports: &mut Reports, report| {
+            now += ROUND;
+            reports.update(vec![report], ROUND, now);
+        };
+        update(&mut reports, report(1.0, &[(1, 0.6), (2, 0.2)]));
         assert!((load(&reports, 1) - 0.75).abs() < 1e-6 && (load(&reports, 2) - 0.25).abs() < 1e-6);
-        reports.update(vec![report(1.8, &[(1, 1.6), (2, 0.2)])], now);
-        assert!((load(&reports, 1) - (0.75 + 1.6) / 2.0).abs() < 1e-6, "half of the change");
-        reports.update(vec![report(0.9, &[(1, 0.1)])], now);
-        assert!(load(&reports, 1) < 1.0, "at most three times what the sessions use");
-        reports.update(vec![report(f64::NAN, &[(1, f64::NAN)])], now);
+        for _ in 0..5 {
+            update(&mut reports, report(1.8, &[(1, 1.6), (2, 0.2)]));
+        }
+        let share = (load(&reports, 1) - 0.75) / (1.6 - 0.75);
+        assert!((share - 0.632).abs() < 1e-3, "63 % of the change after five rounds: {share}");
+        for _ in 0..100 {
+            update(&mut reports, report(0.9, &[(1, 0.1)]));
+        }
+        assert!((load(&reports, 1) - 0.3).abs() < 1e-6, "at most three times what the sessions use");
+        update(&mut reports, report(f64::NAN, &[(1, f64::NAN)]));
         assert!(load(&reports, 1).is_finite());
-        for _ in 0..40 {
-            reports.update(vec![report(0.0, &[])], now);
+        for _ in 0..100 {
+            update(&mut reports, report(0.0, &[]));
         }
         assert_eq!(load(&reports, 1), 0.0);
+        assert_eq!(smoothing(Duration::from_secs(60)), Duration::from_secs(5));
     }
 
     #[test]
     fn old_reports_are_not_recent() {
         let (mut reports, now) = (Reports::default(), Instant::now());
-        reports.update(vec![report(0.0, &[])], now);
+        reports.update(vec![report(0.0, &[])], MAX_AGE, now);
         assert!(reports.node("n1", now).is_some_and(|(_, is_recent)| is_recent));
         assert!(reports.node("n1", now + MAX_AGE).is_some_and(|(_, is_recent)| !is_recent));
         assert!(reports.node("n2", now).is_none());

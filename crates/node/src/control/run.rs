@@ -31,7 +31,7 @@ use super::records::{
     Adding, CANCEL_KEY, DECISION_PREFIX, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult,
     PLAN_KEY, Phase, PlanRecord, Removing, decision_key,
 };
-use super::reports::Reports;
+use super::reports::{self, Reports};
 use super::{ROLE, texts};
 use crate::{Node, Partitions};
 
@@ -39,8 +39,10 @@ use crate::{Node, Partitions};
 const MAX_RECORDED_MOVES: usize = 50;
 /// Old decisions that are deleted at a time.
 const MAX_DELETED: usize = 50;
-/// An effect is measured this number of rounds after a decision was carried out.
+/// An effect is measured when a decision was carried out this number of rounds ago, and loads show
+/// nearly all of it.
 const SETTLE_ROUNDS: f64 = 2.0;
+const SETTLE_SMOOTHINGS: f64 = 2.0;
 /// Rounds that the load must be low before nodes are removed by the policy `planned`, at least.
 const MIN_CONFIRM_ROUNDS: f64 = 3.0;
 /// Advice of one kind is recorded at most once in this number of rounds.
@@ -194,7 +196,7 @@ impl Run {
         self.update_settings();
         let reports = self.node.load_reports(false).await.into_iter();
         let reports = reports.filter_map(|(_, report)| report.ok()).collect();
-        self.reports.update(reports, Instant::now());
+        self.reports.update(reports, self.settings.round, Instant::now());
         if self.node.control().is_cancelled() {
             self.cancel().await?;
         }
@@ -271,7 +273,8 @@ impl Run {
 
     /// Records what has come of decisions.
     async fn settle(&mut self, picture: &Picture) -> Result<(), Ended> {
-        let settle_s = SETTLE_ROUNDS * self.round_s();
+        let smoothing_s = reports::smoothing(self.settings.round).as_secs_f64();
+        let settle_s = (SETTLE_ROUNDS * self.round_s()).max(SETTLE_SMOOTHINGS * smoothing_s);
         for (number, open) in self.progress.settled(self.clock.at_s(), settle_s) {
             let Some(mut record) = self.pending.remove(&number) else { continue };
             let outcome = match open.had_parts() {
@@ -307,10 +310,11 @@ impl Run {
         self.brain = Some(brain);
         let first = self.next_decision;
         for decision in decisions {
-            // A latency is smoothed: it shows the effect of earlier moves only after a while.
+            // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
+            // until then what the moves cost.
             let is_moving =
                 self.pending.range(..first).any(|(_, record)| texts::MOVES.contains(&&*record.action));
-            if is_moving && matches!(decision.action, Action::Tenant { .. }) {
+            if is_moving && is_for_balance(&decision) {
                 continue;
             }
             self.act(decision, &by_name).await?;
@@ -543,6 +547,16 @@ impl Brain {
         policy.confirm_rounds = confirm_rounds(settings);
         let controller = Controller::new(settings.rule, policy)?;
         Some(Brain { controller, forecast: Forecast::new(settings) })
+    }
+}
+
+/// Moves that can wait: those for balance or latency, but not those from nodes that leave or lack memory.
+fn is_for_balance(decision: &Decision) -> bool {
+    let is_required = |reason: &Reason| matches!(reason, Reason::NodesLeave { .. } | Reason::Memory { .. });
+    match decision.action {
+        Action::Tenant { .. } => true,
+        Action::Move { .. } => !decision.reasons.iter().any(is_required),
+        Action::AddNodes { .. } | Action::Drain { .. } | Action::KeepNodes { .. } => false,
     }
 }
 
