@@ -5,6 +5,7 @@
 mod common;
 
 mod balance;
+mod kills;
 mod nodes;
 mod provisioners;
 
@@ -143,15 +144,20 @@ impl Provisioned {
         };
         ids.filter(is_own).collect()
     }
-}
 
-impl Drop for Provisioned {
-    fn drop(&mut self) {
+    /// Kills them.
+    fn kill(&self) {
         for id in self.processes() {
             if let Some(pid) = Pid::from_raw(id) {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
+    }
+}
+
+impl Drop for Provisioned {
+    fn drop(&mut self) {
+        self.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
