@@ -105,6 +105,12 @@ impl Elastic {
         Ok(rows.into_iter().map(|row| row.into_iter().flatten().next().unwrap_or_default()).collect())
     }
 
+    /// How many decisions of each kind there were.
+    pub(super) async fn decisions(&self) -> anyhow::Result<String> {
+        let sql = "SELECT action || ' ' || count(*) FROM fulmar.decisions GROUP BY action";
+        Ok(self.column(sql).await?.join(", "))
+    }
+
     fn options(&self, databases: &[String], time: Duration) -> RunOptions {
         RunOptions {
             databases: databases.to_vec(),

@@ -2,6 +2,7 @@
 //! each case.
 
 mod elastic;
+mod model;
 mod monitor;
 mod scale;
 mod spike;
@@ -20,7 +21,7 @@ use super::rounds::Progress;
 #[derive(Args, Clone, Debug)]
 pub struct ControlBenchArgs {
     /// Run only this case (repeatable): monitor-cost-percent, spike-relief-s (with spike-failed),
-    /// scale-out-in
+    /// scale-out-in, model-late-percent
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Length of each measurement in seconds
@@ -42,8 +43,9 @@ const MONITOR: &str = "monitor-cost-percent";
 const RELIEF: &str = "spike-relief-s";
 const FAILED: &str = "spike-failed";
 const SCALE: &str = "scale-out-in";
+const MODEL: &str = "model-late-percent";
 
-static CASES: [Case; 4] = [
+static CASES: [Case; 5] = [
     row(
         MONITOR,
         "CPU per transaction of ycsb-8 with both levels of the load monitor, above without",
@@ -58,6 +60,14 @@ static CASES: [Case; 4] = [
     ),
     row(FAILED, "failed transactions meanwhile", "", 0.0),
     row(SCALE, "tenant-seconds above the objective while the load doubles, then halves", "%", 10.0),
+    Case {
+        name: MODEL,
+        group: None,
+        what: "utilisation at which the latency is five times the service time (simulator: 80 %)",
+        unit: "%",
+        // Nodes are filled to this by default.
+        must_be: Bound::AtLeast(72.0),
+    },
 ];
 
 fn case(name: &str) -> anyhow::Result<&'static Case> {
@@ -88,6 +98,7 @@ pub async fn control(arguments: &ControlBenchArgs, binary: PathBuf) -> anyhow::R
             let measured = match case.name {
                 MONITOR => monitor::measure(&bench, case).await.map(|result| vec![result]),
                 SCALE => scale::measure(&bench).await,
+                MODEL => model::measure(&bench).await,
                 // One run measures both.
                 _ if std::mem::replace(&mut has_spiked, true) => continue,
                 _ => spike::measure(&bench).await,

@@ -68,9 +68,12 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         shares.push(late as f64 / seconds.len().max(1) as f64 * 100.0);
         let failed = first.failed + first.lost_connections + second.failed + second.lost_connections;
         notes.push(format!(
-            "round {round}: capacity of {OWNERS} nodes {:.0} tx/s; nodes: {}; {failed} failed",
+            "round {round}: capacity of {OWNERS} nodes {:.0} tx/s; nodes: {}; decisions: {}; {late} of {} \
+             seconds late; {failed} failed",
             elastic.capacity_tps,
-            counts.described(begun)
+            counts.described(begun),
+            elastic.decisions().await?,
+            seconds.len(),
         ));
     }
     let result = CaseResult::value(case(SCALE)?, shares);

@@ -78,10 +78,11 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         let failed: u64 = reports.iter().map(|report| report.failed + report.lost_connections).sum();
         let sql = "SELECT count(*) FROM fulmar.migrations WHERE step = 'moved' AND mechanism <> 'flush'";
         let moves = elastic.column(sql).await?.pop().unwrap_or_default();
+        let decisions = elastic.decisions().await?;
         notes.push(format!(
             "round {round}: capacity {:.0} tx/s; last late second of the tenant {:.0} s, of its neighbours \
-             {:.0} s, of the others {:.0} s after the jump; {} late seconds before it; {moves} moves; \
-             {failed} failed",
+             {:.0} s, of the others {:.0} s after the jump; {} late seconds before it; {moves} moves \
+             (decisions: {decisions}); {failed} failed",
             elastic.capacity_tps,
             last_late(&spike),
             last_late(&near),
