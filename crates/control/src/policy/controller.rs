@@ -5,7 +5,8 @@
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
-//!    threshold at the forecast load. In the last two cases they must be worth it ([`MIN_GAIN`]).
+//!    threshold at the forecast load, and have been for [`HOLD_S`]. In the last two cases they must be
+//!    worth it ([`MIN_GAIN`]).
 //! 4. A tenant that is late on a node that is not overloaded is helped by itself
 //!    ([`super::which`]).
 
@@ -25,6 +26,11 @@ const MAX_NODES_PER_ROUND: usize = 20;
 
 /// The load that leaves a late tenant's node is at least this share of the tenant's.
 const MIN_RELIEF: f64 = 0.5;
+
+/// How long a node must be above the high threshold before tenants are moved away, in seconds; less
+/// if nodes are added sooner than that. At the first round above it the load is still rising, so that
+/// too few tenants would move.
+const HOLD_S: f64 = 10.0;
 
 /// A new node counts as empty below this share of the mean utilisation.
 const EMPTY_SHARE: f64 = 0.5;
@@ -69,6 +75,10 @@ pub struct Controller {
     replaced: BTreeSet<String>,
     /// Nodes that this controller has drained, and not an operator.
     drained: BTreeSet<String>,
+    /// Since when some node has been above the high threshold.
+    above_since_s: Option<f64>,
+    /// The time of the round before.
+    last_s: Option<f64>,
 }
 
 struct NodeUse {
@@ -87,6 +97,8 @@ impl Controller {
             settings,
             replaced: BTreeSet::new(),
             drained: BTreeSet::new(),
+            above_since_s: None,
+            last_s: None,
         })
     }
 
@@ -106,11 +118,12 @@ impl Controller {
         if let Some(wish) = wish.or_else(|| self.within_limits(&view)) {
             decisions.extend(self.resize(picture, &view, wish, is_replacing));
         }
+        let overload = self.overload(picture, &view, &uses);
         // The picture shows kept nodes as leaving, so moves are planned in the next round.
         if decisions.iter().any(|decision| matches!(decision.action, Action::KeepNodes { .. })) {
             return decisions;
         }
-        decisions.extend(self.balance(picture, &view, &uses));
+        decisions.extend(self.balance(picture, &view, &uses, overload));
         let is_moving = decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. }));
         if !is_moving {
             decisions.extend(self.help_late_tenants(picture, &view, &uses));
@@ -220,10 +233,31 @@ impl Controller {
         vec![self.decision(view, Action::Drain { nodes }, wish.reasons, after)]
     }
 
+    /// A node that will be above the high threshold at the forecast load, and has been for long enough.
+    fn overload(&mut self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Option<Reason> {
+        let last_s = self.last_s.replace(picture.at_s).unwrap_or(f64::NEG_INFINITY);
+        let (highest, threshold) = (highest(picture, uses) * view.growth(), self.settings.high);
+        if highest <= threshold {
+            self.above_since_s = None;
+            return None;
+        }
+        // The load of a round is that since the round before.
+        let for_s = picture.at_s - *self.above_since_s.get_or_insert(last_s);
+        let quantity = "highest utilisation at the forecast load";
+        let for_shown = if for_s.is_finite() { for_s } else { 0.0 };
+        let reason = Reason::Threshold { quantity, value: highest, threshold, for_s: for_shown };
+        (for_s >= HOLD_S.min(self.settings.hold_up_s)).then_some(reason)
+    }
+
     /// Plans moves, if there is a reason to.
-    fn balance(&self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Option<Decision> {
-        let peak = view.forecast.iter().copied().fold(view.load, f64::max);
-        let growth = if view.load > 0.0 { peak / view.load } else { 1.0 };
+    fn balance(
+        &self,
+        picture: &Picture,
+        view: &View,
+        uses: &[NodeUse],
+        overload: Option<Reason>,
+    ) -> Option<Decision> {
+        let growth = view.growth();
         let nodes = || picture.nodes.iter().zip(uses);
         let active = || nodes().filter(|(node, _)| node.state == NodeState::Active);
         let mut reasons = Vec::new();
@@ -239,18 +273,14 @@ impl Controller {
             reasons.push(Reason::Memory { nodes: over_memory });
         }
         let is_required = !reasons.is_empty();
-        let highest = active().map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max);
-        if highest * growth > self.settings.high {
-            let (quantity, value) = ("highest utilisation at the forecast load", highest * growth);
-            reasons.push(Reason::Threshold { quantity, value, threshold: self.settings.high, for_s: 0.0 });
-        }
+        reasons.extend(overload);
         let capacity: f64 = active().map(|(node, _)| node.capacity).sum();
         let mean = view.load / capacity.max(f64::MIN_POSITIVE);
         let is_empty = |(node, used): &(&Node, &NodeUse)| {
             node.accepts_moves() && used.load / node.capacity < mean * EMPTY_SHARE
         };
         let empty = active().filter(is_empty).count();
-        if empty > 0 && highest * growth > self.settings.target {
+        if empty > 0 && highest(picture, uses) * growth > self.settings.target {
             reasons.push(Reason::NewNodes { nodes: empty });
         }
         if reasons.is_empty() {
@@ -352,6 +382,13 @@ impl Controller {
         };
         moved.iter().map(&mut decide).collect()
     }
+}
+
+/// The highest utilisation of the nodes that serve.
+fn highest(picture: &Picture, uses: &[NodeUse]) -> f64 {
+    let nodes = picture.nodes.iter().zip(uses);
+    let active = nodes.filter(|(node, _)| node.state == NodeState::Active);
+    active.map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max)
 }
 
 fn is_late(partition: &Partition) -> bool {

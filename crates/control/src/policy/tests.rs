@@ -244,6 +244,19 @@ fn moves_that_gain_little_are_not_made() {
 }
 
 #[test]
+fn an_overload_must_last_before_tenants_move() {
+    let mut picture = picture(2, &[("n1", 0.5), ("n1", 0.2), ("n2", 0.3)]);
+    let mut controller = controller("node-share", Settings { max_nodes: 2, ..Settings::default() });
+    let mut moves = |at_s: f64, load: f64| {
+        (picture.at_s, picture.partitions[1].load) = (at_s, load);
+        controller.decide(&picture, &outlook(&[])).len()
+    };
+    assert_eq!([moves(0.0, 0.2), moves(4.0, 0.4), moves(8.0, 0.2)], [0, 0, 0], "90 % for 4 s");
+    assert_eq!([moves(12.0, 0.4), moves(16.0, 0.4), moves(20.0, 0.4)], [0, 0, 1], "90 % for 12 s");
+    assert_eq!([moves(24.0, 0.2), moves(84.0, 0.4)], [0, 1], "a round of a minute says enough");
+}
+
+#[test]
 fn growth_that_is_forecast_counts_before_it_happens() {
     let picture = picture(2, &[("n1", 0.3), ("n1", 0.35), ("n2", 0.1)]);
     let mut controller = controller("thresholds", Settings::default());

@@ -90,12 +90,13 @@ pub(super) fn capacity(report: &NodeReport) -> f64 {
     finite(report.capacity).max(1e-3)
 }
 
-/// What the process uses over what its partitions' sessions use. Flushes, the log and the network are
-/// charged to the partitions, at most twice what they use themselves.
+/// What the process uses over the time that its partitions' statements take on the workers. Flushes,
+/// the log and the network are charged to the partitions, at most twice what they use themselves. It
+/// is less than 1 if the workers wait for a CPU: other processes use it, or the node has only a share.
 fn overhead(report: &NodeReport) -> f64 {
     const MAX_OVERHEAD: f64 = 3.0;
     let sum: f64 = report.partitions.iter().map(|partition| finite(partition.cpu)).sum();
-    if sum > 0.0 { (finite(report.cpu) / sum).clamp(1.0, MAX_OVERHEAD) } else { 1.0 }
+    if sum > 0.0 { (finite(report.cpu) / sum).min(MAX_OVERHEAD) } else { 1.0 }
 }
 
 /// The time constant of loads that are reported in each round.
@@ -148,6 +149,11 @@ mod tests {
             update(&mut reports, report(0.9, &[(1, 0.1)]));
         }
         assert!((load(&reports, 1) - 0.3).abs() < 1e-6, "at most three times what the sessions use");
+        for _ in 0..100 {
+            update(&mut reports, report(0.3, &[(1, 1.0), (2, 0.5)]));
+        }
+        let loads = (load(&reports, 1), load(&reports, 2));
+        assert!((loads.0 - 0.2).abs() < 1e-6 && (loads.1 - 0.1).abs() < 1e-6, "workers waited: {loads:?}");
         update(&mut reports, report(f64::NAN, &[(1, f64::NAN)]));
         assert!(load(&reports, 1).is_finite());
         for _ in 0..100 {

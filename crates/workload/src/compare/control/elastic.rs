@@ -20,19 +20,22 @@ pub(super) const CPUS: f64 = 1.0 / 3.0;
 pub(super) const OBJECTIVE_MS: f64 = 300.0;
 /// The node that clients connect to.
 pub(super) const GATEWAY: usize = 0;
-/// Connections per tenant.
+/// Connections of a tenant for each run.
 const CONNECTIONS: usize = 4;
+/// Connections of a run on a single tenant, which has to get the load of several.
+const SINGLE_CONNECTIONS: usize = 32;
 /// Time over which the capacity is measured.
 const CALIBRATE: Duration = Duration::from_secs(10);
 
 /// Statements whose execution takes longer than passing them on, so that the nodes with a limit are
-/// the bottleneck: reads, updates, sorts and joins (ShuttleDB 6.4).
+/// the bottleneck: reads, sorts and joins (ShuttleDB 6.4). Few are updates, because their CPU time is
+/// not proportional to their number: the busier a node is, the more of them share an object of the log.
 pub(super) fn workload() -> Ycsb {
     Ycsb {
         records: 2_000,
         tables: 2,
         operations: 1,
-        reads: 50.0,
+        reads: 58.0,
         sorts: 20.0,
         joins: 20.0,
         ..Ycsb::default()
@@ -105,16 +108,17 @@ impl Elastic {
         Ok(rows.into_iter().map(|row| row.into_iter().flatten().next().unwrap_or_default()).collect())
     }
 
-    /// How many decisions of each kind there were.
-    pub(super) async fn decisions(&self) -> anyhow::Result<String> {
-        let sql = "SELECT action || ' ' || count(*) FROM fulmar.decisions GROUP BY action";
-        Ok(self.column(sql).await?.join(", "))
+    /// What the controller has decided, why, and what came of it.
+    pub(super) async fn decisions(&self) -> anyhow::Result<Vec<String>> {
+        let sql = "SELECT substr(time, 12, 8) || ' ' || what || ': ' || why || coalesce('; ' || outcome, '') \
+                   FROM fulmar.decisions ORDER BY number";
+        self.column(sql).await
     }
 
     fn options(&self, databases: &[String], time: Duration) -> RunOptions {
         RunOptions {
             databases: databases.to_vec(),
-            connections: CONNECTIONS,
+            connections: if databases.len() == 1 { SINGLE_CONNECTIONS } else { CONNECTIONS },
             warm_up: Duration::ZERO,
             measure: time,
             ..RunOptions::new(self.cluster.target(GATEWAY))
@@ -163,12 +167,28 @@ impl Watched {
     fn watcher(&self) -> Watcher {
         let seconds = self.0.clone();
         Arc::new(move |event: &RunEvent| {
-            if let RunEvent::Tick(tick) = event {
+            // Answers that come after the end make an interval of their own.
+            if let RunEvent::Tick(tick) = event
+                && tick.elapsed <= tick.of
+            {
                 let p99_ms = (tick.throughput_tps > 0.0).then_some(tick.p99_ms);
                 let second = Second { at: Instant::now(), p99_ms };
                 seconds.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(second);
             }
         })
+    }
+
+    /// The highest p99 of each five seconds from a time on, in milliseconds. A second without answers
+    /// counts as `-`.
+    pub(super) fn timeline(&self, begun: Instant) -> String {
+        let mut worst: Vec<Option<f64>> = Vec::new();
+        for second in self.since(begun) {
+            let bucket = second.at.duration_since(begun).as_secs() as usize / 5;
+            worst.resize(worst.len().max(bucket + 1), Some(0.0));
+            worst[bucket] = worst[bucket].zip(second.p99_ms).map(|(left, right)| left.max(right));
+        }
+        let text = |p99_ms: &Option<f64>| p99_ms.map_or("-".to_owned(), |p99_ms| format!("{p99_ms:.0}"));
+        worst.iter().map(text).collect::<Vec<_>>().join(" ")
     }
 
     /// The seconds that ended after a time.

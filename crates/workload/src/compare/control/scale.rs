@@ -53,7 +53,7 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
             let report = elastic.load(&elastic.databases, Arrival::poisson(rate), BUSY, &more).await?;
             anyhow::Ok((begun, report))
         };
-        let time = QUIET + BUSY + AFTER;
+        let (time, started) = (QUIET + BUSY + AFTER, Instant::now());
         let loads = async {
             tokio::try_join!(elastic.load(&elastic.databases, Arrival::poisson(rate), time, &base), doubled,)
         };
@@ -68,13 +68,14 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         shares.push(late as f64 / seconds.len().max(1) as f64 * 100.0);
         let failed = first.failed + first.lost_connections + second.failed + second.lost_connections;
         notes.push(format!(
-            "round {round}: capacity of {OWNERS} nodes {:.0} tx/s; nodes: {}; decisions: {}; {late} of {} \
-             seconds late; {failed} failed",
+            "round {round}: capacity of {OWNERS} nodes {:.0} tx/s; nodes: {}; {late} of {} seconds late; \
+             {failed} failed",
             elastic.capacity_tps,
             counts.described(begun),
-            elastic.decisions().await?,
             seconds.len(),
         ));
+        notes.push(format!("p99 in ms, each 5 s: {}", base.timeline(started)));
+        notes.extend(elastic.decisions().await?);
     }
     let result = CaseResult::value(case(SCALE)?, shares);
     Ok(vec![notes.into_iter().fold(result, CaseResult::with_note)])
