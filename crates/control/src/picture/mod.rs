@@ -56,6 +56,9 @@ pub struct Node {
     /// An operator has forbidden moves to this node. What it has stays.
     #[serde(default)]
     pub forbidden: bool,
+    /// Nothing is moved to it for now: it is slow, or its load is not known.
+    #[serde(default)]
+    pub unsuitable: bool,
     /// It is not removed to save nodes: no provisioner has added it.
     #[serde(default)]
     pub fixed: bool,
@@ -201,12 +204,13 @@ impl Node {
             rack: String::new(),
             state: NodeState::Active,
             forbidden: false,
+            unsuitable: false,
             fixed: false,
         }
     }
 
     /// Returns true if items may be moved to the node.
     pub fn accepts_moves(&self) -> bool {
-        self.state == NodeState::Active && !self.forbidden
+        self.state == NodeState::Active && !self.forbidden && !self.unsuitable
     }
 }

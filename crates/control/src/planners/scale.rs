@@ -27,7 +27,14 @@ pub fn resize(picture: &Picture, change: Resize) -> Picture {
             let names: Vec<String> =
                 (1..).map(|number| format!("new-{number}")).filter(used).take(count).collect();
             let state = NodeState::Active;
-            let new = |name| Node { name, state, forbidden: false, fixed: false, ..model.clone() };
+            let new = |name| Node {
+                name,
+                state,
+                forbidden: false,
+                unsuitable: false,
+                fixed: false,
+                ..model.clone()
+            };
             picture.nodes.extend(names.into_iter().map(new));
         }
         Resize::Remove(count) => {

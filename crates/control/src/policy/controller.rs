@@ -132,8 +132,11 @@ impl Controller {
     }
 
     fn view(&self, picture: &Picture, outlook: &Outlook, uses: &[NodeUse]) -> View {
-        let counts = |node: &&Node| matches!(node.state, NodeState::Active | NodeState::Joining);
-        let counted: Vec<&Node> = picture.nodes.iter().filter(counts).collect();
+        let counts = |(node, used): &(&Node, &NodeUse)| {
+            matches!(node.state, NodeState::Active | NodeState::Joining) && is_used(node, used)
+        };
+        let counted: Vec<&Node> =
+            picture.nodes.iter().zip(uses).filter(counts).map(|(node, _)| node).collect();
         let capacity: f64 = counted.iter().map(|node| node.capacity).sum();
         let serving = picture.nodes.iter().zip(uses).filter(|(node, _)| node.state == NodeState::Active);
         let above =
@@ -274,7 +277,8 @@ impl Controller {
         }
         let is_required = !reasons.is_empty();
         reasons.extend(overload);
-        let capacity: f64 = active().map(|(node, _)| node.capacity).sum();
+        let used = active().filter(|(node, used)| is_used(node, used));
+        let capacity: f64 = used.map(|(node, _)| node.capacity).sum();
         let mean = view.load / capacity.max(f64::MIN_POSITIVE);
         let is_empty = |(node, used): &(&Node, &NodeUse)| {
             node.accepts_moves() && used.load / node.capacity < mean * EMPTY_SHARE
@@ -382,6 +386,12 @@ impl Controller {
         };
         moved.iter().map(&mut decide).collect()
     }
+}
+
+/// Returns true if a node serves tenants, or can. One that is forbidden and has no load, such as a node
+/// that only accepts connections, is no capacity.
+fn is_used(node: &Node, used: &NodeUse) -> bool {
+    !node.forbidden || used.load > 0.0
 }
 
 /// The highest utilisation of the nodes that serve.

@@ -120,6 +120,21 @@ fn limits_hold_whatever_the_load_is() {
 }
 
 #[test]
+fn forbidden_nodes_without_tenants_are_not_capacity() {
+    let mut picture = picture(3, &[("n2", 0.85), ("n3", 0.85)]);
+    let decide = |picture: &Picture| {
+        let settings = Settings { hold_up_s: 0.0, ..Settings::default() };
+        controller("thresholds", settings).decide(picture, &outlook(&[]))
+    };
+    let adds = |decision: &Decision| matches!(decision.action, Action::AddNodes { .. });
+    assert!(!decide(&picture).iter().any(adds), "57 % of three nodes");
+    picture.nodes[0].unsuitable = true;
+    assert!(!decide(&picture).iter().any(adds), "n1 will be suitable again");
+    picture.nodes[0].forbidden = true;
+    assert!(decide(&picture).iter().any(adds), "85 % of two nodes");
+}
+
+#[test]
 fn fixed_nodes_are_not_drained() {
     let mut picture = picture(3, &[("n1", 0.1), ("n2", 0.2), ("n3", 0.3)]);
     picture.nodes[0].fixed = true;

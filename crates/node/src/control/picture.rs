@@ -140,10 +140,9 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
         }
     };
     let is_recent = reported.is_some_and(|(_, is_recent)| is_recent);
-    shown.forbidden = sources.marks.forbidden.contains(name)
-        || !is_recent
-        || !node.hears(known.id)
-        || node.slow_nodes.lock().of(known.id).is_some();
+    shown.forbidden = sources.marks.forbidden.contains(name);
+    let is_slow = node.slow_nodes.lock().of(known.id).is_some();
+    shown.unsuitable = !is_recent || !node.hears(known.id) || is_slow;
     Some(shown)
 }
 

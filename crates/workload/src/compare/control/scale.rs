@@ -15,7 +15,7 @@ use crate::server::{AddedNodes, ControlGroup};
 const OWNERS: usize = 2;
 const TENANTS: u32 = 20;
 /// The share of the first nodes' capacity that all tenants together need at first.
-const BASE_LOAD: f64 = 0.5;
+const BASE_LOAD: f64 = 0.35;
 const QUIET: Duration = Duration::from_secs(15);
 const BUSY: Duration = Duration::from_secs(60);
 /// The load has halved again.
@@ -31,8 +31,8 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         let nodes = AddedNodes::new()?;
         let elastic = Elastic::start(bench, OWNERS, TENANTS, Some(&nodes)).await?;
         bench.progress.step(&format!("{SCALE}: round {round} of {rounds}"));
-        let least = (OWNERS + 1).to_string();
-        let most = (OWNERS + 2).to_string();
+        let least = OWNERS.to_string();
+        let most = (OWNERS + 1).to_string();
         let settings = [
             ("mode", "on"),
             ("policy", "thresholds"),

@@ -32,7 +32,7 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
     for round in 1..=rounds {
         let elastic = Elastic::start(bench, OWNERS, TENANTS, None).await?;
         bench.progress.step(&format!("{RELIEF}: round {round} of {rounds}"));
-        let nodes = (OWNERS + 1).to_string();
+        let nodes = OWNERS.to_string();
         let settings = [
             ("mode", "on"),
             ("policy", "thresholds"),
