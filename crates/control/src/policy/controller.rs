@@ -11,12 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::outlook::{Ahead, Outlook};
 use super::place::{Places, Purpose};
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
-use super::{Action, Decision, Effect, Reason, Settings};
-use crate::forecast::Selector;
+use super::{Action, Decision, Effect, Reason, Settings, full_s};
 use crate::picture::{Node, NodeState, Partition, Picture};
 use crate::planners;
 
@@ -28,38 +28,6 @@ const MIN_RELIEF: f64 = 0.5;
 
 /// A new node counts as empty below this share of the mean utilisation.
 const EMPTY_SHARE: f64 = 0.5;
-
-/// The forecast of a round.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outlook {
-    /// The method.
-    pub method: &'static str,
-    /// The load of all partitions in the next steps, in CPUs. Empty if nothing is forecast.
-    pub loads: Vec<f64>,
-    /// Length of a step, in seconds.
-    pub step_s: f64,
-}
-
-/// Forecasts are raised by this many mean errors at the horizon, and less before it.
-const ERROR_MARGIN: f64 = 1.5;
-
-impl Outlook {
-    /// The forecast of the method that has been best. It is raised by a margin of its own error,
-    /// because a node too few costs more than a node too many.
-    pub fn from_selector(selector: &Selector, step_s: f64) -> Outlook {
-        let Some((method, mut loads)) = selector.forecast() else {
-            return Outlook { step_s, ..Outlook::default() };
-        };
-        let errors = selector.errors();
-        let error =
-            errors.iter().find(|error| error.method == method).and_then(|error| error.error).unwrap_or(0.0);
-        let horizon = loads.len() as f64;
-        for (step, load) in (1..).zip(&mut loads) {
-            *load = (*load + ERROR_MARGIN * error * f64::from(step) / horizon).max(0.0);
-        }
-        Outlook { method, loads, step_s }
-    }
-}
 
 /// The policy of a cluster: a rule, and what it remembers from round to round.
 pub struct Controller {
@@ -95,6 +63,14 @@ impl Controller {
         self.rule.name()
     }
 
+    /// Forgets for how long conditions have held. For a time about which nothing is known: a clock
+    /// has jumped, or there were no rounds.
+    pub fn forget_times(&mut self) {
+        if let Some(rule) = when::rule(self.rule.name()) {
+            self.rule = rule;
+        }
+    }
+
     /// Decides for one round.
     pub fn decide(&mut self, picture: &Picture, outlook: &Outlook) -> Vec<Decision> {
         let uses = uses(picture);
@@ -110,7 +86,7 @@ impl Controller {
         if decisions.iter().any(|decision| matches!(decision.action, Action::KeepNodes { .. })) {
             return decisions;
         }
-        decisions.extend(self.balance(picture, &view, &uses));
+        decisions.extend(self.balance(picture, outlook, &view, &uses));
         let is_moving = decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. }));
         if !is_moving {
             decisions.extend(self.help_late_tenants(picture, &view, &uses));
@@ -128,8 +104,6 @@ impl Controller {
         let with_objective = picture.partitions.iter().filter(|partition| partition.objective_ms.is_some());
         let late = with_objective.clone().filter(|partition| is_late(partition)).count();
         let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
-        let cost = self.settings.planning.cost;
-        let bytes: f64 = picture.partitions.iter().map(|partition| partition.bytes as f64).sum();
         View {
             at_s: picture.at_s,
             nodes: counted.len(),
@@ -140,7 +114,7 @@ impl Controller {
             method: outlook.method,
             forecast: outlook.loads.clone(),
             step_s: outlook.step_s,
-            full_s: bytes / cost.site_bytes_per_s + cost.fixed_s * picture.partitions.len() as f64,
+            full_s: full_s(picture, &self.settings.planning.cost),
         }
     }
 
@@ -221,9 +195,15 @@ impl Controller {
     }
 
     /// Plans moves, if there is a reason to.
-    fn balance(&self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Option<Decision> {
-        let peak = view.forecast.iter().copied().fold(view.load, f64::max);
-        let growth = if view.load > 0.0 { peak / view.load } else { 1.0 };
+    fn balance(
+        &self,
+        picture: &Picture,
+        outlook: &Outlook,
+        view: &View,
+        uses: &[NodeUse],
+    ) -> Option<Decision> {
+        let loads: Vec<f64> = uses.iter().map(|used| used.load).collect();
+        let ahead = Ahead::new(picture, outlook, &loads);
         let nodes = || picture.nodes.iter().zip(uses);
         let active = || nodes().filter(|(node, _)| node.state == NodeState::Active);
         let mut reasons = Vec::new();
@@ -238,10 +218,12 @@ impl Controller {
         if over_memory > 0 {
             reasons.push(Reason::Memory { nodes: over_memory });
         }
-        let highest = active().map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max);
-        if highest * growth > self.settings.high {
-            let (quantity, value) = ("highest utilisation at the forecast load", highest * growth);
-            reasons.push(Reason::Threshold { quantity, value, threshold: self.settings.high, for_s: 0.0 });
+        let highest = ahead.highest;
+        if highest > self.settings.high {
+            let quantity = "highest utilisation at the forecast load";
+            let threshold = self.settings.high;
+            reasons.push(Reason::Threshold { quantity, value: highest, threshold, for_s: 0.0 });
+            reasons.extend(ahead.reason());
         }
         let capacity: f64 = active().map(|(node, _)| node.capacity).sum();
         let mean = view.load / capacity.max(f64::MIN_POSITIVE);
@@ -249,15 +231,15 @@ impl Controller {
             node.accepts_moves() && used.load / node.capacity < mean * EMPTY_SHARE
         };
         let empty = active().filter(is_empty).count();
-        if empty > 0 && highest * growth > self.settings.target {
+        if empty > 0 && highest > self.settings.target {
             reasons.push(Reason::NewNodes { nodes: empty });
         }
         if reasons.is_empty() {
             return None;
         }
-        let acceptable = self.settings.target / growth;
+        let acceptable = self.settings.target / ahead.factor;
         let planning = planners::Settings { acceptable, ..self.settings.planning };
-        let plan = planners::plan(picture, self.planner, &planning);
+        let plan = planners::plan(&ahead.picture(), self.planner, &planning);
         if plan.moves.is_empty() {
             return None;
         }

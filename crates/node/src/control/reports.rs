@@ -1,16 +1,22 @@
 //! The newest load reports of all nodes, smoothed.
+//!
+//! If a node that lives does not answer, its partitions keep the load of its last report: without it
+//! the cluster would seem to have less load than it has.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_control::report::{NodeReport, PartitionReport};
 use fulmar_pages::PartitionId;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 /// The weight of the newest report.
 const WEIGHT: f64 = 0.5;
 /// A report that is older than this says nothing about the node now.
 const MAX_AGE: Duration = Duration::from_secs(30);
+/// For this long after its last report, a node that does not report is a hole.
+pub(super) const MAX_HOLE: Duration = Duration::from_secs(15);
 
 /// What a node has reported.
 #[derive(Clone, Debug)]
@@ -26,6 +32,8 @@ pub(super) struct PartitionLoad {
     pub load: f64,
     /// The newest report.
     pub report: PartitionReport,
+    /// The node that has sent it.
+    node: Option<Arc<str>>,
 }
 
 /// The reports of all nodes.
@@ -36,30 +44,38 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Adds the reports of one round.
-    pub fn update(&mut self, reports: Vec<NodeReport>, now: Instant) {
+    /// Adds the reports of one round. `silent` are the nodes that live and have not reported.
+    pub fn update(&mut self, reports: Vec<NodeReport>, silent: &[String], now: Instant) {
         let mut seen: HashMap<PartitionId, ()> = HashMap::new();
         for mut report in reports {
-            let factor = overhead(&report);
+            let (factor, node) = (overhead(&report), Arc::<str>::from(report.node.as_str()));
             for partition in std::mem::take(&mut report.partitions) {
                 let id = PartitionId(partition.partition);
                 let cpu = finite(partition.cpu) * factor;
                 let known = self.partitions.entry(id).or_default();
                 known.load = known.load * (1.0 - WEIGHT) + cpu * WEIGHT;
-                known.report = partition;
+                (known.report, known.node) = (partition, Some(node.clone()));
                 seen.insert(id, ());
             }
             self.nodes.insert(report.node.clone(), Reported { report, at: now });
         }
         // A partition that no node has reported is idle, or its node has not answered.
+        let silent: HashSet<&str> = silent.iter().map(String::as_str).collect();
         for (id, partition) in &mut self.partitions {
-            if !seen.contains_key(id) {
+            let is_silent = partition.node.as_deref().is_some_and(|node| silent.contains(node));
+            if !seen.contains_key(id) && !is_silent {
                 partition.load *= 1.0 - WEIGHT;
                 partition.report.requests_per_s = 0.0;
             }
         }
         self.partitions.retain(|id, partition| seen.contains_key(id) || partition.load > 1e-6);
         self.nodes.retain(|_, reported| now.duration_since(reported.at) < 10 * MAX_AGE);
+    }
+
+    /// Returns true if one of the silent nodes has reported within [`MAX_HOLE`].
+    pub fn has_hole(&self, silent: &[String], now: Instant) -> bool {
+        let is_hole = |reported: &Reported| now.duration_since(reported.at) < MAX_HOLE;
+        silent.iter().any(|node| self.nodes.get(node).is_some_and(is_hole))
     }
 
     /// The newest report of a node, and whether it is recent.
@@ -118,17 +134,20 @@ mod tests {
         let (mut reports, now) = (Reports::default(), Instant::now());
         let load = |reports: &Reports, id| reports.partition(PartitionId(id)).map_or(0.0, |load| load.load);
         for _ in 0..40 {
-            reports.update(vec![report(1.0, &[(1, 0.6), (2, 0.2)])], now);
+            reports.update(vec![report(1.0, &[(1, 0.6), (2, 0.2)])], &[], now);
         }
         assert!((load(&reports, 1) - 0.75).abs() < 1e-6 && (load(&reports, 2) - 0.25).abs() < 1e-6);
-        reports.update(vec![report(1.8, &[(1, 1.6), (2, 0.2)])], now);
+        reports.update(vec![report(1.8, &[(1, 1.6), (2, 0.2)])], &[], now);
         assert!((load(&reports, 1) - (0.75 + 1.6) / 2.0).abs() < 1e-6, "half of the change");
-        reports.update(vec![report(0.9, &[(1, 0.1)])], now);
+        reports.update(vec![report(0.9, &[(1, 0.1)])], &[], now);
         assert!(load(&reports, 1) < 1.0, "at most three times what the sessions use");
-        reports.update(vec![report(f64::NAN, &[(1, f64::NAN)])], now);
+        reports.update(vec![report(f64::NAN, &[(1, f64::NAN)])], &[], now);
         assert!(load(&reports, 1).is_finite());
+        let kept = load(&reports, 1);
+        reports.update(Vec::new(), &["n1".to_owned()], now);
+        assert_eq!(load(&reports, 1), kept, "a node that does not answer is not idle");
         for _ in 0..40 {
-            reports.update(vec![report(0.0, &[])], now);
+            reports.update(vec![report(0.0, &[])], &[], now);
         }
         assert_eq!(load(&reports, 1), 0.0);
     }
@@ -136,10 +155,13 @@ mod tests {
     #[test]
     fn old_reports_are_not_recent() {
         let (mut reports, now) = (Reports::default(), Instant::now());
-        reports.update(vec![report(0.0, &[])], now);
+        reports.update(vec![report(0.0, &[])], &[], now);
         assert!(reports.node("n1", now).is_some_and(|(_, is_recent)| is_recent));
         assert!(reports.node("n1", now + MAX_AGE).is_some_and(|(_, is_recent)| !is_recent));
         assert!(reports.node("n2", now).is_none());
+        let silent = ["n1".to_owned(), "n2".to_owned()];
+        assert!(reports.has_hole(&silent, now) && !reports.has_hole(&silent[1..], now));
+        assert!(!reports.has_hole(&silent, now + MAX_HOLE), "its last report stands in");
         assert_eq!(reports.mean_capacity(), Some(2.0));
     }
 }
