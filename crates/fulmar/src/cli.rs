@@ -34,7 +34,7 @@ use fulmar_workload::ycsb::Ycsb;
 use crate::size::Bytes;
 pub use cert::{CertAction, CertArgs};
 pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, Join, MetaUrl};
-pub use control::{ControlAction, ControlArgs, DecisionsArgs};
+pub use control::{ControlAction, ControlArgs, DecisionsArgs, ForecastArgs};
 pub use events::EventsArgs;
 pub use load::{LoadReportArgs, Switch};
 pub use moves::{MoveArgs, MovesArgs};
@@ -83,6 +83,8 @@ pub enum Command {
     Control(ControlArgs),
     /// Show what the controller has decided, why, and what came of it
     Decisions(DecisionsArgs),
+    /// Show the loads that the controller has forecast, and what happened
+    Forecast(ForecastArgs),
     /// Plan moves that balance a cluster, from a picture of it, and compare planners
     Plan(PlanArgs),
     /// Simulate policies that add and remove nodes on a load trace, and compare their cost

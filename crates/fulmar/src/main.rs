@@ -32,6 +32,7 @@ mod client;
 mod control;
 mod demo;
 mod events;
+mod forecast;
 mod interrupt;
 mod moves;
 mod node;
@@ -91,6 +92,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Moves(arguments) => interrupt::or_interrupted(moves::list(arguments)).await,
             Command::Control(arguments) => interrupt::or_interrupted(control::run(arguments)).await,
             Command::Decisions(arguments) => interrupt::or_interrupted(control::decisions(arguments)).await,
+            Command::Forecast(arguments) => interrupt::or_interrupted(forecast::run(arguments)).await,
             Command::Plan(arguments) => plan::run(arguments),
             Command::Simulate(arguments) => simulate::run(arguments),
             Command::Cluster(arguments) => interrupt::or_interrupted(start::convert_cluster(arguments)).await,

@@ -62,4 +62,14 @@ fn a_simulation_reports_policies_and_draws_a_chart() {
 
     let error = stderr_of_failure(&run(&["simulate", "--trace", "cosine"]), 1);
     assert!(error.contains("unknown trace \"cosine\"; use worldcup, sine"), "{error}");
+    let damaged = directory.path().join("damaged.csv");
+    for (text, rule) in [
+        ("0,1\n60,2\n120,x\n", "line 3: expected \"seconds,load\" with two numbers"),
+        ("0,1\n60,2\n30,3\n", "line 3: the time must be later than that of the line before"),
+        ("0,\n60,\n", "the trace has no load"),
+    ] {
+        std::fs::write(&damaged, text).unwrap();
+        let error = stderr_of_failure(&run(&["simulate", "--trace", damaged.to_str().unwrap()]), 1);
+        assert!(error.contains("damaged.csv: ") && error.contains(rule), "{error}");
+    }
 }

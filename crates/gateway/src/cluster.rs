@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_migrate::report::Report;
 use fulmar_pages::{Durability, PartitionId};
@@ -187,6 +188,15 @@ pub struct DecisionInfo {
     pub report: String,
 }
 
+/// The error of a forecasting method for the load of the cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForecastError {
+    /// The method.
+    pub method: String,
+    /// Its mean absolute error at the horizon, as a share of the mean load.
+    pub ratio: f64,
+}
+
 /// How long the clients of a partition have waited at this node because its owner changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
@@ -327,6 +337,14 @@ pub trait Cluster: Send + Sync + 'static {
     /// The load reports of all nodes that live, by name, or why there is none: one that does not
     /// answer within 2 s has none. With the most accessed keys of their partitions if `with_keys`.
     async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)>;
+
+    /// The series of loads that the controller keeps, with their forecasts. None if no node controls
+    /// the cluster.
+    async fn forecasts(&self) -> Result<Vec<SeriesReport>>;
+
+    /// The errors of the forecasting methods for the load of the cluster. None if this node is not the
+    /// controller.
+    fn forecast_errors(&self) -> Vec<ForecastError>;
 
     /// What this node has done as the garbage collector.
     fn collector(&self) -> CollectorStatistics;

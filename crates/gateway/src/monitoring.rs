@@ -58,6 +58,10 @@ impl MetricsSource {
                     memory: self.memory.usage(),
                     workers_active: self.scaler.active() as u64,
                     collector: self.cluster.as_ref().map(|cluster| cluster.collector()),
+                    forecasts: self
+                        .cluster
+                        .as_ref()
+                        .map_or_else(Vec::new, |cluster| cluster.forecast_errors()),
                 },
                 &self.engine.statistics(),
                 self.engine.replica_statistics().as_ref(),

@@ -9,11 +9,12 @@ use fulmar_cluster::metadata::{self, Change};
 use fulmar_cluster::migration::Outcome;
 use fulmar_cluster::records::{self, node_key, owner_key};
 use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, Position};
+use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo,
-    Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, ForecastError, MigrationInfo,
+    Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_meta::Transaction;
 use fulmar_pages::{Durability, PartitionId};
@@ -275,6 +276,14 @@ impl Cluster for Node {
 
     async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)> {
         Node::load_reports(self, with_keys).await
+    }
+
+    async fn forecasts(&self) -> Result<Vec<SeriesReport>> {
+        Node::forecasts(self).await
+    }
+
+    fn forecast_errors(&self) -> Vec<ForecastError> {
+        Node::forecast_errors(self)
     }
 
     fn collector(&self) -> CollectorStatistics {

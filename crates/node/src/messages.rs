@@ -13,6 +13,7 @@
 use bytes::Bytes;
 use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
+use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -101,6 +102,8 @@ pub(crate) enum Request {
     Sessions { partition: u64 },
     /// Report the load of this node and its partitions, and the most accessed keys if `keys`.
     LoadReport { keys: bool },
+    /// Report the forecasts of this node, if it is the controller.
+    Forecasts,
     /// Report the outcome of a transaction.
     Outcome { partition: u64, transaction: u64 },
     /// Report which of these segments this incarnation does not need, and its time.
@@ -157,6 +160,8 @@ pub(crate) enum Answer {
     Sessions { count: u64 },
     /// The load of the node.
     LoadReport(NodeReport),
+    /// The controller's series and their forecasts.
+    Forecasts { series: Vec<SeriesReport> },
     /// The transaction was committed.
     Committed,
     /// The transaction was not committed, and cannot be.

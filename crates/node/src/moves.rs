@@ -111,6 +111,7 @@ impl Node {
                 Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
             }
             Request::LoadReport { keys } => Ok(Answer::LoadReport(self.load_report(keys)?)),
+            Request::Forecasts => Ok(Answer::Forecasts { series: self.own_forecasts() }),
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);
                 self.own_record(partition).await?;

@@ -14,11 +14,20 @@
 //! No method is best for all loads. The [`Selector`] runs all of them and compares each forecast
 //! with what happened. The policy gets the forecast of the method with the smallest error so far at
 //! the horizon; [`Selector::errors`] are the metrics.
+//!
+//! module | what
+//! --- | ---
+//! [`series`] | a series in steps of the clock: holes, past forecasts, fits
+//! [`set`] | the series of a cluster, its nodes and its busiest tenants
+//! [`stored`] | a series as a short text, for the next controller
 
 pub mod arima;
 mod numeric;
+pub mod series;
+pub mod set;
 mod smoothing;
 pub mod spar;
+pub mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -79,6 +88,15 @@ pub struct MethodError {
     pub judged: u64,
 }
 
+/// The error of a method as it is kept for the next controller.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KnownError {
+    /// The mean error.
+    pub error: f64,
+    /// How many forecasts were judged.
+    pub judged: u64,
+}
+
 struct Candidate {
     method: Box<dyn Method>,
     /// Forecasts that wait for their value, with the step that they are for.
@@ -106,15 +124,7 @@ pub struct Selector {
 impl Selector {
     /// All methods of the table above.
     pub fn new(settings: SelectorSettings) -> Selector {
-        let SelectorSettings { horizon, period, .. } = settings;
-        let methods: Vec<Box<dyn Method>> = vec![
-            Box::new(LastValue),
-            Box::new(MovingAverage { window: horizon.max(2) }),
-            Box::new(HoltWinters::new(period)),
-            Box::new(Arima::default()),
-            Box::new(Spar::new(period, 2, 8, horizon)),
-        ];
-        Selector::with_methods(settings, methods)
+        Selector::with_methods(settings, all_methods(settings))
     }
 
     /// Chosen methods. The first one is used until another one has been judged better.
@@ -125,8 +135,74 @@ impl Selector {
         Selector { settings, history: Vec::new(), step: 0, candidates }
     }
 
-    /// Records the next value of the series, and judges the forecasts that were made for it.
+    /// All methods, with a history and the errors of methods by name. Nothing is fitted yet.
+    pub fn restored(
+        settings: SelectorSettings,
+        history: Vec<f64>,
+        errors: impl Fn(&str) -> Option<KnownError>,
+    ) -> Selector {
+        let mut selector = Selector::new(settings);
+        selector.step = history.len() as u64;
+        selector.history = history;
+        let max_weight = 1.0 / (1.0 - settings.memory).max(f64::MIN_POSITIVE);
+        for candidate in &mut selector.candidates {
+            let Some(KnownError { error, judged }) = errors(candidate.method.name()) else { continue };
+            candidate.judged = judged;
+            candidate.weight = (judged as f64).min(max_weight);
+            candidate.error = error * candidate.weight;
+        }
+        selector
+    }
+
+    /// Forecasts for another horizon from now on, by all methods. Their errors so far are kept.
+    /// Nothing is fitted yet.
+    pub fn set_horizon(&mut self, horizon: usize) {
+        self.settings.horizon = horizon.max(1);
+        for (candidate, method) in self.candidates.iter_mut().zip(all_methods(self.settings)) {
+            candidate.method = method;
+            candidate.pending.clear();
+        }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> SelectorSettings {
+        self.settings
+    }
+
+    /// The newest values, the oldest one first.
+    pub fn history(&self) -> &[f64] {
+        &self.history
+    }
+
+    /// Records the next value of the series, and judges the forecasts that were made for it. Fits
+    /// the methods if it is time to.
     pub fn observe(&mut self, value: f64) {
+        self.push(value, true);
+        if self.step.is_multiple_of(self.settings.refit_every as u64) {
+            self.fit();
+        }
+        self.predict();
+    }
+
+    /// [`Selector::observe`] without fits: the caller calls [`Selector::fit`].
+    pub fn record(&mut self, value: f64) {
+        self.push(value, true);
+        self.predict();
+    }
+
+    /// Adds an estimate of a value that was not observed. No forecast is judged by it.
+    pub fn fill(&mut self, value: f64) {
+        self.push(value, false);
+    }
+
+    /// Fits all methods to the history.
+    pub fn fit(&mut self) {
+        for candidate in &mut self.candidates {
+            candidate.method.fit(&self.history);
+        }
+    }
+
+    fn push(&mut self, value: f64, judges: bool) {
         let settings = self.settings;
         self.step += 1;
         self.history.push(value);
@@ -134,21 +210,26 @@ impl Selector {
         if self.history.len() > settings.max_history + settings.max_history / 4 {
             self.history.drain(..self.history.len() - settings.max_history);
         }
-        let fits = self.step.is_multiple_of(settings.refit_every as u64);
         for candidate in &mut self.candidates {
             while candidate.pending.front().is_some_and(|(due, _)| *due <= self.step) {
                 let Some((_, forecast)) = candidate.pending.pop_front() else { break };
-                candidate.error = candidate.error * settings.memory + (forecast - value).abs();
-                candidate.weight = candidate.weight * settings.memory + 1.0;
-                candidate.judged += 1;
+                if judges {
+                    candidate.error = candidate.error * settings.memory + (forecast - value).abs();
+                    candidate.weight = candidate.weight * settings.memory + 1.0;
+                    candidate.judged += 1;
+                }
             }
-            if fits {
-                candidate.method.fit(&self.history);
-            }
-            let forecast = candidate.method.forecast(&self.history, settings.horizon);
+        }
+    }
+
+    /// Makes the forecasts that later values are compared with.
+    fn predict(&mut self) {
+        let horizon = self.settings.horizon;
+        for candidate in &mut self.candidates {
+            let forecast = candidate.method.forecast(&self.history, horizon);
             let at_horizon = forecast.and_then(|path| path.last().copied()).filter(|value| value.is_finite());
             if let Some(value) = at_horizon {
-                candidate.pending.push_back((self.step + settings.horizon as u64, value));
+                candidate.pending.push_back((self.step + horizon as u64, value));
             }
         }
     }
@@ -174,4 +255,15 @@ impl Selector {
         };
         self.candidates.iter().map(error).collect()
     }
+}
+
+fn all_methods(settings: SelectorSettings) -> Vec<Box<dyn Method>> {
+    let SelectorSettings { horizon, period, .. } = settings;
+    vec![
+        Box::new(LastValue),
+        Box::new(MovingAverage { window: horizon.max(2) }),
+        Box::new(HoltWinters::new(period)),
+        Box::new(Arima::default()),
+        Box::new(Spar::new(period, 2, 8, horizon)),
+    ]
 }

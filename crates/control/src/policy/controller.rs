@@ -12,12 +12,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::outlook::{Ahead, Outlook};
 use super::place::{Places, Purpose};
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
-use super::{Action, Decision, Effect, MIN_GAIN, Reason, Settings};
-use crate::forecast::Selector;
+use super::{Action, Decision, Effect, MIN_GAIN, Reason, Settings, full_s};
 use crate::picture::{Node, NodeState, Partition, Picture};
 use crate::planners;
 
@@ -35,38 +35,6 @@ const HOLD_S: f64 = 10.0;
 /// A new node counts as empty below this share of the mean utilisation.
 const EMPTY_SHARE: f64 = 0.5;
 
-/// The forecast of a round.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outlook {
-    /// The method.
-    pub method: &'static str,
-    /// The load of all partitions in the next steps, in CPUs. Empty if nothing is forecast.
-    pub loads: Vec<f64>,
-    /// Length of a step, in seconds.
-    pub step_s: f64,
-}
-
-/// Forecasts are raised by this many mean errors at the horizon, and less before it.
-const ERROR_MARGIN: f64 = 1.5;
-
-impl Outlook {
-    /// The forecast of the method that has been best. It is raised by a margin of its own error,
-    /// because a node too few costs more than a node too many.
-    pub fn from_selector(selector: &Selector, step_s: f64) -> Outlook {
-        let Some((method, mut loads)) = selector.forecast() else {
-            return Outlook { step_s, ..Outlook::default() };
-        };
-        let errors = selector.errors();
-        let error =
-            errors.iter().find(|error| error.method == method).and_then(|error| error.error).unwrap_or(0.0);
-        let horizon = loads.len() as f64;
-        for (step, load) in (1..).zip(&mut loads) {
-            *load = (*load + ERROR_MARGIN * error * f64::from(step) / horizon).max(0.0);
-        }
-        Outlook { method, loads, step_s }
-    }
-}
-
 /// The policy of a cluster: a rule, and what it remembers from round to round.
 pub struct Controller {
     settings: Settings,
@@ -77,8 +45,8 @@ pub struct Controller {
     drained: BTreeSet<String>,
     /// Since when some node has been above the high threshold.
     above_since_s: Option<f64>,
-    /// The time of the round before.
-    last_s: Option<f64>,
+    /// The time of the round before: before all others at first, and after all others if it says nothing.
+    last_s: f64,
 }
 
 struct NodeUse {
@@ -98,13 +66,22 @@ impl Controller {
             replaced: BTreeSet::new(),
             drained: BTreeSet::new(),
             above_since_s: None,
-            last_s: None,
+            last_s: f64::NEG_INFINITY,
         })
     }
 
     /// The name of the rule.
     pub fn rule(&self) -> &'static str {
         self.rule.name()
+    }
+
+    /// Forgets for how long conditions have held. For a time about which nothing is known: a clock
+    /// has jumped, or there were no rounds.
+    pub fn forget_times(&mut self) {
+        if let Some(rule) = when::rule(self.rule.name()) {
+            self.rule = rule;
+        }
+        (self.above_since_s, self.last_s) = (None, f64::INFINITY);
     }
 
     /// Decides for one round.
@@ -118,12 +95,14 @@ impl Controller {
         if let Some(wish) = wish.or_else(|| self.within_limits(&view)) {
             decisions.extend(self.resize(picture, &view, wish, is_replacing));
         }
-        let overload = self.overload(picture, &view, &uses);
+        let loads: Vec<f64> = uses.iter().map(|used| used.load).collect();
+        let ahead = Ahead::new(picture, outlook, &loads);
+        let overload = self.overload(picture.at_s, ahead.highest);
         // The picture shows kept nodes as leaving, so moves are planned in the next round.
         if decisions.iter().any(|decision| matches!(decision.action, Action::KeepNodes { .. })) {
             return decisions;
         }
-        decisions.extend(self.balance(picture, &view, &uses, overload));
+        decisions.extend(self.balance(picture, &ahead, &view, &uses, overload));
         let is_moving = decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. }));
         if !is_moving {
             decisions.extend(self.help_late_tenants(picture, &view, &uses));
@@ -144,8 +123,6 @@ impl Controller {
         let with_objective = picture.partitions.iter().filter(|partition| partition.objective_ms.is_some());
         let late = with_objective.clone().filter(|partition| is_late(partition)).count();
         let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
-        let cost = self.settings.planning.cost;
-        let bytes: f64 = picture.partitions.iter().map(|partition| partition.bytes as f64).sum();
         View {
             at_s: picture.at_s,
             nodes: counted.len(),
@@ -156,7 +133,7 @@ impl Controller {
             method: outlook.method,
             forecast: outlook.loads.clone(),
             step_s: outlook.step_s,
-            full_s: bytes / cost.site_bytes_per_s + cost.fixed_s * picture.partitions.len() as f64,
+            full_s: full_s(picture, &self.settings.planning.cost),
         }
     }
 
@@ -237,18 +214,19 @@ impl Controller {
     }
 
     /// A node that will be above the high threshold at the forecast load, and has been for long enough.
-    fn overload(&mut self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Option<Reason> {
-        let last_s = self.last_s.replace(picture.at_s).unwrap_or(f64::NEG_INFINITY);
-        let (highest, threshold) = (highest(picture, uses) * view.growth(), self.settings.high);
+    /// `highest` is the highest utilisation then.
+    fn overload(&mut self, at_s: f64, highest: f64) -> Option<Reason> {
+        let last_s = std::mem::replace(&mut self.last_s, at_s).min(at_s);
+        let threshold = self.settings.high;
         if highest <= threshold {
             self.above_since_s = None;
             return None;
         }
         // The load of a round is that since the round before.
-        let for_s = picture.at_s - *self.above_since_s.get_or_insert(last_s);
+        let for_s = at_s - *self.above_since_s.get_or_insert(last_s);
         let quantity = "highest utilisation at the forecast load";
-        let for_shown = if for_s.is_finite() { for_s } else { 0.0 };
-        let reason = Reason::Threshold { quantity, value: highest, threshold, for_s: for_shown };
+        let shown_s = if for_s.is_finite() { for_s } else { 0.0 };
+        let reason = Reason::Threshold { quantity, value: highest, threshold, for_s: shown_s };
         (for_s >= HOLD_S.min(self.settings.hold_up_s)).then_some(reason)
     }
 
@@ -256,11 +234,11 @@ impl Controller {
     fn balance(
         &self,
         picture: &Picture,
+        ahead: &Ahead<'_>,
         view: &View,
         uses: &[NodeUse],
         overload: Option<Reason>,
     ) -> Option<Decision> {
-        let growth = view.growth();
         let nodes = || picture.nodes.iter().zip(uses);
         let active = || nodes().filter(|(node, _)| node.state == NodeState::Active);
         let mut reasons = Vec::new();
@@ -276,7 +254,10 @@ impl Controller {
             reasons.push(Reason::Memory { nodes: over_memory });
         }
         let is_required = !reasons.is_empty();
-        reasons.extend(overload);
+        if let Some(overload) = overload {
+            reasons.push(overload);
+            reasons.extend(ahead.reason());
+        }
         let used = active().filter(|(node, used)| is_used(node, used));
         let capacity: f64 = used.map(|(node, _)| node.capacity).sum();
         let mean = view.load / capacity.max(f64::MIN_POSITIVE);
@@ -284,15 +265,15 @@ impl Controller {
             node.accepts_moves() && used.load / node.capacity < mean * EMPTY_SHARE
         };
         let empty = active().filter(is_empty).count();
-        if empty > 0 && highest(picture, uses) * growth > self.settings.target {
+        if empty > 0 && ahead.highest > self.settings.target {
             reasons.push(Reason::NewNodes { nodes: empty });
         }
         if reasons.is_empty() {
             return None;
         }
-        let acceptable = self.settings.target / growth;
+        let acceptable = self.settings.target / ahead.factor;
         let planning = planners::Settings { acceptable, ..self.settings.planning };
-        let plan = planners::plan(picture, self.planner, &planning);
+        let plan = planners::plan(&ahead.picture(), self.planner, &planning);
         let gain = plan.evaluation.highest_before - plan.evaluation.highest;
         if plan.moves.is_empty() || (gain < MIN_GAIN && !is_required) {
             return None;
@@ -392,13 +373,6 @@ impl Controller {
 /// that only accepts connections, is no capacity.
 fn is_used(node: &Node, used: &NodeUse) -> bool {
     !node.forbidden || used.load > 0.0
-}
-
-/// The highest utilisation of the nodes that serve.
-fn highest(picture: &Picture, uses: &[NodeUse]) -> f64 {
-    let nodes = picture.nodes.iter().zip(uses);
-    let active = nodes.filter(|(node, _)| node.state == NodeState::Active);
-    active.map(|(node, used)| used.load / node.capacity).fold(0.0, f64::max)
 }
 
 fn is_late(partition: &Partition) -> bool {

@@ -3,6 +3,7 @@
 //! step | module | what
 //! --- | --- | ---
 //! when | [`when`] | thresholds with hysteresis, forecasts, and a plan over time ([`node_plan`])
+//! ahead | [`outlook`] | the loads within the horizon, by partition
 //! tenants | [`tenants`] | benefit over cost
 //! where | [`place`] | site, rack, load
 //! which | [`which`] | ShuttleDB's Table 1
@@ -17,6 +18,7 @@
 
 mod controller;
 pub mod node_plan;
+pub mod outlook;
 pub mod place;
 pub mod tenants;
 #[cfg(test)]
@@ -26,9 +28,11 @@ pub mod which;
 
 use serde::Serialize;
 
-pub use controller::{Controller, Outlook};
+pub use controller::Controller;
+pub use outlook::Outlook;
 
-use crate::plan::{Evaluation, Move};
+use crate::picture::Picture;
+use crate::plan::{CostModel, Evaluation, Move};
 use crate::planners;
 
 /// Moves must lower the utilisation of the node that they relieve by this much. Loads vary more from
@@ -172,6 +176,17 @@ pub enum Reason {
         /// When, in seconds from now.
         in_s: f64,
     },
+    /// A tenant's load is forecast to grow.
+    Growth {
+        /// The tenant.
+        tenant: String,
+        /// Its load now, in CPUs.
+        load: f64,
+        /// Its load then, in CPUs.
+        forecast: f64,
+        /// When, in seconds from now.
+        in_s: f64,
+    },
     /// A plan over time asks for a number of nodes.
     NodePlan {
         /// Nodes now.
@@ -258,4 +273,22 @@ pub struct Decision {
     pub reasons: Vec<Reason>,
     /// What it is predicted to change.
     pub predicted: Effect,
+}
+
+/// The time to move all data over one pair of nodes, in seconds.
+pub fn full_s(picture: &Picture, cost: &CostModel) -> f64 {
+    let bytes: f64 = picture.partitions.iter().map(|partition| partition.bytes as f64).sum();
+    bytes / cost.site_bytes_per_s + cost.fixed_s * picture.partitions.len() as f64
+}
+
+/// Forecasts reach this many changes of the number of nodes ahead. P-Store needs two: a node that is
+/// removed now may have to be added again.
+const HORIZON_CHANGES: f64 = 2.0;
+
+/// The horizon of forecasts, in seconds: twice what it takes to start one more node and to move its
+/// share of the data to it ([`node_plan::Model::duration`]).
+pub fn horizon_s(picture: &Picture, settings: &Settings) -> f64 {
+    let nodes = picture.nodes.len().max(1) as f64;
+    let moves_s = full_s(picture, &settings.planning.cost) / (nodes + 1.0);
+    HORIZON_CHANGES * (settings.node_start_s + moves_s)
 }

@@ -1,10 +1,13 @@
 //! Rules, placement and decisions on small pictures.
 
+use std::sync::Arc;
+
 use super::place::{Places, Purpose, distance};
 use super::tenants::{Bottleneck, candidates, choose};
 use super::when::{RULES, View, rule};
 use super::which::{Cell, Link, Mechanism, Need, Step, TABLE_1, Tenancy, steps, table_1};
 use super::*;
+use crate::forecast::set::SeriesSet;
 use crate::picture::{Node, NodeState, Partition, Picture};
 
 fn picture(nodes: usize, partitions: &[(&str, f64)]) -> Picture {
@@ -21,7 +24,13 @@ fn controller(rule: &str, settings: Settings) -> Controller {
 }
 
 fn outlook(loads: &[f64]) -> Outlook {
-    Outlook { method: "last-value", loads: loads.to_vec(), step_s: 60.0 }
+    Outlook { method: "last-value", loads: loads.to_vec(), step_s: 60.0, ..Outlook::default() }
+}
+
+/// An outlook with forecasts of single tenants.
+fn outlook_of(loads: &[f64], tenants: &[(&str, &[f64])]) -> Outlook {
+    let changes = tenants.iter().map(|(name, changes)| ((*name).to_owned(), changes.to_vec()));
+    Outlook { changes: Arc::new(changes.collect()), ..outlook(loads) }
 }
 
 fn view(at_s: f64, nodes: usize, load: f64, forecast: &[f64]) -> View {
@@ -278,6 +287,102 @@ fn growth_that_is_forecast_counts_before_it_happens() {
     assert!(controller.decide(&picture, &outlook(&[0.75])).is_empty(), "65 % is below the threshold");
     let grown = controller.decide(&picture, &outlook(&[0.75, 1.1]));
     assert!(grown.iter().any(|decision| matches!(decision.action, Action::Move { .. })), "{grown:?}");
+}
+
+#[test]
+fn a_tenant_that_will_grow_is_moved_ahead() {
+    let picture = picture(2, &[("n1", 0.3), ("n1", 0.3), ("n2", 0.3), ("n2", 0.05)]);
+    let decide = |outlook: &Outlook| controller("thresholds", Settings::default()).decide(&picture, outlook);
+    let total = [1.0, 1.25];
+    // Without the tenant's forecast all tenants would grow by a third, which no node notices.
+    assert!(decide(&outlook(&[1.0, 1.2])).is_empty());
+    let decisions = decide(&outlook_of(&total, &[("t0", &[0.05, 0.3])]));
+    let [decision] = decisions.as_slice() else { panic!("one decision is expected: {decisions:?}") };
+    let Action::Move { moves, .. } = &decision.action else { panic!("{decision:?}") };
+    assert!(moves.iter().all(|one| one.from == "n1"), "90 % are expected there: {moves:?}");
+    assert!(matches!(decision.reasons[0], Reason::Threshold { value, .. } if value > 0.89), "{decision:?}");
+    let expected = Reason::Growth { tenant: "t0".to_owned(), load: 0.3, forecast: 0.6, in_s: 120.0 };
+    assert_eq!(decision.reasons[1], expected);
+    let effect = decision.predicted.moves.expect("moves have a predicted effect");
+    assert!(effect.highest < 0.77 && effect.highest_before > 0.89, "{effect:?}");
+}
+
+/// The minute of the fifth day in which a tenant is first moved away from n1, where one tenant's load
+/// rises within five minutes at noon every day.
+fn minute_of_relief(with_tenants: bool) -> Option<u32> {
+    let mut set = SeriesSet::new(60.0, 15);
+    let mut controller = controller("thresholds", Settings::default());
+    for minute in 0..5 * 1440_u32 {
+        let of_day = f64::from(minute % 1440);
+        let daily =
+            0.1 + 0.4 * ((of_day - 720.0) / 5.0).clamp(0.0, 1.0) * ((900.0 - of_day) / 5.0).clamp(0.0, 1.0);
+        let mut picture = picture(2, &[("n1", daily), ("n1", 0.35), ("n2", 0.3)]);
+        picture.at_s = f64::from(minute) * 60.0;
+        set.observe(&picture);
+        if minute % 360 == 0 {
+            set.fit_due(|| true);
+        }
+        if minute < 4 * 1440 {
+            continue;
+        }
+        let changes = if with_tenants { Arc::new(set.changes()) } else { Arc::default() };
+        let decisions = controller.decide(&picture, &Outlook::from_set(&set, changes));
+        if decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. })) {
+            return Some(minute % 1440);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_node_is_relieved_before_a_tenant_grows_again() {
+    let late = minute_of_relief(false).expect("n1 is at 85 % in the afternoon");
+    assert!(late > 720, "the growth of all tenants does not show which node it is: {late}");
+    let ahead = minute_of_relief(true).expect("n1 is at 85 % in the afternoon");
+    assert!((700..720).contains(&ahead), "the rise at noon is known from the days before: {ahead}");
+}
+
+#[test]
+fn a_forecast_fall_does_not_hide_the_load_of_now() {
+    let overloaded = picture(2, &[("n1", 0.5), ("n1", 0.4), ("n2", 0.1)]);
+    let falling = outlook_of(&[0.6, 0.3], &[("t0", &[-0.2, -0.4])]);
+    let decisions = controller("thresholds", Settings::default()).decide(&overloaded, &falling);
+    assert!(matches!(decisions[0].action, Action::Move { .. }), "n1 is at 90 % now: {decisions:?}");
+    // The others grow by what the falling one loses.
+    let rising = picture(2, &[("n1", 0.3), ("n2", 0.4), ("n2", 0.3)]);
+    let decide = |outlook: &Outlook| controller("thresholds", Settings::default()).decide(&rising, outlook);
+    assert!(decide(&outlook(&[1.0, 1.0])).is_empty());
+    let decisions = decide(&outlook_of(&[1.0, 1.0], &[("t0", &[-0.1, -0.2])]));
+    assert!(decisions.iter().any(|decision| matches!(decision.action, Action::Move { .. })), "{decisions:?}");
+}
+
+#[test]
+fn the_horizon_is_what_two_changes_take() {
+    let mut picture = picture(4, &[("n1", 0.3); 20]);
+    let settings = Settings { node_start_s: 30.0, ..Settings::default() };
+    // 20 moves of 0.2 s and 20 MB at 100 MB/s; a fifth of it for the fifth node.
+    assert!((horizon_s(&picture, &settings) - 2.0 * (30.0 + 4.2 / 5.0)).abs() < 1e-9);
+    picture.partitions[0].bytes = 100_000_000_000;
+    assert!(horizon_s(&picture, &settings) > 2.0 * (30.0 + 1000.0 / 5.0), "moving much data takes long");
+}
+
+#[test]
+fn forgotten_times_begin_again() {
+    let mut controller = controller("thresholds", Settings::default());
+    let mut picture = picture(2, &[("n1", 0.76), ("n2", 0.79)]);
+    assert!(controller.decide(&picture, &outlook(&[])).iter().all(|one| !is_addition(one)));
+    picture.at_s += 3600.0;
+    controller.forget_times();
+    assert!(
+        controller.decide(&picture, &outlook(&[])).iter().all(|one| !is_addition(one)),
+        "nothing is known about the last hour"
+    );
+    picture.at_s += 60.0;
+    assert!(controller.decide(&picture, &outlook(&[])).iter().any(is_addition), "60 s above 77 %");
+}
+
+fn is_addition(decision: &Decision) -> bool {
+    matches!(decision.action, Action::AddNodes { .. })
 }
 
 #[test]

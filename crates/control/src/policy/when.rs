@@ -43,14 +43,6 @@ pub struct View {
     pub full_s: f64,
 }
 
-impl View {
-    /// The highest load of the forecast over the load of now; at least 1.
-    pub fn growth(&self) -> f64 {
-        let peak = self.forecast.iter().copied().fold(self.load, f64::max);
-        if self.load > 0.0 { peak / self.load } else { 1.0 }
-    }
-}
-
 /// A wanted number of nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wish {

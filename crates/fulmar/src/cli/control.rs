@@ -1,4 +1,6 @@
-//! Arguments of `fulmar control` and `fulmar decisions`.
+//! Arguments of `fulmar control`, `fulmar decisions` and `fulmar forecast`.
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
@@ -101,6 +103,44 @@ pub struct DecisionsArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     /// Print the decisions as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const FORECAST_EXAMPLES: &str = "\
+Examples:
+  fulmar forecast                           the load of the cluster
+  fulmar forecast shop --svg shop.svg       a tenant, and a chart
+  fulmar forecast --node n1 --json
+
+The controller keeps the series of the cluster, its nodes and the 1,000 busiest tenants, and uses the
+method with the smallest error so far. A forecast of the past is what was expected at the horizon,
+which is what starting a node and moving tenants to it take, twice.
+
+In SQL, in the database `fulmar`:
+  SELECT * FROM fulmar.forecast WHERE series = 'cluster';
+  SELECT * FROM fulmar.forecast_errors;";
+
+/// `fulmar forecast`
+#[derive(Args, Debug)]
+#[command(after_help = FORECAST_EXAMPLES)]
+pub struct ForecastArgs {
+    /// Show the load of this tenant [default: the cluster's]
+    #[arg(value_name = "TENANT", conflicts_with_all = ["node", "cluster"])]
+    pub tenant: Option<String>,
+    /// Show the load of this node
+    #[arg(long, value_name = "NAME", conflicts_with = "cluster")]
+    pub node: Option<String>,
+    /// Show the load of the cluster
+    #[arg(long)]
+    pub cluster: bool,
+    /// Write a chart of the load and its forecast
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// The node to connect to.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the series as JSON
     #[arg(long)]
     pub json: bool,
 }

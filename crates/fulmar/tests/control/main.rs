@@ -5,6 +5,7 @@
 mod common;
 
 mod balance;
+mod forecast;
 mod kills;
 mod nodes;
 mod provisioners;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{run, stdout, wait_until, with_timeout};
+use common::{run, stderr_of_failure, stdout, wait_until, with_timeout};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

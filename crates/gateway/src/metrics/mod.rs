@@ -18,7 +18,7 @@ use fulmar_store::OperationStatistics;
 pub(crate) use tenant::TenantMetrics;
 pub(crate) use worker::WorkerMetrics;
 
-use crate::cluster::CollectorStatistics;
+use crate::cluster::{CollectorStatistics, ForecastError};
 use crate::connection_slots::SlotCounts;
 use crate::memory::Usage;
 use text::{Metric, counter, gauge};
@@ -38,6 +38,8 @@ pub(crate) struct Connections {
     pub(crate) workers_active: u64,
     /// In a cluster, the work of this node as the garbage collector.
     pub(crate) collector: Option<CollectorStatistics>,
+    /// If this node is the controller, the errors of the forecasting methods.
+    pub(crate) forecasts: Vec<ForecastError>,
 }
 
 const COLLECTOR: &[Metric<CollectorStatistics>] = &[
@@ -110,6 +112,7 @@ pub(crate) fn render(
     if let Some(collector) = &connections.collector {
         text::write(&mut out, COLLECTOR, collector);
     }
+    write_forecasts(&mut out, &connections.forecasts);
     worker::write(&mut out, workers);
     engine::write(&mut out, engine);
     if let Some(replica) = replica {
@@ -118,6 +121,18 @@ pub(crate) fn render(
     engine::write_store(&mut out, store);
     tenant::write(&mut out, tenants);
     out
+}
+
+fn write_forecasts(out: &mut String, errors: &[ForecastError]) {
+    const NAME: &str = "fulmar_forecast_error_ratio";
+    if errors.is_empty() {
+        return;
+    }
+    let help = "Mean error of forecasts of the cluster's load at the horizon, as a share of the load.";
+    text::header(out, NAME, help, "gauge");
+    for ForecastError { method, ratio } in errors {
+        text::line(out, format_args!("{NAME}{{method=\"{method}\"}} {ratio}"));
+    }
 }
 
 /// Renders the metrics of one tenant, for clients with that tenant's token.
@@ -140,7 +155,8 @@ mod tests {
         let memory = Usage { used_bytes: 11, limit_bytes: 12, rejected: 13 };
         let collector = Some(CollectorStatistics { objects: 14, ..CollectorStatistics::default() });
         let logins = SlotCounts { used: 3, evicted: 0 };
-        Connections { sessions, logins, memory, workers_active: 2, collector }
+        let forecasts = vec![ForecastError { method: "arima".to_owned(), ratio: 0.25 }];
+        Connections { sessions, logins, memory, workers_active: 2, collector, forecasts }
     }
 
     #[test]
@@ -158,6 +174,7 @@ mod tests {
             "fulmar_session_memory_limit_bytes 12\n",
             "fulmar_session_memory_rejections_total 13\n",
             "fulmar_collector_deleted_objects_total 14\n",
+            "fulmar_forecast_error_ratio{method=\"arima\"} 0.25\n",
             "fulmar_rows_total 7\n",
             "fulmar_statement_seconds_bucket{le=\"0.000016\"} 0\n",
             "fulmar_statement_seconds_bucket{le=\"0.000032\"} 1\n",

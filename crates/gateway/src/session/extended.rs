@@ -20,8 +20,7 @@ use super::slow::redact;
 use super::state::Session;
 use super::statements::{self, Plan, Prepared};
 use crate::Result;
-use crate::load::NodeLoad;
-use crate::system::{self, Viewer};
+use crate::system::{self, Remote, Viewer};
 
 /// Memory per token while a statement is prepared. The gateway and the engine each keep a list of
 /// tokens, one after the other.
@@ -149,23 +148,28 @@ impl Session {
 
     /// A snapshot of the session's state for system tables.
     pub(super) fn viewer(&mut self) -> Arc<Catalog<Viewer>> {
-        self.viewer_of(Vec::new())
+        self.viewer_of(Remote::default())
     }
 
-    /// Like [`Session::viewer`], with the loads of all nodes if the statement reads their tables.
+    /// Like [`Session::viewer`], with the loads of all nodes and the forecasts of the controller if the
+    /// statement reads their tables.
     pub(super) async fn viewer_with_loads(&mut self, sql: &str) -> Arc<Catalog<Viewer>> {
-        let loads = match system::loads_needed(sql) {
-            Some(with_keys) => self.context.sources.load.reports(with_keys).await,
-            None => Vec::new(),
-        };
-        self.viewer_of(loads)
+        let sources = &self.context.sources;
+        let mut remote = Remote::default();
+        if let Some(with_keys) = system::loads_needed(sql) {
+            remote.loads = sources.load.reports(with_keys).await;
+        }
+        if let Some(cluster) = sources.cluster.as_ref().filter(|_| system::forecasts_needed(sql)) {
+            remote.forecasts = cluster.forecasts().await;
+        }
+        self.viewer_of(remote)
     }
 
-    fn viewer_of(&mut self, loads: Vec<NodeLoad>) -> Arc<Catalog<Viewer>> {
+    fn viewer_of(&mut self, remote: Remote) -> Arc<Catalog<Viewer>> {
         self.update_snapshot_parameters();
         let (sources, settings) = (self.context.sources.clone(), self.settings.clone());
         let viewer = Viewer::new(sources, self.identity.clone(), self.link.handle.pid, settings);
-        Arc::new(Catalog::new(viewer.with_loads(loads)))
+        Arc::new(Catalog::new(viewer.with_remote(remote)))
     }
 
     /// Plans the first statement of `sql`. Also returns the text that follows it.

@@ -114,7 +114,7 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             error
         ]
     };
-    Ok(viewer.loads.iter().map(row).collect())
+    Ok(viewer.remote.loads.iter().map(row).collect())
 }
 
 /// The partitions of the tenants that the viewer may connect to, which were used or have pages in
@@ -122,7 +122,7 @@ fn nodes(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
 fn visible(viewer: &Viewer) -> Vec<(&str, &PartitionReport)> {
     let tenants: HashMap<PartitionId, Arc<Tenant>> =
         viewer.tenants().into_iter().map(|tenant| (tenant.partition, tenant)).collect();
-    let reports = viewer.loads.iter().filter_map(|(node, report)| Some((node, report.as_ref().ok()?)));
+    let reports = viewer.remote.loads.iter().filter_map(|(node, report)| Some((node, report.as_ref().ok()?)));
     reports
         .flat_map(|(node, report)| report.partitions.iter().map(move |partition| (node.as_str(), partition)))
         .filter(|(_, partition)| tenants.contains_key(&PartitionId(partition.partition)))

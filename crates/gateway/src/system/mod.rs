@@ -6,6 +6,7 @@
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
 //! | [`stats`] | statistics: `fulmar.tenant_stats`, `fulmar.partition_stats`, ... |
 //! | [`cluster`] | `fulmar.nodes`, `fulmar.partitions` |
+//! | [`forecast`] | `fulmar.forecast`, `fulmar.forecast_errors` |
 //! | [`load`] | `fulmar.node_load`, `fulmar.load`, `fulmar.hot_keys` |
 //! | [`event_log`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`catalog`] | the list of these tables; `set_config`, advisory locks, `pg_cancel_backend` |
@@ -14,10 +15,12 @@
 mod catalog;
 mod cluster;
 mod event_log;
+mod forecast;
 mod load;
 mod statistics;
 mod stats;
 mod viewer;
 
+pub(crate) use forecast::forecasts_needed;
 pub(crate) use load::loads_needed;
-pub(crate) use viewer::{Sources, Viewer};
+pub(crate) use viewer::{Remote, Sources, Viewer};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fulmar_control::forecast::series::SeriesReport;
 use fulmar_dialect::system::{FIRST_USER_OID, OWNER, Rows};
 use fulmar_engine::{Database, Engine, SystemTable};
 use fulmar_meta::{Catalog, Tenant, User};
@@ -34,14 +35,28 @@ pub(crate) struct Sources {
 /// A table, and the function that produces its rows.
 pub(super) type Table = (SystemTable, fn(&Viewer, &Database<'_>) -> Result<Rows>);
 
+/// What other nodes have sent, because the statement reads it.
+pub(crate) struct Remote {
+    /// The loads of all nodes.
+    pub(crate) loads: Vec<NodeLoad>,
+    /// The forecasts of the controller.
+    pub(crate) forecasts: Result<Vec<SeriesReport>>,
+}
+
+impl Default for Remote {
+    fn default() -> Remote {
+        Remote { loads: Vec::new(), forecasts: Ok(Vec::new()) }
+    }
+}
+
 /// The session that queries the catalog: a snapshot of its state.
 pub(crate) struct Viewer {
     pub(super) sources: Arc<Sources>,
     pub(super) identity: Identity,
     pub(super) pid: i32,
     pub(super) settings: Settings,
-    /// The loads of all nodes, if the statement reads them.
-    pub(super) loads: Vec<NodeLoad>,
+    /// What other nodes have sent for the statement.
+    pub(super) remote: Remote,
     /// The changes that `set_config` requested: name, value, and whether the change is local to the
     /// transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
@@ -50,12 +65,12 @@ pub(crate) struct Viewer {
 impl Viewer {
     /// Creates a viewer of a session's current state.
     pub(crate) fn new(sources: Arc<Sources>, identity: Identity, pid: i32, settings: Settings) -> Viewer {
-        Viewer { sources, identity, pid, settings, loads: Vec::new(), changes: Mutex::default() }
+        Viewer { sources, identity, pid, settings, remote: Remote::default(), changes: Mutex::default() }
     }
 
-    /// Adds the loads of all nodes.
-    pub(crate) fn with_loads(self, loads: Vec<NodeLoad>) -> Viewer {
-        Viewer { loads, ..self }
+    /// Adds what other nodes have sent.
+    pub(crate) fn with_remote(self, remote: Remote) -> Viewer {
+        Viewer { remote, ..self }
     }
 
     /// The tenants that the viewer may connect to. The names of other tenants are confidential.

@@ -3,7 +3,7 @@
 //! ```text
 //!   every node ── load report ──┐
 //!   owners, catalog, records ───┴─► picture ─► fulmar_control ─► decisions ─┬─► moves: migrations
-//!                                      total load ─► forecast ──────▲       └─► nodes: provisioner
+//!                                      └─► forecasts ─► outlook ──▲         └─► nodes: provisioner
 //! ```
 //!
 //! One elected node runs it ([`fulmar_cluster::election`]) while the mode is not `off`, one round
@@ -17,7 +17,11 @@
 //! 5. Decide ([`fulmar_control::policy::Controller::decide`]), record, and carry out in mode `on`.
 //!
 //! Moves that were decided and have not ended count as done in the picture, so they are not decided
-//! again.
+//! again. Series of loads and their forecasts are kept by a thread ([`forecast`]).
+//!
+//! A round in which a node that has reported lately does not report is a hole: nothing is decided in
+//! it, and the series get no value. After [`reports::MAX_HOLE`] the node's last report stands in. A
+//! jump of a clock decides nothing either ([`brain`], [`clock`]).
 //!
 //! # Two controllers
 //! Every change of the controller's records compares the role's record, and so does the journal that
@@ -40,7 +44,9 @@
 //! pauses. Then the plan is undone, and no node is added or removed for a growing time. Each failure
 //! is an event.
 
+mod brain;
 mod changes;
+mod clock;
 mod decisions;
 mod forecast;
 mod moves;
@@ -93,7 +99,10 @@ impl Node {
                         partitions.record(Event::new(Kind::ControllerElected));
                     }
                     match Run::begin(self.clone(), partitions.clone(), term).await {
-                        Ok(mut run) => run.until_ended().await,
+                        Ok(mut run) => {
+                            run.until_ended().await;
+                            self.control().set_forecasts(None);
+                        }
                         Err(error) => {
                             tracing::error!(%error, "the controller cannot read its records");
                         }

@@ -1,9 +1,11 @@
 //! The controller's records in memory, at every node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use fulmar_cluster::election::RoleRecord;
 use fulmar_cluster::records::{Record, decode};
+use fulmar_cluster::{Incarnation, NodeId};
 use fulmar_elastic::settings::{ControlSettings, Mode};
 use fulmar_gateway::cluster::{ControlInfo, DecisionInfo};
 use fulmar_meta::{Change, Entry, MetaError, Observer};
@@ -12,6 +14,7 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use super::forecast::Forecasts;
 use super::records::{
     CANCEL_KEY, DecisionRecord, PLAN_KEY, Phase, PlanRecord, SETTINGS_KEY, SettingsRecord, decision_of_key,
     forbidden_of_key, pinned_of_key,
@@ -48,6 +51,8 @@ struct State {
 pub(crate) struct Control {
     state: RwLock<State>,
     changed: Notify,
+    /// The forecasts of this node's term, while it is the controller.
+    forecasts: RwLock<Option<Arc<Forecasts>>>,
 }
 
 impl Control {
@@ -58,8 +63,7 @@ impl Control {
 
     /// Returns true if a controller has something to do.
     pub(super) fn is_needed(&self) -> bool {
-        let state = self.state.read();
-        state.settings.mode != Mode::Off || !state.plan.is_empty()
+        self.state.read().is_needed()
     }
 
     /// The settings.
@@ -88,6 +92,22 @@ impl Control {
         self.state.read().plan.is_removing(node)
     }
 
+    /// The node that was elected last, if a controller is needed.
+    pub(super) fn controller(&self) -> Option<(NodeId, Incarnation)> {
+        let state = self.state.read();
+        state.role.as_ref().filter(|_| state.is_needed()).map(|role| (role.node, role.incarnation))
+    }
+
+    /// The forecasts of this node's term, if it is the controller.
+    pub(super) fn forecasts(&self) -> Option<Arc<Forecasts>> {
+        self.forecasts.read().clone()
+    }
+
+    /// Sets the forecasts of this node's term.
+    pub(super) fn set_forecasts(&self, forecasts: Option<Arc<Forecasts>>) {
+        *self.forecasts.write() = forecasts;
+    }
+
     /// All decisions, newest first.
     pub(crate) fn decision_infos(&self) -> Vec<DecisionInfo> {
         self.state.read().decisions.values().rev().map(info).collect()
@@ -112,6 +132,10 @@ fn info(record: &DecisionRecord) -> DecisionInfo {
 }
 
 impl State {
+    fn is_needed(&self) -> bool {
+        self.settings.mode != Mode::Off || !self.plan.is_empty()
+    }
+
     /// Applies a change. Returns true if it concerns the controller.
     fn apply(&mut self, key: &str, value: Option<&[u8]>) -> bool {
         match key {

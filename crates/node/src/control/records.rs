@@ -7,10 +7,12 @@
 //! | `control/cancel` | [`Mark`]: the plan is to be given up | operators; deleted by the controller |
 //! | `control/plan` | [`PlanRecord`]: the nodes that are being added or removed | the controller |
 //! | `control/decision/NUMBER` | [`DecisionRecord`], the newest [`MAX_DECISIONS`] | the controller |
+//! | `control/forecast/...` | [`SeriesRecord`], see [`super::forecast`] | the controller |
 
 use std::collections::BTreeMap;
 
 use fulmar_cluster::records::{Record, encode};
+use fulmar_control::forecast::stored::StoredSeries;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +22,7 @@ pub(super) const CANCEL_KEY: &str = "control/cancel";
 const PINNED_PREFIX: &str = "control/pinned/";
 const FORBIDDEN_PREFIX: &str = "control/forbidden/";
 pub(super) const DECISION_PREFIX: &str = "control/decision/";
+pub(super) const FORECAST_PREFIX: &str = "control/forecast/";
 
 /// Number of decisions that are kept.
 pub(super) const MAX_DECISIONS: usize = 1000;
@@ -132,6 +135,15 @@ pub(super) enum OutcomeResult {
     Advised,
 }
 
+/// Series of loads, for the next controller.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SeriesRecord {
+    v: u32,
+    /// Length of a step of the cluster's series, in seconds.
+    pub step_s: f64,
+    pub series: Vec<StoredSeries>,
+}
+
 macro_rules! records {
     ($($record:ty),*) => {
         $(impl Record for $record {
@@ -142,11 +154,17 @@ macro_rules! records {
     };
 }
 
-records!(SettingsRecord, Mark, PlanRecord, DecisionRecord);
+records!(SettingsRecord, Mark, PlanRecord, DecisionRecord, SeriesRecord);
 
 impl SettingsRecord {
     pub fn new(values: BTreeMap<String, String>) -> SettingsRecord {
         SettingsRecord { v: VERSION, values }
+    }
+}
+
+impl SeriesRecord {
+    pub fn new(step_s: f64, series: Vec<StoredSeries>) -> SeriesRecord {
+        SeriesRecord { v: VERSION, step_s, series }
     }
 }
 

@@ -1,11 +1,15 @@
 //! The newest load reports of all nodes, smoothed.
+//!
+//! If a node that lives does not answer, its partitions keep the load of its last report: without it
+//! the cluster would seem to have less load than it has.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_control::report::{NodeReport, PartitionReport};
 use fulmar_pages::PartitionId;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 /// Loads are smoothed exponentially with a time constant of this, or of five rounds if that is less.
 /// A load that jumps shows half of it after 70 % of that time.
@@ -13,6 +17,8 @@ const MAX_SMOOTHING: Duration = Duration::from_secs(5);
 const SMOOTHING_ROUNDS: u32 = 5;
 /// A report that is older than this says nothing about the node now.
 const MAX_AGE: Duration = Duration::from_secs(30);
+/// For this long after its last report, a node that does not report is a hole.
+pub(super) const MAX_HOLE: Duration = Duration::from_secs(15);
 
 /// What a node has reported.
 #[derive(Clone, Debug)]
@@ -28,6 +34,8 @@ pub(super) struct PartitionLoad {
     pub load: f64,
     /// The newest report.
     pub report: PartitionReport,
+    /// The node that has sent it.
+    node: Option<Arc<str>>,
 }
 
 /// The reports of all nodes.
@@ -39,31 +47,40 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Adds the reports of one round. `round` is the time from one to the next.
-    pub fn update(&mut self, reports: Vec<NodeReport>, round: Duration, now: Instant) {
+    /// Adds the reports of one round. `round` is the time from one to the next, and `silent` are the nodes
+    /// that live and have not reported.
+    pub fn update(&mut self, reports: Vec<NodeReport>, silent: &[String], round: Duration, now: Instant) {
         let weight = self.updated_at.replace(now).map_or(1.0, |last| weight(now.duration_since(last), round));
         let mut seen: HashMap<PartitionId, ()> = HashMap::new();
         for mut report in reports {
-            let factor = overhead(&report);
+            let (factor, node) = (overhead(&report), Arc::<str>::from(report.node.as_str()));
             for partition in std::mem::take(&mut report.partitions) {
                 let id = PartitionId(partition.partition);
                 let cpu = finite(partition.cpu) * factor;
                 let known = self.partitions.entry(id).or_default();
                 known.load += (cpu - known.load) * weight;
-                known.report = partition;
+                (known.report, known.node) = (partition, Some(node.clone()));
                 seen.insert(id, ());
             }
             self.nodes.insert(report.node.clone(), Reported { report, at: now });
         }
         // A partition that no node has reported is idle, or its node has not answered.
+        let silent: HashSet<&str> = silent.iter().map(String::as_str).collect();
         for (id, partition) in &mut self.partitions {
-            if !seen.contains_key(id) {
+            let is_silent = partition.node.as_deref().is_some_and(|node| silent.contains(node));
+            if !seen.contains_key(id) && !is_silent {
                 partition.load *= 1.0 - weight;
                 partition.report.requests_per_s = 0.0;
             }
         }
         self.partitions.retain(|id, partition| seen.contains_key(id) || partition.load > 1e-6);
         self.nodes.retain(|_, reported| now.duration_since(reported.at) < 10 * MAX_AGE);
+    }
+
+    /// Returns true if one of the silent nodes has reported within [`MAX_HOLE`].
+    pub fn has_hole(&self, silent: &[String], now: Instant) -> bool {
+        let is_hole = |reported: &Reported| now.duration_since(reported.at) < MAX_HOLE;
+        silent.iter().any(|node| self.nodes.get(node).is_some_and(is_hole))
     }
 
     /// The newest report of a node, and whether it is recent.
@@ -136,7 +153,7 @@ mod tests {
         let load = |reports: &Reports, id| reports.partition(PartitionId(id)).map_or(0.0, |load| load.load);
         let mut update = |reports: &mut Reports, report| {
             now += ROUND;
-            reports.update(vec![report], ROUND, now);
+            reports.update(vec![report], &[], ROUND, now);
         };
         update(&mut reports, report(1.0, &[(1, 0.6), (2, 0.2)]));
         assert!((load(&reports, 1) - 0.75).abs() < 1e-6 && (load(&reports, 2) - 0.25).abs() < 1e-6);
@@ -156,6 +173,9 @@ mod tests {
         assert!((loads.0 - 0.2).abs() < 1e-6 && (loads.1 - 0.1).abs() < 1e-6, "workers waited: {loads:?}");
         update(&mut reports, report(f64::NAN, &[(1, f64::NAN)]));
         assert!(load(&reports, 1).is_finite());
+        let kept = load(&reports, 1);
+        reports.update(Vec::new(), &["n1".to_owned()], ROUND, Instant::now());
+        assert_eq!(load(&reports, 1), kept, "a node that does not answer is not idle");
         for _ in 0..100 {
             update(&mut reports, report(0.0, &[]));
         }
@@ -166,10 +186,13 @@ mod tests {
     #[test]
     fn old_reports_are_not_recent() {
         let (mut reports, now) = (Reports::default(), Instant::now());
-        reports.update(vec![report(0.0, &[])], MAX_AGE, now);
+        reports.update(vec![report(0.0, &[])], &[], MAX_AGE, now);
         assert!(reports.node("n1", now).is_some_and(|(_, is_recent)| is_recent));
         assert!(reports.node("n1", now + MAX_AGE).is_some_and(|(_, is_recent)| !is_recent));
         assert!(reports.node("n2", now).is_none());
+        let silent = ["n1".to_owned(), "n2".to_owned()];
+        assert!(reports.has_hole(&silent, now) && !reports.has_hole(&silent[1..], now));
+        assert!(!reports.has_hole(&silent, now + MAX_HOLE), "its last report stands in");
         assert_eq!(reports.mean_capacity(), Some(2.0));
     }
 }

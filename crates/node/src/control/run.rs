@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use fulmar_cluster::election::{self, Term};
 use fulmar_cluster::metadata;
 use fulmar_cluster::records::encode;
 use fulmar_control::picture::Picture;
 use fulmar_control::planners::ItemKind;
-use fulmar_control::policy::{Action, Controller, Decision, Reason};
+use fulmar_control::policy::{Action, Decision, Reason};
 use fulmar_elastic::settings::{ControlSettings, Mode};
 use fulmar_gateway::events::Event;
 use fulmar_meta::{Outcome, Revision, Transaction};
@@ -22,8 +22,10 @@ use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
 use tokio::time::sleep_until;
 
+use super::brain::Brain;
+use super::clock::{Clock, unix_ms};
 use super::decisions::{Advice, Part, Progress, not_done};
-use super::forecast::Forecast;
+use super::forecast::{self, Forecaster, Stored};
 use super::moves::{Moves, Queued};
 use super::nodes::NodeWork;
 use super::picture::{self, Pictured, Sources};
@@ -43,8 +45,6 @@ const MAX_DELETED: usize = 50;
 /// nearly all of it.
 const SETTLE_ROUNDS: f64 = 2.0;
 const SETTLE_SMOOTHINGS: f64 = 2.0;
-/// Rounds that the load must be low before nodes are removed by the policy `planned`, at least.
-const MIN_CONFIRM_ROUNDS: f64 = 3.0;
 /// Advice of one kind is recorded at most once in this number of rounds.
 const ROUNDS_PER_ADVICE: f64 = 12.0;
 /// Why something was given up.
@@ -53,32 +53,6 @@ const CANCELLED: &str = "cancelled by an administrator";
 /// The term has ended, or has to begin again.
 #[derive(Debug)]
 pub(super) struct Ended;
-
-/// What decides. Deciding may take seconds, so it runs on a thread of its own.
-struct Brain {
-    controller: Controller,
-    forecast: Forecast,
-}
-
-/// A clock that is not set: seconds since 1970 at the begin of the term, and then steadily on.
-struct Clock {
-    begun: Instant,
-    begun_unix_s: f64,
-}
-
-impl Clock {
-    fn new() -> Clock {
-        Clock { begun: Instant::now(), begun_unix_s: unix_ms() as f64 / 1000.0 }
-    }
-
-    fn at_s(&self) -> f64 {
-        self.begun_unix_s + self.begun.elapsed().as_secs_f64()
-    }
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
-}
 
 /// A controller.
 pub(super) struct Run {
@@ -117,8 +91,12 @@ impl Run {
         let environment = node.environment();
         let plan = metadata::read::<_, PlanRecord>(environment, PLAN_KEY).await?;
         let decisions = metadata::scan::<_, DecisionRecord>(environment, DECISION_PREFIX).await?;
+        let stored = Stored::read(&node).await;
         let settings = node.control().settings();
-        let brain = Brain::new(&settings);
+        let clock = Clock::new();
+        let forecaster = Forecaster::start(&settings, stored, clock.at_s());
+        node.control().set_forecasts(Some(forecaster.forecasts.clone()));
+        let brain = Brain::new(&settings, forecaster);
         let plan_revision = plan.as_ref().map(|read| read.revision);
         let kept: VecDeque<u64> = decisions.iter().map(|(_, read)| read.record.number).collect();
         let pending = decisions.into_iter().map(|(_, read)| read.record);
@@ -129,7 +107,7 @@ impl Run {
             term,
             settings,
             brain,
-            clock: Clock::new(),
+            clock,
             reports: Reports::default(),
             plan: plan.map(|read| read.record).unwrap_or_default(),
             plan_revision,
@@ -194,9 +172,15 @@ impl Run {
     async fn round(&mut self) -> Result<(), Ended> {
         self.check_term().await?;
         self.update_settings();
-        let reports = self.node.load_reports(false).await.into_iter();
-        let reports = reports.filter_map(|(_, report)| report.ok()).collect();
-        self.reports.update(reports, self.settings.round, Instant::now());
+        let (mut reports, mut silent) = (Vec::new(), Vec::new());
+        for (node, report) in self.node.load_reports(false).await {
+            match report {
+                Ok(report) => reports.push(report),
+                Err(_) => silent.push(node),
+            }
+        }
+        let now = Instant::now();
+        self.reports.update(reports, &silent, self.settings.round, now);
         if self.node.control().is_cancelled() {
             self.cancel().await?;
         }
@@ -209,11 +193,12 @@ impl Run {
         let pinned = self.node.control().marks().pinned;
         self.moves.check(&pictured.picture, &pinned, &mut self.progress);
         // The policy must not decide before it is known which nodes can be removed.
-        if self.settings.mode != Mode::Off && self.nodes.provisioned.is_some() {
+        let is_known = self.nodes.provisioned.is_some() && !self.reports.has_hole(&silent, now);
+        if self.settings.mode != Mode::Off && is_known {
             self.decide(pictured).await?;
         }
         self.start_moves();
-        Ok(())
+        self.save_forecasts().await
     }
 
     async fn check_term(&mut self) -> Result<(), Ended> {
@@ -229,14 +214,13 @@ impl Run {
         if settings == self.settings && self.brain.is_some() && !self.forgets {
             return;
         }
-        let series =
-            |settings: &ControlSettings| (settings.step, settings.round, settings.policy.node_start_s);
-        let forecast = self.brain.take().map(|brain| brain.forecast);
-        let forecast = forecast.filter(|_| series(&settings) == series(&self.settings));
-        self.brain = Brain::new(&settings);
-        if let (Some(brain), Some(forecast)) = (&mut self.brain, forecast) {
-            brain.forecast = forecast;
-        }
+        let kept = self.brain.take().map(|brain| brain.forecaster);
+        let has_same_step = forecast::step_s(&settings) == forecast::step_s(&self.settings);
+        let forecaster = kept
+            .filter(|_| has_same_step)
+            .unwrap_or_else(|| Forecaster::start(&settings, Stored::default(), self.clock.at_s()));
+        self.node.control().set_forecasts(Some(forecaster.forecasts.clone()));
+        self.brain = Brain::new(&settings, forecaster);
         (self.settings, self.forgets) = (settings, false);
     }
 
@@ -298,12 +282,7 @@ impl Run {
         let Some(mut brain) = self.brain.take() else { return Ok(()) };
         let is_paused = picture.at_s < self.paused_until_s;
         let decided = tokio::task::spawn_blocking(move || {
-            brain.forecast.observe(picture.load(), picture.at_s);
-            let outlook = brain.forecast.outlook().clone();
-            let decisions = match is_paused {
-                true => Vec::new(),
-                false => brain.controller.decide(&picture, &outlook),
-            };
+            let decisions = brain.decide(&Arc::new(picture), is_paused);
             (brain, decisions)
         });
         let Ok((brain, decisions)) = decided.await else { return Err(Ended) };
@@ -320,6 +299,17 @@ impl Run {
             self.act(decision, &by_name).await?;
         }
         Ok(())
+    }
+
+    /// Writes a record of the forecasts, if there is a new one.
+    async fn save_forecasts(&mut self) -> Result<(), Ended> {
+        let unsaved = self.brain.as_ref().and_then(|brain| brain.forecaster.forecasts.take_unsaved());
+        let Some((key, value)) = unsaved else { return Ok(()) };
+        let change = match value {
+            Some(value) => Transaction::new().put(key, value),
+            None => Transaction::new().delete(key),
+        };
+        self.commit(change).await.map(drop)
     }
 
     /// Records a decision, and begins to carry it out.
@@ -539,17 +529,6 @@ impl Run {
     }
 }
 
-impl Brain {
-    /// `None` if the settings name a rule or a planner that does not exist, which [`ControlSettings`]
-    /// excludes.
-    fn new(settings: &ControlSettings) -> Option<Brain> {
-        let mut policy = settings.policy.clone();
-        policy.confirm_rounds = confirm_rounds(settings);
-        let controller = Controller::new(settings.rule, policy)?;
-        Some(Brain { controller, forecast: Forecast::new(settings) })
-    }
-}
-
 /// Moves that can wait: those for balance or latency, but not those from nodes that leave or lack memory.
 fn is_for_balance(decision: &Decision) -> bool {
     let is_required = |reason: &Reason| matches!(reason, Reason::NodesLeave { .. } | Reason::Memory { .. });
@@ -558,12 +537,6 @@ fn is_for_balance(decision: &Decision) -> bool {
         Action::Move { .. } => !decision.reasons.iter().any(is_required),
         Action::AddNodes { .. } | Action::Drain { .. } | Action::KeepNodes { .. } => false,
     }
-}
-
-/// The rounds of `hold_down`.
-fn confirm_rounds(settings: &ControlSettings) -> u32 {
-    let round_s = settings.round.max(Duration::from_millis(1)).as_secs_f64();
-    (settings.policy.hold_down_s / round_s).ceil().max(MIN_CONFIRM_ROUNDS) as u32
 }
 
 /// A decision as JSON, with its first moves.
@@ -581,15 +554,6 @@ mod tests {
     use fulmar_control::policy::Effect;
 
     use super::*;
-
-    #[test]
-    fn removals_are_confirmed_for_the_whole_hold() {
-        let mut settings = ControlSettings::default();
-        assert!(Brain::new(&settings).is_some());
-        assert_eq!(confirm_rounds(&settings), 120, "10 min in rounds of 5 s");
-        settings.policy.hold_down_s = 0.0;
-        assert_eq!(confirm_rounds(&settings), 3, "at least P-Store's three");
-    }
 
     #[test]
     fn record_of_a_large_plan_is_short() {

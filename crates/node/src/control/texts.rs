@@ -56,6 +56,9 @@ pub(super) fn why(reason: &Reason) -> String {
             "the load will be {load:.2} CPUs in {} ({method}); the nodes serve {capacity:.2}",
             time(*in_s)
         ),
+        Reason::Growth { tenant, load, forecast, in_s } => {
+            format!("{tenant} will grow from {load:.2} to {forecast:.2} CPUs in {}", time(*in_s))
+        }
         Reason::NodePlan { from, to, short_s, .. } if *short_s > 0.0 => format!(
             "the cheapest plan goes from {from} to {to} nodes; the load exceeds them for {}",
             time(*short_s)

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Config, Engine, Error, TransactionOutcome as EngineOutcome, sqlstate};
 use fulmar_gateway::cluster::{
-    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, MigrationInfo, Move, NodeInfo,
-    Owner, PartitionInfo, TransactionOutcome,
+    Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, ForecastError, MigrationInfo,
+    Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
 use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
 use fulmar_meta::{Catalog, Embedded};
@@ -277,6 +278,14 @@ impl Cluster for Member {
             heard: None,
         };
         nodes.into_iter().map(info).collect()
+    }
+
+    async fn forecasts(&self) -> Result<Vec<SeriesReport>> {
+        Ok(Vec::new())
+    }
+
+    fn forecast_errors(&self) -> Vec<ForecastError> {
+        Vec::new()
     }
 
     fn collector(&self) -> CollectorStatistics {
