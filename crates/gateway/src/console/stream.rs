@@ -46,7 +46,7 @@ pub(super) fn start(
             connection.0.cancel();
         }
     });
-    let next = |mut receiver: mpsc::Receiver<Bytes>| async {
+    let next = |mut receiver: mpsc::Receiver<Bytes>| async move {
         let piece = receiver.recv().await?;
         Some((Ok::<_, Infallible>(piece), receiver))
     };

@@ -7,8 +7,9 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::common::{Node, wait_until, with_timeout};
 
-/// The limit of event streams.
+/// The limits of event streams, and of a request's body.
 const MAX_STREAMS: usize = 16;
+const MAX_BODY_BYTES: usize = 16 << 10;
 
 async fn create(admin: &Client, definition: &str) -> String {
     let answer = admin.simple_query(&format!("CREATE TOKEN {definition}")).await.unwrap();
@@ -188,8 +189,9 @@ async fn sections_are_those_of_sql() {
 async fn actions_are_administrative_statements() {
     let node = Node::insecure().await;
     let shop = node.database("shop").await;
-    shop.batch_execute("CREATE TABLE t (a)").await.unwrap();
-    let point: String = shop.query_one("SELECT CAST(now() AS TEXT)", &[]).await.unwrap().get(0);
+    shop.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
+    node.engine.flush().await.unwrap();
+    shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
     let admin = node.client("fulmar").await;
     let token = create(&admin, "ops FOR ADMIN").await;
 
@@ -197,9 +199,12 @@ async fn actions_are_administrative_statements() {
     let (status, body) = post(&node, &token, r#"{"action":"pin","database":"shop"}"#).await;
     assert_eq!(status, 422, "{body}");
     assert!(body["error"]["state"].is_string() && body["error"]["message"].is_string(), "{body}");
+    let (_, tenant) = get(&node, "tenants/shop", &token).await;
+    let point = &column(&tenant["history"], "time")[0];
     let restore = json!({ "action": "restore", "database": "shop", "timestamp": point }).to_string();
-    let (status, body) = post(&node, &token, &restore).await;
-    assert!(status == 200 || body["error"]["state"].is_string(), "{status} {body}");
+    assert_eq!(post(&node, &token, &restore).await, (200, json!({ "state": "done" })));
+    let rows = node.client("shop").await.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+    assert_eq!(rows.get::<_, i64>(0), 1);
     let (status, _) = post(&node, &token, r#"{"action":"mode","mode":"on'; DROP DATABASE shop"}"#).await;
     assert_eq!(status, 422);
     assert!(node.catalog.tenant("shop").is_some());
@@ -210,7 +215,7 @@ async fn actions_are_administrative_statements() {
         (r#"{"action":"drop","database":"shop"}"#, 400),
         (r#"{"action":"pin","database":"shop","more":1}"#, 400),
         (r#"{"action":"pin","database":"a\u0000b"}"#, 400),
-        (" ".repeat(20_000).as_str(), 413),
+        (" ".repeat(MAX_BODY_BYTES + 1).as_str(), 413),
     ] {
         let (status, answer) = post(&node, &token, body).await;
         assert_eq!(status, expected, "{answer}");
