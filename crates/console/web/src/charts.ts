@@ -24,7 +24,10 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** A chart. `summary` is what screen readers get instead. */
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const MINUTES = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+
+/** A chart. The title is what screen readers get instead. */
 export function createChart(title: string, lines: Line[], format: (value: number) => string, height = 190): Chart {
   const element = h("div", { class: "chart", role: "img", "aria-label": title });
   let data: uPlot.AlignedData = [[], ...lines.map(() => [])];
@@ -40,7 +43,14 @@ export function createChart(title: string, lines: Line[], format: (value: number
         legend: { live: true },
         scales: { y: { range: (_, __, max) => [0, Number.isFinite(max) && max > 0 ? max * 1.1 : 1] } },
         axes: [
-          { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } },
+          {
+            stroke: colour("--muted"),
+            grid: { stroke: colour("--grid"), width: 1 },
+            ticks: { show: false },
+            space: 80,
+            values: (_, splits, __, ___, step) =>
+              splits.map((at) => (step < 60 ? CLOCK : MINUTES).format(new Date(at * 1000))),
+          },
           {
             stroke: colour("--muted"),
             grid: { stroke: colour("--grid"), width: 1 },
@@ -50,7 +60,7 @@ export function createChart(title: string, lines: Line[], format: (value: number
           },
         ],
         series: [
-          { label: "Time", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+          { label: "Time", value: (_, at) => (at == null ? "–" : CLOCK.format(new Date(at * 1000))) },
           ...lines.map((line) => ({
             label: line.label,
             stroke: colour(line.colour),

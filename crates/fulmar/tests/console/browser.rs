@@ -83,6 +83,7 @@ impl Browser {
         for domain in ["Page", "Runtime", "Log"] {
             browser.call(&format!("{domain}.enable"), json!({}));
         }
+        browser.call("Page.bringToFront", json!({}));
         browser
     }
 

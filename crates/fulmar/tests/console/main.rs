@@ -121,6 +121,11 @@ fn check_narrow(browser: &mut Browser) {
     for page in PAGES {
         browser.evaluate(&format!("location.hash = {}", json!(page)));
         browser.wait_for("document.querySelector('main section')");
+        if page.contains("tenant/") {
+            browser.wait_for("document.querySelectorAll('tbody tr').length > 5");
+        }
+        // Charts take their new size before the next frame.
+        browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
         let width = browser.evaluate("document.documentElement.scrollWidth");
         assert!(width.as_f64().unwrap() <= 400.0, "{page} is {width} px wide");
     }
@@ -186,6 +191,9 @@ async fn operator_watches_and_moves_a_tenant() {
     let mut browser = Browser::start();
     browser.set_window(1200, 900, "light");
     browser.open(&format!("http://127.0.0.1:{}/console", cluster.http_port(0)));
+    browser.wait_for("document.querySelector('h1')");
+    let is_built = browser.evaluate("document.querySelector('#app') !== null");
+    assert_eq!(is_built, json!(true), "build the page first: make console");
     let refused = [("fulmar_wrong", "token unknown or expired"), (&*scraper, "this token only shows metrics")];
     sign_in(&mut browser, &refused, &token);
 
