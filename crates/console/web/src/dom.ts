@@ -65,17 +65,23 @@ export function reconcile<T, E extends HTMLElement>(
   create: (item: T) => E,
   update: (element: E, item: T) => void,
 ): void {
+  const active = document.activeElement;
+  const hasFocus = active instanceof HTMLElement && parent.contains(active);
+  const keys = new Set(items.map(key));
   const old = new Map<string, E>();
   for (const element of Array.from(parent.children) as E[]) {
-    old.set(element.dataset["key"] ?? "", element);
+    const name = element.dataset["key"] ?? "";
+    if (keys.has(name)) {
+      old.set(name, element);
+    } else {
+      element.remove();
+    }
   }
   let next: Element | null = parent.firstElementChild;
   for (const item of items) {
     const name = key(item);
     let element = old.get(name);
-    if (element) {
-      old.delete(name);
-    } else {
+    if (!element) {
       element = create(item);
       element.dataset["key"] = name;
     }
@@ -86,7 +92,10 @@ export function reconcile<T, E extends HTMLElement>(
       parent.insertBefore(element, next);
     }
   }
-  old.forEach((element) => element.remove());
+  // An element that was put at another place has lost the focus.
+  if (hasFocus && active !== document.activeElement) {
+    active.focus({ preventScroll: true });
+  }
 }
 
 /** Has a screen reader read a text. */

@@ -23,11 +23,8 @@ export interface NodeLoad {
   cpu: number | null;
   memory_bytes: number | null;
   used_memory_bytes: number | null;
-  read_bytes_per_s: number | null;
   written_bytes_per_s: number | null;
   requests_per_s: number | null;
-  partitions: number | null;
-  idle_partitions: number | null;
   error: string | null;
 }
 

@@ -127,9 +127,9 @@ function summaryPart(model: Model, name: string, failure: () => string): Page {
     const tenant = model.tenant(name);
     const load = tenant?.load;
     setText(node, tenant?.node || "–");
-    const name_ = tenant ? level(tenant) : "idle";
-    status.className = `status ${name_}`;
-    setText(status, tenant ? `${LEVELS[name_].mark} ${LEVELS[name_].text}` : "");
+    const state = tenant ? level(tenant) : "idle";
+    status.className = `status ${state}`;
+    setText(status, tenant ? `${LEVELS[state].mark} ${LEVELS[state].text}` : "");
     setAttribute(status, "title", tenant ? describe(tenant) : null);
     const shown: [string, string][] = [
       ["Latency", milliseconds(load?.latency_ms)],

@@ -34,9 +34,12 @@ pub(super) const SECTIONS: [Section; 10] = [
     },
     Section {
         name: "node_load",
-        sql: "SELECT node, at, capacity, cpu, memory_bytes, used_memory_bytes, read_bytes_per_s, \
-              written_bytes_per_s, requests_per_s, partitions, idle_partitions, error \
-              FROM fulmar.node_load ORDER BY node LIMIT 1000",
+        // Requests of the system database are those of consoles and other tools.
+        sql: "SELECT n.node, n.at, n.capacity, n.cpu, n.memory_bytes, n.used_memory_bytes, \
+              n.written_bytes_per_s, max(0, n.requests_per_s - coalesce(l.requests_per_s, 0)) \
+              AS requests_per_s, n.error FROM fulmar.node_load n \
+              LEFT JOIN fulmar.load l ON l.node = n.node AND l.tenant = 'fulmar' \
+              ORDER BY n.node LIMIT 1000",
         every: 1,
     },
     Section {
