@@ -460,8 +460,7 @@ fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
 fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let token = name(cursor)?;
     let is_admin = cursor.words(&["for", "admin"]);
-    let database =
-        (!is_admin && cursor.words(&["for", "database"])).then(|| name(cursor)).transpose()?;
+    let database = (!is_admin && cursor.words(&["for", "database"])).then(|| name(cursor)).transpose()?;
     let mut lasts_ms = None;
     if cursor.words(&["expires", "in"]) {
         let text = cursor.string().ok_or_else(|| unexpected(cursor))?;

@@ -185,13 +185,14 @@ pub(crate) async fn serve_internal(
     let InternalClient { database, address, parameters, pipe } = client;
     let (input, output) = (Vec::new(), Vec::new());
     let mut connection = PendingConnection { stream: Stream::Pipe(pipe), address, input, output };
-    let found = tenant(&database, SYSTEM_USER, &context.catalog, context.insecure).and_then(|(tenant, access)| {
-        let (user, account) = (SYSTEM_USER.to_owned(), context.catalog.user(SYSTEM_USER));
-        let limits = context.catalog.live_limits(&tenant);
-        let identity = Identity { user, address, account, superuser: true, access, tenant, limits };
-        let fixed = fixed_settings(&identity, context.engine.is_replica());
-        Ok((identity, settings(&parameters, fixed)?))
-    });
+    let found =
+        tenant(&database, SYSTEM_USER, &context.catalog, context.insecure).and_then(|(tenant, access)| {
+            let (user, account) = (SYSTEM_USER.to_owned(), context.catalog.user(SYSTEM_USER));
+            let limits = context.catalog.live_limits(&tenant);
+            let identity = Identity { user, address, account, superuser: true, access, tenant, limits };
+            let fixed = fixed_settings(&identity, context.engine.is_replica());
+            Ok((identity, settings(&parameters, fixed)?))
+        });
     match found {
         Ok((identity, settings)) => connection.into_client(identity, settings, context, metrics).await,
         Err(error) => {

@@ -28,8 +28,8 @@ use crate::registry::RegistryEntry;
 use crate::relay::{self, SessionHello};
 use crate::session::handoff::{Departure, MigratingSession, QueueEntry, WorkerContext};
 use crate::session::{End, Session};
-use crate::worker_scaling::WorkerScaler;
 use crate::startup::InternalClient;
+use crate::worker_scaling::WorkerScaler;
 use crate::{fair, idle_time, startup};
 
 /// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
@@ -275,11 +275,7 @@ impl ThreadContext {
 
 /// The main loop of a worker: serves its sessions until the gateway closes and the last session has
 /// ended.
-async fn serve(
-    mut queues: Queues,
-    context: Rc<ThreadContext>,
-    closing: CancellationToken,
-) {
+async fn serve(mut queues: Queues, context: Rc<ThreadContext>, closing: CancellationToken) {
     let sessions = context.tasks.clone();
     WORKER.set(Some(context.clone()));
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));

@@ -2,6 +2,7 @@
 
 import uPlot from "uplot";
 import { h } from "./dom";
+import { clock } from "./format";
 
 export interface Line {
   label: string;
@@ -24,9 +25,6 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const MINUTES = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-
 /** A chart. The title is what screen readers get instead. */
 export function createChart(title: string, lines: Line[], format: (value: number) => string, height = 190): Chart {
   const element = h("div", { class: "chart", role: "img", "aria-label": title });
@@ -48,8 +46,8 @@ export function createChart(title: string, lines: Line[], format: (value: number
             grid: { stroke: colour("--grid"), width: 1 },
             ticks: { show: false },
             space: 80,
-            values: (_, splits, __, ___, step) =>
-              splits.map((at) => (step < 60 ? CLOCK : MINUTES).format(new Date(at * 1000))),
+            size: 32,
+            values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step < 60)),
           },
           {
             stroke: colour("--muted"),
@@ -60,7 +58,7 @@ export function createChart(title: string, lines: Line[], format: (value: number
           },
         ],
         series: [
-          { label: "Time", value: (_, at) => (at == null ? "–" : CLOCK.format(new Date(at * 1000))) },
+          { label: "Time", value: (_, at) => (at == null ? "–" : clock(at)) },
           ...lines.map((line) => ({
             label: line.label,
             stroke: colour(line.colour),

@@ -27,7 +27,7 @@ export function short(value: number | null | undefined): string {
   if (size >= 10_000) {
     return `${short(value / 1000)}k`;
   }
-  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size === 0 ? "0" : value.toFixed(2);
+  return String(Number(value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2)));
 }
 
 export function percent(share: number): string {
@@ -46,8 +46,15 @@ export function parseTime(text: string): number {
   return Date.parse(text.replace(" ", "T").replace(/([+-]\d\d)$/, "$1:00"));
 }
 
-const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
-const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" } as const;
+const CLOCK = new Intl.DateTimeFormat(undefined, TIME);
+const MINUTES = new Intl.DateTimeFormat(undefined, { ...TIME, second: undefined });
+const DAY = new Intl.DateTimeFormat(undefined, { ...TIME, year: "numeric", month: "short", day: "numeric" });
+
+/** A time of day, of a time in seconds. */
+export function clock(at: number, withSeconds = true): string {
+  return (withSeconds ? CLOCK : MINUTES).format(new Date(at * 1000));
+}
 
 /** The time of day, with the date if that is not today. */
 export function time(at: string | number): string {

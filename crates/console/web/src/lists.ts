@@ -158,9 +158,9 @@ function createEvent(event: EventRow): HTMLElement {
       h("time", {}, time(event.time)),
       " ",
       severity !== "" && h("span", { class: "severity" }, `${severity}${event.severity} `),
-      event.database !== null && h("a", { href: tenantLink(event.database) }, event.database),
-      event.database !== null && ": ",
-      h("span", {}, event.text),
+      event.database === null
+        ? h("span", {}, event.text)
+        : h("span", {}, h("a", { href: tenantLink(event.database) }, event.database), `: ${event.text}`),
     ),
     h("div", { class: "about" }, [event.kind, event.user === null ? "" : `by ${event.user}`, ...details].filter((text) => text !== "").join(", ")),
   );

@@ -94,9 +94,11 @@ export function createLoad(model: Model): Page {
     const measured = values[node === "" ? "cluster" : `node ${node}`] ?? [];
     const last = measured.at(-1);
     const capacityNow = node === "" ? values["capacity"]?.at(-1) : model.nodeLoad.get(node)?.capacity;
-    const capacity = node === "" ? (values["capacity"] ?? []) : measured.map(() => capacityNow ?? null);
+    const capacity = node === "" ? (values["capacity"] ?? []) : [];
     const forecast = node === "" ? newest(model.forecast, "cluster", null) : newest(model.forecast, "node", node);
     const merged = merge(model.history, [measured, capacity], forecast);
+    // Before this page was opened, and ahead, the capacity is taken to be that of now.
+    merged.values[1] = (merged.values[1] ?? []).map((value) => value ?? capacityNow ?? null);
     chart?.set(merged.at, merged.values);
     const ahead = forecast.filter((row) => row.forecast !== null && parseTime(row.at) > Date.now());
     const peak = ahead.reduce<ForecastRow | null>(

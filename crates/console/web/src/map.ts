@@ -1,5 +1,6 @@
 // The map: a card per node, with its load, and a treemap of its tenants.
 
+import { confirm } from "./dialogs";
 import { h, reconcile, setAttribute, setText } from "./dom";
 import { bytes, count, milliseconds, percent, short } from "./format";
 import { LEVELS, level, type Level, type Model, type NodeRow, type Tenant } from "./model";
@@ -72,7 +73,14 @@ function createCard(node: NodeRow): HTMLElement {
   return h(
     "li",
     { class: "node", "data-node": node.name },
-    h("div", { class: "node-head" }, h("h3", {}, node.name), h("span", { class: "badge" }), h("span", { class: "place" })),
+    h(
+      "div",
+      { class: "node-head" },
+      h("h3", {}, node.name),
+      h("span", { class: "badge" }),
+      h("span", { class: "place" }),
+      h("button", { class: "small", onclick: (event) => forbid(node.name, event.currentTarget as HTMLElement) }),
+    ),
     h("div", { class: "meters" }, meter("CPU", "cpu"), meter("Memory", "memory")),
     h("p", { class: "figures" }),
     h("ul", { class: "tiles", "aria-label": `Tenants of ${node.name}` }),
@@ -82,6 +90,20 @@ function createCard(node: NodeRow): HTMLElement {
 
 function part(card: HTMLElement, selector: string): HTMLElement {
   return card.querySelector<HTMLElement>(selector) ?? card;
+}
+
+/** Asks whether the controller may move tenants to a node. */
+function forbid(node: string, button: HTMLElement): void {
+  const isForbidden = button.dataset["forbidden"] === "true";
+  confirm({
+    title: isForbidden ? `Allow moves to ${node}` : `Forbid moves to ${node}`,
+    body: [
+      h("p", {}, isForbidden ? "The controller may move tenants to this node again." : "The controller moves no tenants to this node. Its tenants stay."),
+    ],
+    button: isForbidden ? "Allow" : "Forbid",
+    action: () => ({ action: isForbidden ? "allow" : "forbid", node }),
+    done: isForbidden ? `${node} is allowed.` : `${node} is forbidden.`,
+  });
 }
 
 /** The states of nodes that are in order. */
@@ -95,6 +117,11 @@ function updateCard(card: HTMLElement, node: NodeRow, tenants: Tenant[], model: 
   setText(badge, state.join(", "));
   setAttribute(badge, "title", node.slow);
   badge.classList.toggle("bad", !GOOD_STATES.has(node.state) || node.slow !== null);
+  const button = part(card, "button");
+  button.hidden = !model.isCluster;
+  setAttribute(button, "data-forbidden", String(isForbidden));
+  setText(button, isForbidden ? "Allow…" : "Forbid…");
+  setAttribute(button, "aria-label", `${isForbidden ? "Allow" : "Forbid"} moves to ${node.name}`);
   setText(part(card, ".place"), [node.site, node.rack].filter((text) => text !== "").join(" / "));
   const share = load?.cpu !== null && load?.cpu !== undefined && load.capacity ? load.cpu / load.capacity : null;
   setMeter(card, "cpu", share, load?.cpu == null ? "–" : `${short(load.cpu)} of ${short(load.capacity)}`);

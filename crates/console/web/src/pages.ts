@@ -10,15 +10,17 @@ import { LEVELS, level, type Model, type Tenant } from "./model";
 
 /** Several parts as one page. */
 export function combine(title: string, parts: Page[], layout: string): Page {
-  const [first, ...rest] = parts;
-  const element = h(
-    "div",
-    {},
-    h("h1", { class: "visually-hidden", tabindex: -1 }, title),
-    ...(first && layout === "columns"
-      ? [first.element, h("div", { class: "columns" }, ...rest.map((part) => part.element))]
-      : parts.map((part) => part.element)),
-  );
+  const elements = parts.map((part) => part.element);
+  const element = h("div", {}, h("h1", { class: "visually-hidden", tabindex: -1 }, title));
+  if (layout === "columns") {
+    // The first two parts are wide, the others alternate between two columns.
+    const stacks = [0, 1].map((side) =>
+      h("div", { class: "stack" }, ...elements.slice(2).filter((_, index) => index % 2 === side)),
+    );
+    element.append(...elements.slice(0, 2), h("div", { class: "columns" }, ...stacks));
+  } else {
+    element.append(...elements);
+  }
   return {
     element,
     update: () => parts.forEach((part) => part.update()),
@@ -42,7 +44,7 @@ export function activityPage(model: Model): Page {
 /** The controller: its mode, its plan, and all decisions. */
 export function controllerPage(model: Model): Page {
   const facts = h("dl", { class: "facts" });
-  const modes = h("div", { class: "buttons", role: "group", "aria-label": "Mode of the controller" });
+  const modes = h("div", { class: "buttons", role: "group", "aria-label": "Mode of the controller" }, "Set the mode to");
   const cancel = h(
     "button",
     {

@@ -77,8 +77,8 @@ impl Browser {
             _directory: directory,
         };
         let page = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
-        let attached = browser
-            .call("Target.attachToTarget", json!({ "targetId": page["targetId"], "flatten": true }));
+        let attached =
+            browser.call("Target.attachToTarget", json!({ "targetId": page["targetId"], "flatten": true }));
         browser.session = Some(attached["sessionId"].as_str().unwrap().to_owned());
         for domain in ["Page", "Runtime", "Log"] {
             browser.call(&format!("{domain}.enable"), json!({}));
@@ -100,7 +100,8 @@ impl Browser {
         self.requests.write_all(&bytes).unwrap_or_else(|error| panic!("chromium has ended: {error}"));
         loop {
             let message = self.messages.recv_timeout(WAIT_TIMEOUT);
-            let message = message.unwrap_or_else(|error| panic!("{method}: chromium does not answer: {error}"));
+            let message =
+                message.unwrap_or_else(|error| panic!("{method}: chromium does not answer: {error}"));
             if message["id"] == id {
                 assert!(message.get("error").is_none(), "{method}: {message}");
                 return message["result"].clone();
@@ -174,8 +175,7 @@ impl Browser {
             _ => (0, key),
         };
         for kind in ["keyDown", "keyUp"] {
-            let mut event =
-                json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
+            let mut event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
             if kind == "keyDown" && !text.is_empty() {
                 event["text"] = json!(text);
             }

@@ -167,8 +167,7 @@ fn screenshots(browser: &mut Browser) {
         ("dark", "#/tenant/shop", 1200, 1080),
         ("light", "#/", 400, 1000),
     ];
-    for ((scheme, page, width, height), name) in
-        shots.into_iter().zip(["light", "dark", "tenant", "narrow"])
+    for ((scheme, page, width, height), name) in shots.into_iter().zip(["light", "dark", "tenant", "narrow"])
     {
         browser.set_window(width, height, scheme);
         browser.evaluate(&format!("location.hash = {}", json!(page)));
@@ -194,7 +193,8 @@ async fn operator_watches_and_moves_a_tenant() {
     browser.wait_for("document.querySelector('h1')");
     let is_built = browser.evaluate("document.querySelector('#app') !== null");
     assert_eq!(is_built, json!(true), "build the page first: make console");
-    let refused = [("fulmar_wrong", "token unknown or expired"), (&*scraper, "this token only shows metrics")];
+    let refused =
+        [("fulmar_wrong", "token unknown or expired"), (&*scraper, "this token only shows metrics")];
     sign_in(&mut browser, &refused, &token);
 
     // The map shows the nodes, and each tenant at its owner.

@@ -35,8 +35,6 @@ pub(super) enum Action {
     Unpin { database: String },
     /// Restores a database to a time.
     Restore { database: String, timestamp: String },
-    /// Ends the quarantine of a database.
-    Resume { database: String },
     /// Nothing is moved to the node.
     Forbid { node: String },
     /// Databases may be moved to the node again.
@@ -51,9 +49,8 @@ impl Action {
     /// The statement.
     fn sql(&self) -> Result<String, Failure> {
         let name = |what: &str, name: &str| check_text(what, name).map(|()| identifier(name));
-        let of = |database: &str, rest: &str| {
-            Ok(format!("ALTER DATABASE {} {rest}", name("database", database)?))
-        };
+        let of =
+            |database: &str, rest: &str| Ok(format!("ALTER DATABASE {} {rest}", name("database", database)?));
         match self {
             Action::Move { database, node, mechanism } => {
                 let mut rest = format!("MOVE TO {}", name("node", node)?);
@@ -69,7 +66,6 @@ impl Action {
                 check_text("timestamp", timestamp)?;
                 of(database, &format!("RESTORE TO TIMESTAMP {}", string(timestamp)))
             }
-            Action::Resume { database } => of(database, "RESUME"),
             Action::Forbid { node } => Ok(format!("ALTER NODE {} FORBID", name("node", node)?)),
             Action::Allow { node } => Ok(format!("ALTER NODE {} ALLOW", name("node", node)?)),
             Action::CancelPlan {} => Ok("ALTER SYSTEM CANCEL PLAN".to_owned()),
@@ -135,10 +131,7 @@ mod tests {
     #[test]
     fn actions_are_administrative_statements() {
         for (json, sql) in [
-            (
-                r#"{"action":"move","database":"a\"b","node":"n2"}"#,
-                r#"ALTER DATABASE "a""b" MOVE TO "n2""#,
-            ),
+            (r#"{"action":"move","database":"a\"b","node":"n2"}"#, r#"ALTER DATABASE "a""b" MOVE TO "n2""#),
             (
                 r#"{"action":"move","database":"a","node":"n2","mechanism":"live"}"#,
                 r#"ALTER DATABASE "a" MOVE TO "n2" USING "live""#,
@@ -146,7 +139,6 @@ mod tests {
             (r#"{"action":"cancel_move","database":"a"}"#, r#"ALTER DATABASE "a" CANCEL MOVE"#),
             (r#"{"action":"pin","database":"a"}"#, r#"ALTER DATABASE "a" PIN"#),
             (r#"{"action":"unpin","database":"a"}"#, r#"ALTER DATABASE "a" UNPIN"#),
-            (r#"{"action":"resume","database":"a"}"#, r#"ALTER DATABASE "a" RESUME"#),
             (
                 r#"{"action":"restore","database":"a","timestamp":"2026-11-27' X"}"#,
                 r#"ALTER DATABASE "a" RESTORE TO TIMESTAMP '2026-11-27'' X'"#,

@@ -95,7 +95,8 @@ impl Hub {
                 }
             }
             let began = Instant::now();
-            let polled = tokio::time::timeout(POLL_TIMEOUT, self.poll_once(&mut session, &mut snapshot, number));
+            let polled =
+                tokio::time::timeout(POLL_TIMEOUT, self.poll_once(&mut session, &mut snapshot, number));
             let error = match polled.await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.message),

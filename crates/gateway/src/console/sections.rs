@@ -74,11 +74,7 @@ pub(super) const SECTIONS: [Section; 10] = [
               AND application_name NOT LIKE 'fulmar console%' ORDER BY query_start, pid LIMIT 20",
         every: 1,
     },
-    Section {
-        name: "control",
-        sql: "SELECT name, value FROM fulmar.control LIMIT 100",
-        every: 2,
-    },
+    Section { name: "control", sql: "SELECT name, value FROM fulmar.control LIMIT 100", every: 2 },
     Section {
         name: "placements",
         sql: "SELECT l.tenant, p.node, l.value AS objective FROM fulmar.limits l \
@@ -128,12 +124,16 @@ pub(super) async fn tenant(sessions: &Sessions, name: &str, address: IpAddr) -> 
     for (part, sql) in [
         (
             "limits",
-            format!("SELECT name, value, \"default\", about FROM fulmar.limits WHERE tenant = {quoted} LIMIT 50"),
+            format!(
+                "SELECT name, value, \"default\", about FROM fulmar.limits WHERE tenant = {quoted} LIMIT 50"
+            ),
         ),
         ("stats", format!("SELECT * FROM fulmar.tenant_stats WHERE tenant = {quoted}")),
         (
             "latencies",
-            format!("SELECT up_to_ms, statements FROM fulmar.latency_histogram WHERE tenant = {quoted} LIMIT 100"),
+            format!(
+                "SELECT up_to_ms, statements FROM fulmar.latency_histogram WHERE tenant = {quoted} LIMIT 100"
+            ),
         ),
         (
             "statements",
@@ -143,10 +143,7 @@ pub(super) async fn tenant(sessions: &Sessions, name: &str, address: IpAddr) -> 
                  AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
             ),
         ),
-        (
-            "history",
-            "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned(),
-        ),
+        ("history", "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned()),
         (
             "forecast",
             format!(

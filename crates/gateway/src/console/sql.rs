@@ -60,7 +60,10 @@ impl SqlError {
     }
 
     fn malformed() -> SqlError {
-        SqlError { message: "a message of the internal session is malformed".to_owned(), ..SqlError::default() }
+        SqlError {
+            message: "a message of the internal session is malformed".to_owned(),
+            ..SqlError::default()
+        }
     }
 }
 
@@ -328,7 +331,10 @@ mod tests {
             }
         });
         let table = session.answer().await.unwrap();
-        assert_eq!(table, Table { columns: vec!["n".into()], rows: vec![vec![42.into()], vec![Value::Null]] });
+        assert_eq!(
+            table,
+            Table { columns: vec!["n".into()], rows: vec![vec![42.into()], vec![Value::Null]] }
+        );
         let error = session.answer().await.unwrap_err();
         assert_eq!((&*error.state, &*error.message), ("42P01", "no such table"));
         assert_eq!(session.answer().await.unwrap_err(), SqlError::malformed());
