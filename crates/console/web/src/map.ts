@@ -197,5 +197,5 @@ function updateTile(tile: HTMLElement, tenant: Tenant, capacity: number | null, 
   setText(part(tile, ".about"), `: ${about}`);
   setAttribute(part(tile, "a"), "title", `${tenant.name}: ${about}`);
   const share = tenant.load && capacity ? tenant.load.cpu / capacity : 0;
-  part(tile, ".load").style.width = `${Math.min(100, share * 100)}%`;
+  part(tile, ".load").style.width = `calc((100% - 10px) * ${Math.min(1, share).toFixed(3)})`;
 }

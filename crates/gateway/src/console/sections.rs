@@ -34,10 +34,11 @@ pub(super) const SECTIONS: [Section; 10] = [
     },
     Section {
         name: "node_load",
-        // Requests of the system database are those of consoles and other tools.
+        // Requests to the system database are those of consoles and other tools: the page subtracts
+        // them.
         sql: "SELECT n.node, n.at, n.capacity, n.cpu, n.memory_bytes, n.used_memory_bytes, \
-              n.written_bytes_per_s, max(0, n.requests_per_s - coalesce(l.requests_per_s, 0)) \
-              AS requests_per_s, n.error FROM fulmar.node_load n \
+              n.written_bytes_per_s, n.requests_per_s, l.requests_per_s AS system_requests_per_s, n.error \
+              FROM fulmar.node_load n \
               LEFT JOIN fulmar.load l ON l.node = n.node AND l.tenant = 'fulmar' \
               ORDER BY n.node LIMIT 1000",
         every: 1,
