@@ -15,6 +15,8 @@ const PAGES: [string, string, (model: Model) => Page][] = [
   ["#/controller", "Controller", controllerPage],
   ["#/activity", "Activity", activityPage],
 ];
+/** The node sends at most this many tenants. */
+const MAX_KNOWN = 1000;
 /** The wait before the stream is opened again. */
 const RETRY_MS = [500, 1000, 2000, 5000];
 
@@ -199,7 +201,8 @@ function updateSummary(summary: HTMLElement, model: Model): void {
   const tenants = model.tenants();
   const over = tenants.filter((tenant) => level(tenant) === "over").length;
   const requests = [...model.nodeLoad.values()].reduce((sum, load) => sum + (load.requests_per_s ?? 0), 0);
-  const partitions = nodes.reduce((sum, node) => sum + node.partitions, 0);
+  // The page does not know all tenants of a large cluster.
+  const partitions = tenants.length < MAX_KNOWN ? 0 : nodes.reduce((sum, node) => sum + node.partitions, 0);
   const parts = [
     alive === nodes.length ? count(alive, "node") : `${alive} of ${count(nodes.length, "node")} alive`,
     count(Math.max(tenants.length, partitions), "tenant"),

@@ -20,7 +20,7 @@ interface Details {
   latencies: Part;
   statements: Part;
   history: Part;
-  forecast: Part;
+  forecast?: Part;
 }
 
 const INTERVAL_MS = 5000;
@@ -199,8 +199,11 @@ function chartPart(model: Model, name: string, forecast: () => ForecastRow[]): P
   );
   const update = () => {
     const history = model.tenantHistory.get(name) ?? { at: [], values: {} };
-    const objective = model.tenant(name)?.objectiveMs ?? null;
     const column = (key: string) => history.values[key] ?? [];
+    const highest = Math.max(0, ...column("latency_ms").concat(column("p99_ms")).map((value) => value ?? 0));
+    // An objective that is far above the latency would leave the lines flat.
+    const known = model.tenant(name)?.objectiveMs ?? null;
+    const objective = known !== null && known <= highest * 10 ? known : null;
     latency.set(history.at, [column("latency_ms"), column("p99_ms"), history.at.map(() => objective)]);
     const merged = merge(history, [column("cpu")], forecast());
     load.set(merged.at, merged.values);

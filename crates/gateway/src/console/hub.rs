@@ -18,6 +18,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The wait after a poll is at least this multiple of its duration: in a large cluster, polls take at
 /// most a tenth of the time.
 const REST: u32 = 9;
+/// A section whose table this version does not have, as JSON.
+const MISSING: &str = "null";
 /// Maximum duration of a poll: a node that does not answer delays `fulmar.load` by 2 s.
 const POLL_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -84,6 +86,16 @@ impl Hub {
         self.closing.run_until_cancelled(waiting).await?.ok()?.clone()
     }
 
+    /// Whether the newest snapshot has this section.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let newest = self.newest.borrow();
+        let Some(snapshot) = newest.as_ref() else { return false };
+        let mut sections = SECTIONS.iter().zip(&snapshot.sections);
+        sections.any(|(section, json)| {
+            section.name == name && json.as_deref().is_some_and(|json| json != MISSING)
+        })
+    }
+
     async fn poll(&self) {
         let (mut session, mut snapshot, mut number) = (None, Snapshot::default(), 0);
         loop {
@@ -127,7 +139,8 @@ impl Hub {
             None => self.sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?,
         };
         for (section, json) in SECTIONS.iter().zip(&mut snapshot.sections) {
-            if number.is_multiple_of(section.every) {
+            let is_missing = number > 0 && json.as_deref() == Some(MISSING);
+            if number.is_multiple_of(section.every) && !is_missing {
                 let table = read(&mut open, section.sql).await?;
                 let new = json!(table).to_string();
                 if json.as_deref() != Some(&*new) {

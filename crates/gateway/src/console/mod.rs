@@ -187,7 +187,8 @@ async fn tenant(
 ) -> Result<Response, Failure> {
     console.authorize(&headers, address.ip()).await?;
     let _permit = permit(&console.queries)?;
-    let shown = sections::tenant(&console.sessions, &name, address.ip());
+    let has_forecast = console.hub.has("forecast");
+    let shown = sections::tenant(&console.sessions, &name, address.ip(), has_forecast);
     Ok(Json(timeout(QUERY_TIMEOUT, shown).await.map_err(|_| Failure::timed_out())??).into_response())
 }
 

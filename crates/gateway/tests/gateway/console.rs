@@ -63,7 +63,10 @@ struct Stream {
 impl Stream {
     async fn open(node: &Node, token: &str) -> Stream {
         let mut stream = TcpStream::connect(node.http.local_addr()).await.unwrap();
-        let request = format!("GET /console/api/stream HTTP/1.1\r\nHost: x\r\n{}\r\n", authorization(token));
+        let request = format!(
+            "GET /console/api/stream HTTP/1.1\r\nHost: x\r\n{}Connection: close\r\n\r\n",
+            authorization(token)
+        );
         stream.write_all(request.as_bytes()).await.unwrap();
         Stream { stream, text: String::new() }
     }
