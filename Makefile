@@ -3,6 +3,7 @@
 #   make demo     build Fulmar and run the demo, which takes two minutes
 #   make test     install what the tests need and run all tests
 #   make clients  only the tests with real drivers: Python, Go, Java, Node.js
+#   make console  build the page of the web console, which the next build of Fulmar embeds
 #   make tools    build the test dependency that has no package: an S3 server
 #   make check    the contributor's loop: format, structure, lints, unit tests of what you change
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
@@ -22,13 +23,14 @@ CLIENTS := target/clients
 DRIVERS := $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
 TOOLS := target/tools
 VERSITYGW := v1.8.0
+CONSOLE := crates/console/web
 # What every build needs: a C compiler, and for the client of etcd the protobuf compiler with its
 # include files. Tests also start etcd.
 NEEDS := cc:build-essential protoc:protobuf-compiler descriptor.proto:libprotobuf-dev etcd:etcd-server etcdctl:etcd-client
 MINUTES ?= 2
 SEEDS ?= 100000
 
-.PHONY: help needs demo test tools drivers clients sqllogictest fuzz soak check fmt clean
+.PHONY: help needs demo test console tools drivers clients sqllogictest fuzz soak check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -36,17 +38,25 @@ help:
 needs:
 	@scripts/need $(NEEDS)
 
-demo:
+demo: console
 	@scripts/need $(NEEDS) pgbench:postgresql-15
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
-test: tools
+test: tools console
 	@scripts/need $(NEEDS) psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl \
-	    ip:iproute2 unshare:util-linux python3:python3
+	    ip:iproute2 unshare:util-linux python3:python3 chromium:chromium
 	scripts/test
 	$(MAKE) drivers
 	tests/clients/run --server target/debug/fulmar
+
+console: $(CONSOLE)/dist/index.html
+
+$(CONSOLE)/dist/index.html: $(wildcard $(CONSOLE)/src/* $(CONSOLE)/*.json $(CONSOLE)/build.mjs)
+	@scripts/need node:nodejs npm:npm
+	npm --prefix $(CONSOLE) ci --silent --no-audit --no-fund
+	npm --prefix $(CONSOLE) run --silent check
+	npm --prefix $(CONSOLE) run --silent build
 
 tools: $(TOOLS)/versitygw
 

@@ -155,6 +155,8 @@ pub enum AdminStatement {
         name: String,
         /// The database whose statistics the token shows. `None` for the whole node.
         database: Option<String>,
+        /// Whether the token administers, as a superuser does, and not only shows statistics.
+        is_admin: bool,
         /// The lifetime in milliseconds. `None` if it never expires.
         lasts_ms: Option<u64>,
     },
@@ -454,16 +456,17 @@ fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     Ok(AdminStatement::AlterPassword { name, password })
 }
 
-/// `name [FOR DATABASE db] [EXPIRES IN 'time']`.
+/// `name [FOR DATABASE db | FOR ADMIN] [EXPIRES IN 'time']`.
 fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let token = name(cursor)?;
-    let database = cursor.words(&["for", "database"]).then(|| name(cursor)).transpose()?;
+    let is_admin = cursor.words(&["for", "admin"]);
+    let database = (!is_admin && cursor.words(&["for", "database"])).then(|| name(cursor)).transpose()?;
     let mut lasts_ms = None;
     if cursor.words(&["expires", "in"]) {
         let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
         lasts_ms = Some(token_lifetime_ms(&text)?);
     }
-    Ok(AdminStatement::CreateToken { name: token, database, lasts_ms })
+    Ok(AdminStatement::CreateToken { name: token, database, is_admin, lasts_ms })
 }
 
 /// Parses a token's lifetime. The unit is mandatory: `90` probably means 90 days, and not the 90 ms

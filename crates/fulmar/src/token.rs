@@ -23,14 +23,15 @@ struct TokenRow {
     tenant: Option<String>,
     created: String,
     expires: Option<String>,
+    admin: bool,
 }
 
 /// Runs `fulmar token`.
 pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
     let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
     match arguments.action {
-        TokenAction::Create { name, tenant, expires } => {
-            let statement = create(&name, tenant.as_deref(), expires.as_deref());
+        TokenAction::Create { name, tenant, admin, expires } => {
+            let statement = create(&name, tenant.as_deref(), admin, expires.as_deref());
             let rows = texts::<1>(&client, &statement).await;
             let rows = rows.with_context(|| format!("cannot create token \"{name}\""))?;
             let [token] = rows.first().context("the server returned no token")?;
@@ -45,9 +46,12 @@ pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
     }
 }
 
-fn create(name: &str, tenant: Option<&str>, expires: Option<&str>) -> String {
+fn create(name: &str, tenant: Option<&str>, is_admin: bool, expires: Option<&str>) -> String {
     let mut statement = format!("CREATE TOKEN {}", quoted(name));
     tenant.iter().for_each(|tenant| statement.push_str(&format!(" FOR DATABASE {}", quoted(tenant))));
+    if is_admin {
+        statement.push_str(" FOR ADMIN");
+    }
     expires
         .iter()
         .for_each(|time| statement.push_str(&format!(" EXPIRES IN '{}'", time.replace('\'', "''"))));
@@ -69,16 +73,18 @@ async fn drop_all(client: &Client, names: &[String], json: bool) -> anyhow::Resu
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     // `texts` accepts no NULLs: they are sent as empty strings.
-    let sql = "SELECT name, coalesce(database, ''), CAST(created AS TEXT), coalesce(CAST(expires AS TEXT), '') \
+    let sql = "SELECT name, coalesce(database, ''), CAST(created AS TEXT), coalesce(CAST(expires AS TEXT), ''), \
+               CASE WHEN admin THEN 'yes' ELSE '' END \
                FROM fulmar.tokens ORDER BY name";
     let non_empty = |text: String| (!text.is_empty()).then_some(text);
     let rows = texts(client, sql).await?.into_iter();
     let tokens: Vec<TokenRow> = rows
-        .map(|[name, tenant, created, expires]| TokenRow {
+        .map(|[name, tenant, created, expires, admin]| TokenRow {
             name,
             tenant: non_empty(tenant),
             created,
             expires: non_empty(expires),
+            admin: !admin.is_empty(),
         })
         .collect();
     if json {
@@ -86,7 +92,8 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     }
     let mut table = output::table(["token", "tenant", "created", "expires"]);
     for token in &tokens {
-        let tenant = token.tenant.as_deref().unwrap_or("(all)");
+        let all = if token.admin { "(all, admin)" } else { "(all)" };
+        let tenant = token.tenant.as_deref().unwrap_or(all);
         table.add_row([&*token.name, tenant, &*token.created, token.expires.as_deref().unwrap_or("never")]);
     }
     output::line(&table.to_string())
@@ -98,8 +105,10 @@ mod tests {
 
     #[test]
     fn names_and_times_are_quoted() {
-        assert_eq!(create("a\"b", None, None), "CREATE TOKEN \"a\"\"b\"");
-        let statement = create("a", Some("shop"), Some("9'0d"));
+        assert_eq!(create("a\"b", None, false, None), "CREATE TOKEN \"a\"\"b\"");
+        let admin = create("a", None, true, Some("12h"));
+        assert_eq!(admin, "CREATE TOKEN \"a\" FOR ADMIN EXPIRES IN '12h'");
+        let statement = create("a", Some("shop"), false, Some("9'0d"));
         assert_eq!(statement, "CREATE TOKEN \"a\" FOR DATABASE \"shop\" EXPIRES IN '9''0d'");
     }
 }

@@ -26,6 +26,7 @@ fn demo_completes_and_removes_its_files() {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}\n{stderr}");
     assert!(stdout.contains("nothing lost") && stdout.contains("psql postgres://"), "{stdout}");
+    assert!(stdout.contains("/console with the token fulmar_"), "{stdout}");
     assert_eq!(stdout.matches("Moved bank_").count(), 3, "{stdout}");
     assert!(stdout.contains("The controller added auto-1"), "{stdout}");
     assert!(stdout.contains("auto-1 was emptied and stopped"), "{stdout}");

@@ -1,5 +1,5 @@
-//! The HTTP server: `/metrics` for Prometheus, `/healthz` for health checks, and `/`, which lists
-//! them.
+//! The HTTP server: `/metrics` for Prometheus, `/healthz` for health checks, `/console` for operators
+//! ([`crate::console`]), and `/`, which lists them.
 //!
 //! The server listens before the node is ready ([`listen`]). Until then every request gets 503 and
 //! the progress of the start.
@@ -36,6 +36,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::connection_slots::ConnectionSlots;
+use crate::console;
 use crate::gateway::Gateway;
 use crate::monitoring::MetricsSource;
 use crate::tokens::AuthorizationError;
@@ -47,6 +48,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The response to `/`. It requires no token, so it contains nothing about the node.
 const INDEX: &str = "Fulmar node\n\n\
+    /console   web console; requires a token FOR ADMIN\n\
     /healthz   200 while the node accepts commits (a replica: while it can read); no token required\n\
     /metrics   metrics in the Prometheus text format; requires a token\n\n\
     Superusers create tokens with CREATE TOKEN. SQL clients connect to the node's SQL port.\n";
@@ -59,6 +61,7 @@ pub struct HttpServer {
     local_address: SocketAddr,
     /// Set when the node is ready.
     ready: Arc<OnceLock<Router>>,
+    closing: CancellationToken,
     stop: DropGuard,
     task: JoinHandle<()>,
 }
@@ -79,8 +82,12 @@ pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<
     let routers =
         Routers { starting: Router::new().fallback(starting).with_state(progress), ready: ready.clone() };
     let task = tokio::spawn(accept(listener, routers, closing.clone()));
-    Ok(HttpServer { local_address, ready, stop: closing.drop_guard(), task })
+    Ok(HttpServer { local_address, ready, closing: closing.clone(), stop: closing.drop_guard(), task })
 }
+
+/// Closes a connection when it is cancelled.
+#[derive(Clone)]
+pub(crate) struct ConnectionEnd(pub(crate) CancellationToken);
 
 /// The routers for new connections, before and after the node is ready.
 struct Routers {
@@ -95,7 +102,8 @@ impl HttpServer {
             .route("/", get(async || INDEX))
             .route("/metrics", get(metrics))
             .route("/healthz", get(health))
-            .with_state(gateway.metrics());
+            .with_state(gateway.metrics())
+            .merge(console::router(gateway.metrics(), self.closing.clone()));
         // Called once.
         let _ = self.ready.set(router);
     }
@@ -122,10 +130,12 @@ async fn accept(listener: TcpListener, routers: Routers, closing: CancellationTo
         match accepted {
             Ok((stream, address)) => {
                 let router = routers.ready.get().unwrap_or(&routers.starting).clone();
-                let router = router.layer(Extension(ConnectInfo(address)));
+                let end = ConnectionEnd(CancellationToken::new());
+                let router = router.layer(Extension(ConnectInfo(address))).layer(Extension(end.clone()));
                 let (slot, closing) = (slots.acquire(&not_cancelled).await, closing.clone());
                 connections.spawn(async move {
-                    slot.run(handle_connection(stream, router, HEAD_TIMEOUT, closing)).await
+                    let handled = slot.run(handle_connection(stream, router, HEAD_TIMEOUT, closing));
+                    end.0.run_until_cancelled(handled).await
                 });
             }
             Err(error) => {
@@ -173,7 +183,7 @@ async fn metrics(
             let text = "too many invalid tokens from this address; retry after one minute\n";
             (StatusCode::TOO_MANY_REQUESTS, text).into_response()
         }
-        Err(AuthorizationError::Missing) => unauthorized(
+        Err(AuthorizationError::Missing | AuthorizationError::NotAdmin) => unauthorized(
             "token required: send Authorization: Bearer TOKEN; superusers create one with CREATE TOKEN\n",
         ),
         Err(AuthorizationError::Unknown) => {
@@ -187,7 +197,7 @@ fn unauthorized(text: &'static str) -> Response {
 }
 
 /// The token of a request.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, secret) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
 }

@@ -25,6 +25,7 @@
 //! | workers | `worker`, `worker_scaling` and `cpu_stats` (scaling), `fair` (scheduling), `idle_time` |
 //! | memory and connections | `memory`, `connection_slots`, `login_throttle` (login throttling) |
 //! | monitoring | [`http`], `monitoring`, `metrics`, `tenant_stats`, `activity`, [`events`] |
+//! | console | `console`: the web page's API, which runs SQL in internal sessions |
 //!
 //! # State
 //!
@@ -57,6 +58,7 @@ mod admission;
 mod advisory;
 pub mod cluster;
 mod connection_slots;
+mod console;
 mod cpu_stats;
 pub mod events;
 mod fair;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Engine, Error, TransactionStatus, sqlstate};
-use fulmar_meta::{Catalog, SaltKey, User};
+use fulmar_meta::{Catalog, SYSTEM_USER, SaltKey, User};
 use fulmar_pgwire::auth::{self, ScramExchange, ScramStep};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend;
@@ -32,7 +32,7 @@ use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
 };
 use pgwire::messages::{DecodeContext, Message, ProtocolVersion};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -156,13 +156,7 @@ async fn start(stream: TcpStream, context: Arc<Context>, metrics: Arc<WorkerMetr
     let connection = PendingConnection { stream: Stream::Plain(stream), address, input, output };
     let (mut connection, packet) = connection.startup_packet(&context).await?;
     match connection.log_in(&packet, &context).await {
-        Ok((identity, settings)) => match context.cluster.clone() {
-            None => connection
-                .into_session(identity, settings, context, metrics)
-                .await
-                .map(|(session, entry)| Client::Session(session, entry)),
-            Some(cluster) => connection.into_front(identity, settings, context, cluster).await,
-        },
+        Ok((identity, settings)) => connection.into_client(identity, settings, context, metrics).await,
         Err(Refusal::Silent) => None,
         Err(Refusal::Error(error)) => {
             connection.refuse(&error).await;
@@ -171,7 +165,61 @@ async fn start(stream: TcpStream, context: Arc<Context>, metrics: Arc<WorkerMetr
     }
 }
 
+/// A part of the node that runs statements as the superuser [`SYSTEM_USER`].
+pub(crate) struct InternalClient {
+    pub(crate) database: String,
+    /// The address of the client of that part, for events.
+    pub(crate) address: Option<IpAddr>,
+    /// The parameters of the session.
+    pub(crate) parameters: BTreeMap<String, String>,
+    /// The connection, which speaks the client protocol after the startup.
+    pub(crate) pipe: DuplexStream,
+}
+
+/// Connects a part of the node, as [`serve`] does a client, without authentication.
+pub(crate) async fn serve_internal(
+    client: InternalClient,
+    context: Arc<Context>,
+    metrics: Arc<WorkerMetrics>,
+) -> Option<Client> {
+    let InternalClient { database, address, parameters, pipe } = client;
+    let (input, output) = (Vec::new(), Vec::new());
+    let mut connection = PendingConnection { stream: Stream::Pipe(pipe), address, input, output };
+    let found =
+        tenant(&database, SYSTEM_USER, &context.catalog, context.insecure).and_then(|(tenant, access)| {
+            let (user, account) = (SYSTEM_USER.to_owned(), context.catalog.user(SYSTEM_USER));
+            let limits = context.catalog.live_limits(&tenant);
+            let identity = Identity { user, address, account, superuser: true, access, tenant, limits };
+            let fixed = fixed_settings(&identity, context.engine.is_replica());
+            Ok((identity, settings(&parameters, fixed)?))
+        });
+    match found {
+        Ok((identity, settings)) => connection.into_client(identity, settings, context, metrics).await,
+        Err(error) => {
+            connection.refuse(&error).await;
+            None
+        }
+    }
+}
+
 impl PendingConnection {
+    /// Starts the session of an authenticated client, here or at the owner of its database.
+    async fn into_client(
+        self,
+        identity: Identity,
+        settings: Settings,
+        context: Arc<Context>,
+        metrics: Arc<WorkerMetrics>,
+    ) -> Option<Client> {
+        match context.cluster.clone() {
+            None => self
+                .into_session(identity, settings, context, metrics)
+                .await
+                .map(|(session, entry)| Client::Session(session, entry)),
+            Some(cluster) => self.into_front(identity, settings, context, cluster).await,
+        }
+    }
+
     /// Negotiates TLS and handles cancel requests. Returns the startup packet.
     async fn startup_packet(mut self, context: &Arc<Context>) -> Option<(PendingConnection, Vec<u8>)> {
         loop {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fulmar_meta::{Catalog, SecretHash};
+use fulmar_meta::{Catalog, SecretHash, Token};
 use fulmar_pages::PartitionId;
 use pgwire::api::auth::sasl::scram::gen_salted_password;
 
@@ -40,6 +40,15 @@ pub(crate) enum AuthorizationError {
     Unknown,
     /// Too many unknown tokens have been sent from the client's address.
     TooManyFailures,
+    /// The token shows statistics only.
+    NotAdmin,
+}
+
+/// A token that administers.
+#[derive(Clone)]
+pub(crate) struct AdminToken {
+    pub(crate) name: String,
+    hash: SecretHash,
 }
 
 /// Generates a secret.
@@ -72,6 +81,34 @@ impl Authorizer {
         if self.public {
             return Ok(Scope::Node);
         }
+        let token = self.find(secret, address).await?;
+        Ok(token.partition.map_or(Scope::Node, Scope::Tenant))
+    }
+
+    /// Returns a token that administers. It is required even if everything is public: requests of
+    /// other sites' pages have none.
+    pub(crate) async fn authorize_admin(
+        &self,
+        secret: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<AdminToken, AuthorizationError> {
+        let token = self.find(secret, address).await?;
+        match token.is_admin {
+            true => Ok(AdminToken { name: token.name.clone(), hash: token.hash.clone() }),
+            false => Err(AuthorizationError::NotAdmin),
+        }
+    }
+
+    /// Whether a token is still valid.
+    pub(crate) fn is_valid(&self, token: &AdminToken) -> bool {
+        self.catalog.find_token(&token.hash).is_some_and(|found| found.is_admin)
+    }
+
+    async fn find(
+        &self,
+        secret: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Arc<Token>, AuthorizationError> {
         let secret = secret.ok_or(AuthorizationError::Missing)?;
         let origin = LoginOrigin { user: None, address };
         let attempt = self
@@ -83,7 +120,7 @@ impl Authorizer {
         let has_token_length = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
         let found = if has_token_length { self.catalog.find_token(&hash(secret)) } else { None };
         match found {
-            Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
+            Some(token) => Ok(token),
             None => {
                 attempt.failed(Instant::now());
                 self.event_log

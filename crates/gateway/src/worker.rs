@@ -28,15 +28,20 @@ use crate::registry::RegistryEntry;
 use crate::relay::{self, SessionHello};
 use crate::session::handoff::{Departure, MigratingSession, QueueEntry, WorkerContext};
 use crate::session::{End, Session};
+use crate::startup::InternalClient;
 use crate::worker_scaling::WorkerScaler;
 use crate::{fair, idle_time, startup};
 
 /// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
 const QUEUE_CAPACITY: usize = 1024;
 
+/// Capacity of a worker's queue of clients that are parts of the node.
+const INTERNAL_CAPACITY: usize = 16;
+
 /// The handle of a worker.
 pub(crate) struct Worker {
     queue: mpsc::Sender<QueueEntry>,
+    internal: mpsc::Sender<InternalClient>,
     load: Arc<AtomicUsize>,
     pub(crate) metrics: Arc<WorkerMetrics>,
 }
@@ -78,7 +83,7 @@ pub(crate) fn start(
     let all: Arc<[Worker]> = workers.into();
     let queues: Arc<[_]> = all.iter().map(|worker| worker.queue.clone()).collect();
     let mut threads = Vec::new();
-    for (number, queue) in received.into_iter().enumerate() {
+    for (number, received) in received.into_iter().enumerate() {
         let context = WorkerContext { number, scaler: scaler.clone(), queues: queues.clone() };
         let (startup, closing) = (startup.clone(), closing.clone());
         let (metrics, load) = (all[number].metrics.clone(), all[number].load.clone());
@@ -96,7 +101,7 @@ pub(crate) fn start(
                         load,
                         tasks: TaskTracker::new(),
                     });
-                    runtime.block_on(serve(queue, context, closing));
+                    runtime.block_on(serve(received, context, closing));
                 }
                 Err(error) => tracing::error!(%error, "could not start gateway worker"),
             }
@@ -105,10 +110,24 @@ pub(crate) fn start(
     Ok(Workers { all, scaler, threads })
 }
 
+/// The receiving sides of a worker's queues.
+struct Queues {
+    entries: mpsc::Receiver<QueueEntry>,
+    internal: mpsc::Receiver<InternalClient>,
+}
+
+/// What has arrived in one of the queues.
+enum Arrival {
+    Entry(QueueEntry),
+    Internal(InternalClient),
+}
+
 impl Worker {
-    fn new() -> (Worker, mpsc::Receiver<QueueEntry>) {
-        let (queue, received) = mpsc::channel(QUEUE_CAPACITY);
-        (Worker { queue, load: Arc::default(), metrics: Arc::default() }, received)
+    fn new() -> (Worker, Queues) {
+        let (queue, entries) = mpsc::channel(QUEUE_CAPACITY);
+        let (internal, clients) = mpsc::channel(INTERNAL_CAPACITY);
+        let worker = Worker { queue, internal, load: Arc::default(), metrics: Arc::default() };
+        (worker, Queues { entries, internal: clients })
     }
 
     /// The number of connections that the worker serves.
@@ -127,6 +146,11 @@ impl Worker {
     /// Hands a stream of another node to the worker. At shutdown the stream is dropped.
     pub(crate) async fn hand_over_relayed(&self, stream: fulmar_transport::Stream) {
         let _ = self.queue.send(QueueEntry::Relayed(stream)).await;
+    }
+
+    /// Hands a client to the worker that is a part of the node. At shutdown its pipe is closed.
+    pub(crate) async fn hand_over_internal(&self, client: InternalClient) {
+        let _ = self.internal.send(client).await;
     }
 
     /// Hands an accepted connection to the worker.
@@ -178,6 +202,18 @@ impl ThreadContext {
             None => return,
         };
         self.metrics.connected();
+        serving.await;
+    }
+
+    /// Serves a client that is a part of the node.
+    async fn serve_internal(&self, client: InternalClient) {
+        let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
+        let started = Box::pin(startup::serve_internal(client, startup, metrics)).await;
+        let serving = match started {
+            Some(startup::Client::Session(session, entry)) => self.serve(session, entry),
+            Some(startup::Client::Front(front)) => return front.serve().await,
+            None => return,
+        };
         serving.await;
     }
 
@@ -239,27 +275,24 @@ impl ThreadContext {
 
 /// The main loop of a worker: serves its sessions until the gateway closes and the last session has
 /// ended.
-async fn serve(
-    mut queue: mpsc::Receiver<QueueEntry>,
-    context: Rc<ThreadContext>,
-    closing: CancellationToken,
-) {
+async fn serve(mut queues: Queues, context: Rc<ThreadContext>, closing: CancellationToken) {
     let sessions = context.tasks.clone();
     WORKER.set(Some(context.clone()));
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
-    while let Some(arrival) = next(&mut queue, &closing).await {
-        if let QueueEntry::Ping(answer) = arrival {
+    while let Some(arrival) = next(&mut queues, &closing).await {
+        if let Arrival::Entry(QueueEntry::Ping(answer)) = arrival {
             let _ = answer.send(()); // the health check may have timed out
             continue;
         }
         let (context, load) = (context.clone(), Load::new(&context.load));
         sessions.spawn_local(async move {
             match arrival {
-                QueueEntry::Client(stream, slot) => context.serve_client(stream, slot).await,
-                QueueEntry::Session(migrating) => context.serve_migrated(migrating).await,
-                QueueEntry::Relayed(stream) => context.serve_stream(stream).await,
-                QueueEntry::Ping(_) => {} // answered above
+                Arrival::Entry(QueueEntry::Client(stream, slot)) => context.serve_client(stream, slot).await,
+                Arrival::Entry(QueueEntry::Session(migrating)) => context.serve_migrated(migrating).await,
+                Arrival::Entry(QueueEntry::Relayed(stream)) => context.serve_stream(stream).await,
+                Arrival::Entry(QueueEntry::Ping(_)) => {} // answered above
+                Arrival::Internal(client) => Box::pin(context.serve_internal(client)).await,
             }
             drop(load);
         });
@@ -269,12 +302,22 @@ async fn serve(
     WORKER.set(None);
 }
 
-/// The next entry of the queue. When the gateway closes, the queue accepts no new entries, but
-/// existing entries are still processed.
-async fn next(queue: &mut mpsc::Receiver<QueueEntry>, closing: &CancellationToken) -> Option<QueueEntry> {
-    if let Some(arrival) = closing.run_until_cancelled(queue.recv()).await {
+/// What arrives next. When the gateway closes, the queues accept nothing more, but existing entries
+/// are still processed, except clients that are parts of the node.
+async fn next(queues: &mut Queues, closing: &CancellationToken) -> Option<Arrival> {
+    let Queues { entries, internal } = queues;
+    let arrival = async {
+        tokio::select! {
+            Some(entry) = entries.recv() => Some(Arrival::Entry(entry)),
+            Some(client) = internal.recv() => Some(Arrival::Internal(client)),
+            else => None,
+        }
+    };
+    if let Some(arrival) = closing.run_until_cancelled(arrival).await {
         return arrival;
     }
-    queue.close();
-    queue.recv().await
+    internal.close();
+    while internal.try_recv().is_ok() {}
+    entries.close();
+    entries.recv().await.map(Arrival::Entry)
 }

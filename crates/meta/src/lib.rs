@@ -35,8 +35,8 @@
 //!                      "verifier":{"iterations":4096,"salt":"...","stored_key":"...",
 //!                                  "server_key":"..."}}
 //! grant/ID/NAME       {"v":1,"read_only":true}
-//! token/NAME          {"v":1,"hash":"...","partition":2,"created_unix_ms":1790000000000,
-//!                      "expires_unix_ms":1800000000000}
+//! token/NAME          {"v":1,"hash":"...","partition":2,"admin":true,
+//!                      "created_unix_ms":1790000000000,"expires_unix_ms":1800000000000}
 //! counter/partition   {"v":1,"next":66}
 //! dropped/ID          {"v":1}
 //! counter/dropped     {"v":1,"before":66}
@@ -51,7 +51,7 @@
 //! - `user`: `verifier` is null for a user without a password.
 //! - `grant`: user NAME may read the tenant of partition ID. Without `read_only` it may also write.
 //! - `token`: the hash of an HTTP token. Without `partition` the token is valid for the whole node,
-//!   without `expires_unix_ms` it does not expire.
+//!   without `expires_unix_ms` it does not expire. Without `admin` it shows statistics only.
 //! - `counter/partition`: no partition id at or above `next` was ever assigned.
 //! - `dropped`: partition ID was dropped. Logs and store may still hold its data.
 //! - `counter/dropped`: every partition below `before` without a record was dropped, or its id was

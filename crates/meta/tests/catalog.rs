@@ -605,6 +605,8 @@ async fn token_is_found_by_its_secret_until_it_expires() {
     let all = catalog.create_token("all", hash(1), None, None).await.unwrap();
     let of_shop = catalog.create_token("one", hash(2), Some("shop"), Some(1)).await.unwrap();
     assert_eq!((all.partition, of_shop.partition), (None, Some(shop.partition)));
+    let admin = catalog.create_admin_token("admin", hash(5), None).await.unwrap();
+    assert_eq!((all.is_admin, of_shop.is_admin, admin.is_admin), (false, false, true));
     catalog.create_token("over", hash(3), None, Some(0)).await.unwrap();
     let taken = catalog.create_token("all", hash(4), None, None).await;
     assert!(matches!(taken, Err(MetaError::Exists { what: ObjectKind::Token, .. })));
@@ -614,12 +616,13 @@ async fn token_is_found_by_its_secret_until_it_expires() {
     let catalog = open_after(directory.path(), catalog).await;
     assert_eq!(catalog.find_token(&hash(1)), Some(all));
     assert_eq!(catalog.find_token(&hash(2)), Some(of_shop));
+    assert_eq!(catalog.find_token(&hash(5)), Some(admin));
     assert_eq!(catalog.find_token(&hash(3)), None, "an expired token must not be found");
     assert_eq!(catalog.find_token(&hash(4)), None, "an unknown token must not be found");
     assert_eq!(catalog.find_token(&SecretHash(vec![1; 31])), None);
     drop_tenant(&catalog, "shop").await;
     let left = || catalog.tokens().iter().map(|token| token.name.clone()).collect::<Vec<_>>();
-    assert_eq!(left(), ["all", "over"], "the tokens of a dropped tenant must be deleted");
+    assert_eq!(left(), ["admin", "all", "over"], "the tokens of a dropped tenant must be deleted");
     catalog.drop_token("all").await.unwrap();
     assert!(catalog.find_token(&hash(1)).is_none());
     assert!(matches!(

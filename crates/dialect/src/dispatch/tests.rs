@@ -281,13 +281,16 @@ fn parses_statements_about_users_and_tokens() {
         AdminStatement::CreateToken {
             name: "T".into(),
             database: Some("shop".into()),
+            is_admin: false,
             lasts_ms: Some(7_200_000)
         }
     );
-    assert_eq!(
-        admin("create token t"),
-        AdminStatement::CreateToken { name: "t".into(), database: None, lasts_ms: None }
-    );
+    for (sql, is_admin) in [("create token t", false), ("CREATE TOKEN t FOR ADMIN", true)] {
+        assert_eq!(
+            admin(sql),
+            AdminStatement::CreateToken { name: "t".into(), database: None, is_admin, lasts_ms: None }
+        );
+    }
     for (time, problem) in [
         ("soon", "not a time interval"),
         ("90", "no unit"),

@@ -8,6 +8,7 @@ const TOKEN_EXAMPLES: &str = "\
 Examples:
   token=$(fulmar token create prometheus) && echo \"$token\" > /etc/prometheus/fulmar-token
   fulmar token create shop-metrics --tenant shop --expires 90d
+  fulmar token create anna --admin --expires 12h
   fulmar token list
   fulmar token drop shop-metrics
 
@@ -39,6 +40,9 @@ pub enum TokenAction {
         /// Restrict the token to the metrics of this tenant [default: the whole node]
         #[arg(long, alias = "database", value_name = "TENANT")]
         tenant: Option<String>,
+        /// Create a token for the console, which administers like a superuser
+        #[arg(long, conflicts_with = "tenant")]
+        admin: bool,
         /// Lifetime, such as 12h or 90d [default: unlimited]
         #[arg(long, value_name = "TIME")]
         expires: Option<String>,

@@ -83,6 +83,8 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
         target.port,
     ))?;
 
+    show_console(&target, cluster.http_port(GATEWAY)).await?;
+
     let names = Names::new(arguments.tenants);
     create(&target, &names).await?;
     let live = Arc::new(DemoStatistics::default());
@@ -120,6 +122,15 @@ pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
     let (tenants, took) = (arguments.tenants, began.elapsed());
     let summary = Summary { tenants, owned: owned.len() as u64, took, taken_over_in, report: &report };
     summarize(&summary, &banks, &ledger)
+}
+
+/// Shows the address of the console, and a token for it.
+async fn show_console(target: &Target, port: u16) -> anyhow::Result<()> {
+    let mut client = Client::connect(target).await?;
+    let rows = client.query("CREATE TOKEN demo FOR ADMIN").await.context("cannot create a token")?;
+    client.close().await?;
+    let token = rows.into_iter().flatten().flatten().next().unwrap_or_default();
+    output::line(&format!("Console: http://{}:{port}/console with the token {token}", target.host))
 }
 
 /// The tenants that a node owns.

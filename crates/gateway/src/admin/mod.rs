@@ -48,9 +48,7 @@ pub(crate) async fn run(
     check_right(admin.tag(), identity)?;
     context.engine.check_primary()?;
     match admin {
-        AdminStatement::CreateToken { name, database, lasts_ms } => {
-            tokens::create(name, database.as_deref(), *lasts_ms, context, identity).await.map(Some)
-        }
+        AdminStatement::CreateToken { .. } => tokens::create(admin, context, identity).await,
         AdminStatement::DropToken { name, if_exists } => {
             tokens::drop(name, *if_exists, context, identity).await.map(|()| None)
         }

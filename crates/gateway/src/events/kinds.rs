@@ -153,6 +153,8 @@ kinds! {
     TokenDropped Info "token.dropped" "HTTP token dropped"
     /// Aggregated.
     TokenRefused Warning "token.refused" "HTTP token unknown or expired; further attempts are throttled"
+    /// Details: `token`, `statement`.
+    ConsoleStatement Info "console.statement" "administrative statement from the console"
     /// By a signal, or because the files have changed.
     TlsReloaded Info "tls.reloaded" "TLS certificate reloaded; new connections use it"
     /// A failed reload.

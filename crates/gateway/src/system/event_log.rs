@@ -36,7 +36,13 @@ pub(super) const TABLES: &[Table] = &[
     (
         table(
             "fulmar.tokens",
-            &[("name", "NAME"), ("database", "NAME"), ("created", "TIMESTAMPTZ"), ("expires", "TIMESTAMPTZ")],
+            &[
+                ("name", "NAME"),
+                ("database", "NAME"),
+                ("created", "TIMESTAMPTZ"),
+                ("expires", "TIMESTAMPTZ"),
+                ("admin", "BOOL"),
+            ],
         ),
         tokens,
     ),
@@ -89,6 +95,7 @@ fn tokens(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             tenant(&token).map(|tenant| tenant.name.as_str()),
             timestamp_text(token.created_unix_ms),
             token.expires_unix_ms.map(timestamp_text),
+            i64::from(token.is_admin),
         ]
     });
     Ok(shown.collect())

@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod console;
 mod copy;
 mod databases;
 mod durability;

@@ -20,7 +20,7 @@ async fn create(admin: &Client, definition: &str) -> String {
     secret.unwrap().to_owned()
 }
 
-async fn admin(node: &Node) -> Client {
+pub async fn admin(node: &Node) -> Client {
     node.catalog.alter_user_password("fulmar", Some(fulmar_gateway::scram_verifier("x"))).await.unwrap();
     let mut config = node.config("fulmar", "fulmar");
     config.password("x");
@@ -32,7 +32,7 @@ async fn index_lists_the_pages_without_a_token() {
     let node = Node::start(|_| {}).await;
     let index = node.get("/", "").await;
     assert!(index.starts_with("HTTP/1.1 200") && index.contains("content-type: text/plain"), "{index}");
-    for page in ["/healthz", "/metrics"] {
+    for page in ["/console", "/healthz", "/metrics"] {
         assert!(index.contains(&format!("\n{page} ")), "{index}");
         assert!(!node.get(page, "").await.starts_with("HTTP/1.1 404"), "{page}");
     }

@@ -134,6 +134,8 @@ struct TokenValue {
     hash: HexBytes,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     partition: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    admin: bool,
     created_unix_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expires_unix_ms: Option<u64>,
@@ -282,6 +284,7 @@ pub(super) fn token_value(token: &Token) -> Vec<u8> {
     encode(TokenValue {
         hash: HexBytes(token.hash.0.clone()),
         partition: token.partition.map(|partition| partition.0),
+        admin: token.is_admin,
         created_unix_ms: token.created_unix_ms,
         expires_unix_ms: token.expires_unix_ms,
     })
@@ -293,6 +296,7 @@ pub(super) fn token(name: &str, entry: &Entry) -> Result<Token, MetaError> {
         name: name.to_owned(),
         hash: SecretHash(value.hash.0),
         partition: value.partition.map(PartitionId),
+        is_admin: value.admin,
         created_unix_ms: value.created_unix_ms,
         expires_unix_ms: value.expires_unix_ms,
         revision: entry.modified,
@@ -454,10 +458,12 @@ mod tests {
             let key = Key::Grant(PartitionId(2), "ada");
             assert_eq!(grant(&entry(key, value)), Ok(Grant { access, revision: Revision(7) }));
         }
-        for (partition, expires_unix_ms, written) in [
-            (None, None, r#"{"v":1,"hash":"00ff","created_unix_ms":1}"#),
+        for (partition, is_admin, expires_unix_ms, written) in [
+            (None, false, None, r#"{"v":1,"hash":"00ff","created_unix_ms":1}"#),
+            (None, true, None, r#"{"v":1,"hash":"00ff","admin":true,"created_unix_ms":1}"#),
             (
                 Some(PartitionId(2)),
+                false,
                 Some(9),
                 r#"{"v":1,"hash":"00ff","partition":2,"created_unix_ms":1,"expires_unix_ms":9}"#,
             ),
@@ -466,6 +472,7 @@ mod tests {
                 name: "scraper".to_owned(),
                 hash: SecretHash(vec![0, 0xff]),
                 partition,
+                is_admin,
                 created_unix_ms: 1,
                 expires_unix_ms,
                 revision: Revision(7),

@@ -46,6 +46,29 @@ impl Catalog {
         tenant: Option<&str>,
         lasts_ms: Option<u64>,
     ) -> Result<Arc<Token>, MetaError> {
+        self.add_token(name, hash, tenant, false, lasts_ms).await
+    }
+
+    /// Creates a token that administers, as a superuser does.
+    ///
+    /// Errors: as [`Catalog::create_token`].
+    pub async fn create_admin_token(
+        &self,
+        name: &str,
+        hash: SecretHash,
+        lasts_ms: Option<u64>,
+    ) -> Result<Arc<Token>, MetaError> {
+        self.add_token(name, hash, None, true, lasts_ms).await
+    }
+
+    async fn add_token(
+        &self,
+        name: &str,
+        hash: SecretHash,
+        tenant: Option<&str>,
+        is_admin: bool,
+        lasts_ms: Option<u64>,
+    ) -> Result<Arc<Token>, MetaError> {
         names::check(ObjectKind::Token, name)?;
         let created_unix_ms = (self.now_unix_ms)();
         let (token, revision) = self
@@ -58,6 +81,7 @@ impl Catalog {
                     name: name.to_owned(),
                     hash: hash.clone(),
                     partition: tenant.map(|tenant| tenant.partition),
+                    is_admin,
                     created_unix_ms,
                     expires_unix_ms: lasts_ms.map(|lasts| created_unix_ms.saturating_add(lasts)),
                     revision: Revision::default(),

@@ -128,6 +128,8 @@ pub struct Token {
     pub hash: SecretHash,
     /// The partition of the tenant that it is valid for. `None`: the whole node.
     pub partition: Option<PartitionId>,
+    /// Whether it administers, as a superuser does, and not only shows statistics.
+    pub is_admin: bool,
     /// Time of creation, in milliseconds since 1970.
     pub created_unix_ms: u64,
     /// Time of expiry, in milliseconds since 1970. `None`: it does not expire.

@@ -1,0 +1,337 @@
+// The page of one tenant.
+
+import { get, rows, type Table } from "./api";
+import { createChart } from "./charts";
+import { confirm, errorText, moveDialog, restoreDialog } from "./dialogs";
+import { fill, h, reconcile, setAttribute, setText } from "./dom";
+import { bytes, milliseconds, short, time } from "./format";
+import { createEvents, createMoves, createStatements } from "./lists";
+import { merge } from "./load";
+import { describe, type Page } from "./map";
+import { LEVELS, level, type ForecastRow, type Model, type StatementRow } from "./model";
+import { combine } from "./pages";
+
+/** A part that could not be read has an error instead of rows. */
+type Part = Table | { error: { message: string } } | null;
+
+interface Details {
+  limits: Part;
+  stats: Part;
+  latencies: Part;
+  statements: Part;
+  history: Part;
+  forecast?: Part;
+}
+
+const INTERVAL_MS = 5000;
+/** The controller lists this many pinned tenants. */
+const MAX_LISTED = 5;
+
+function table(part: Part | undefined): Table | null {
+  return part && "rows" in part ? part : null;
+}
+
+function problem(part: Part | undefined): string {
+  return part && "error" in part ? part.error.message : "";
+}
+
+export function tenantPage(model: Model, name: string): Page {
+  let details: Details | null = null;
+  let failure = "";
+  let timer = 0;
+  let isClosed = false;
+
+  const parts = [
+    summaryPart(model, name, () => failure),
+    chartPart(model, name, () => rows<ForecastRow>(table(details?.forecast))),
+    latencyPart(() => details),
+    createMoves(model, name, 5),
+    createStatements(
+      () => rows<StatementRow>(table(details?.statements)),
+      () => "",
+    ),
+    limitsPart(() => details),
+    restorePart(name, () => details),
+    createEvents(model, name, 20, false),
+  ];
+  const page = combine(`Tenant ${name}`, parts, "columns");
+
+  const load = async () => {
+    try {
+      details = await get<Details>(`tenants/${encodeURIComponent(name)}`);
+      failure = "";
+    } catch (error) {
+      failure = errorText(error);
+    }
+    if (!isClosed) {
+      page.update();
+      timer = window.setTimeout(() => void load(), INTERVAL_MS);
+    }
+  };
+  void load();
+  return {
+    ...page,
+    close: () => {
+      isClosed = true;
+      window.clearTimeout(timer);
+      page.close?.();
+    },
+  };
+}
+
+/** The name, the figures and the actions. */
+function summaryPart(model: Model, name: string, failure: () => string): Page {
+  const node = h("span", {});
+  const status = h("span", { class: "status" });
+  const figures = h("dl", { class: "facts figures" });
+  const alert = h("p", { class: "problem", role: "alert" });
+  const isPinned = () => model.listed("pinned").includes(name);
+  const move = h(
+    "button",
+    {
+      class: "primary",
+      id: "move",
+      onclick: () => {
+        const from = model.tenant(name)?.node ?? "";
+        const nodes = model.nodes.filter((node) => node.state === "alive" && node.name !== from);
+        moveDialog(name, from, nodes.map((node) => node.name));
+      },
+    },
+    "Move…",
+  );
+  const pin = (pinned: boolean) =>
+    h(
+      "button",
+      {
+        onclick: () =>
+          confirm({
+            title: pinned ? `Pin ${name}` : `Unpin ${name}`,
+            body: [h("p", {}, pinned ? "The controller does not move this tenant, except from a node that is removed." : "The controller may move this tenant again.")],
+            button: pinned ? "Pin" : "Unpin",
+            action: () => ({ action: pinned ? "pin" : "unpin", database: name }),
+            done: pinned ? `${name} is pinned.` : `${name} is not pinned any more.`,
+          }),
+      },
+      pinned ? "Pin…" : "Unpin…",
+    );
+  const [pinButton, unpinButton] = [pin(true), pin(false)];
+  const element = h(
+    "section",
+    { class: "tenant-head", "aria-label": "Summary" },
+    h("div", { class: "head" }, h("h2", { class: "tenant-name" }, name), h("span", { class: "note" }, "at ", node), status),
+    figures,
+    h("div", { class: "buttons" }, move, pinButton, unpinButton, h("a", { class: "button", href: "#restore-title", onclick: jump }, "Restore…")),
+    alert,
+  );
+  const update = () => {
+    const tenant = model.tenant(name);
+    const load = tenant?.load;
+    setText(node, tenant?.node || "–");
+    const state = tenant ? level(tenant) : "idle";
+    status.className = `status ${state}`;
+    setText(status, tenant ? `${LEVELS[state].mark} ${LEVELS[state].text}` : "");
+    setAttribute(status, "title", tenant ? describe(tenant) : null);
+    const shown: [string, string][] = [
+      ["Latency", milliseconds(load?.latency_ms)],
+      ["p50", milliseconds(load?.p50_ms)],
+      ["p95", milliseconds(load?.p95_ms)],
+      ["p99", milliseconds(load?.p99_ms)],
+      ["Objective", milliseconds(tenant?.objectiveMs)],
+      ["Requests/s", short(load?.requests_per_s)],
+      ["Errors/s", short(load?.errors_per_s)],
+      ["CPU", short(load?.cpu)],
+      ["Size", bytes(load?.size_bytes)],
+      ["Memory", bytes(load?.memory_bytes)],
+    ];
+    reconcile(
+      figures,
+      shown,
+      ([title]) => title,
+      ([title]) => h("div", {}, h("dt", {}, title), h("dd", {})),
+      (item, [, value]) => setText(item.querySelector("dd") ?? item, value),
+    );
+    const isMoving = model.runningMoves().some((move) => move.tenant === name);
+    move.disabled = !model.isCluster || isMoving;
+    // The list is cut off: then it is not known.
+    const isKnown = isPinned() || model.listed("pinned").length < MAX_LISTED;
+    pinButton.hidden = !model.isCluster || (isKnown && isPinned());
+    unpinButton.hidden = !model.isCluster || (isKnown && !isPinned());
+    setText(alert, failure());
+  };
+  return { element, update };
+}
+
+function jump(event: Event): void {
+  event.preventDefault();
+  const heading = document.getElementById("restore-title");
+  heading?.setAttribute("tabindex", "-1");
+  heading?.scrollIntoView({ block: "start" });
+  heading?.focus();
+}
+
+/** Latency and requests, as this page has seen them, and the forecast of the load. */
+function chartPart(model: Model, name: string, forecast: () => ForecastRow[]): Page {
+  const latency = createChart(
+    "Latency of the tenant over time. The figures above have the newest values.",
+    [
+      { label: "Latency", colour: "--line-1", fill: true },
+      { label: "p99", colour: "--line-2" },
+      { label: "Objective", colour: "--line-3", dash: [2, 4] },
+    ],
+    milliseconds,
+    150,
+  );
+  const load = createChart(
+    "CPU of the tenant over time, and the forecast.",
+    [
+      { label: "CPU", colour: "--line-1", fill: true },
+      { label: "Forecast", colour: "--line-2", dash: [6, 4] },
+    ],
+    short,
+    130,
+  );
+  const element = h(
+    "section",
+    { class: "panel wide", "aria-labelledby": "chart-title" },
+    h("h2", { id: "chart-title" }, "Latency and load"),
+    latency.element,
+    load.element,
+  );
+  const update = () => {
+    const history = model.tenantHistory.get(name) ?? { at: [], values: {} };
+    const column = (key: string) => history.values[key] ?? [];
+    const highest = Math.max(0, ...column("latency_ms").concat(column("p99_ms")).map((value) => value ?? 0));
+    // An objective that is far above the latency would leave the lines flat.
+    const known = model.tenant(name)?.objectiveMs ?? null;
+    const objective = known !== null && known <= highest * 10 ? known : null;
+    latency.set(history.at, [column("latency_ms"), column("p99_ms"), history.at.map(() => objective)]);
+    const merged = merge(history, [column("cpu")], forecast());
+    load.set(merged.at, merged.values);
+  };
+  return {
+    element,
+    update,
+    close: () => {
+      latency.close();
+      load.close();
+    },
+  };
+}
+
+/** The histogram of latencies since the owner has started. */
+function latencyPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const element = h(
+    "section",
+    { class: "panel", "aria-labelledby": "histogram-title" },
+    h("h2", { id: "histogram-title" }, "Latency histogram"),
+    h(
+      "table",
+      { class: "histogram" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Up to"), h("th", { scope: "col" }, "Statements"), h("td", {}))),
+      body,
+    ),
+    empty,
+    h("p", { class: "note" }, "Since the tenant's node has started."),
+  );
+  const update = () => {
+    const part = details()?.latencies;
+    const buckets = rows<{ up_to_ms: number | null; statements: number }>(table(part));
+    const most = Math.max(1, ...buckets.map((bucket) => bucket.statements));
+    setText(empty, problem(part) || (buckets.length === 0 ? "No statements yet" : ""));
+    reconcile(
+      body,
+      buckets,
+      (bucket) => String(bucket.up_to_ms),
+      (bucket) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, bucket.up_to_ms === null ? "longer" : milliseconds(bucket.up_to_ms)),
+          h("td", { class: "number" }),
+          h("td", { class: "bars", "aria-hidden": "true" }, h("span", { class: "bar" })),
+        ),
+      (row, bucket) => {
+        setText(row.querySelector(".number") ?? row, String(bucket.statements));
+        const bar = row.querySelector<HTMLElement>(".bar");
+        if (bar) {
+          bar.style.width = `${(bucket.statements / most) * 100}%`;
+        }
+      },
+    );
+  };
+  return { element, update };
+}
+
+function limitsPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const element = h(
+    "section",
+    { class: "panel", "aria-labelledby": "limits-title" },
+    h("h2", { id: "limits-title" }, "Limits"),
+    h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Limit"), h("th", { scope: "col" }, "Value"))), body),
+    empty,
+  );
+  const update = () => {
+    const part = details()?.limits;
+    setText(empty, problem(part));
+    reconcile(
+      body,
+      rows<{ name: string; value: string | null; default: string | null; about: string }>(table(part)),
+      (limit) => limit.name,
+      (limit) => h("tr", { title: limit.about }, h("th", { scope: "row" }, limit.name), h("td", {})),
+      (row, limit) => {
+        const cell = row.cells[1];
+        if (cell) {
+          setText(cell, limit.value ?? (limit.default === null ? "unlimited" : `${limit.default} (default)`));
+        }
+      },
+    );
+  };
+  return { element, update };
+}
+
+/** Restore points, each with a button. */
+function restorePart(name: string, details: () => Details | null): Page {
+  const list = h("ul", { class: "rows restore" });
+  const empty = h("p", { class: "empty" });
+  const element = h(
+    "section",
+    { class: "panel", "aria-labelledby": "restore-title" },
+    h("h2", { id: "restore-title" }, "Restore points"),
+    list,
+    empty,
+  );
+  const update = () => {
+    const part = details()?.history;
+    const points = rows<{ time: string; size_bytes: number }>(table(part));
+    setText(empty, problem(part) || (points.length === 0 ? "No restore points yet" : ""));
+    reconcile(
+      list,
+      points,
+      (point) => point.time,
+      (point) => {
+        const item = h("li", { class: "line" });
+        fill(
+          item,
+          h("time", { title: point.time }, time(point.time)),
+          h("span", { class: "about" }, ` ${bytes(point.size_bytes)} `),
+          h(
+            "button",
+            {
+              class: "small",
+              "aria-label": `Restore to ${time(point.time)}`,
+              onclick: () => restoreDialog(name, point.time),
+            },
+            "Restore…",
+          ),
+        );
+        return item;
+      },
+      () => undefined,
+    );
+  };
+  return { element, update };
+}

@@ -1,0 +1,154 @@
+//! Polls the sections while at least one page is open, once for all pages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_meta::SYSTEM_TENANT;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::sections::{APPLICATION, SECTIONS, STATEMENT_TIMEOUT, read};
+use super::sql::{Sessions, SqlError, SqlSession};
+
+/// The interval of polls.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The wait after a poll is at least this multiple of its duration: in a large cluster, polls take at
+/// most a tenth of the time.
+const REST: u32 = 9;
+/// A section whose table this version does not have, as JSON.
+const MISSING: &str = "null";
+/// Maximum duration of a poll: a node that does not answer delays `fulmar.load` by 2 s.
+const POLL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The sections at a time, each as JSON.
+#[derive(Clone, Default)]
+pub(super) struct Snapshot {
+    /// One per element of [`SECTIONS`]. `None` until it was read.
+    pub(super) sections: [Option<Arc<str>>; SECTIONS.len()],
+    /// Why the last poll failed, as JSON.
+    pub(super) error: Option<Arc<str>>,
+}
+
+impl Snapshot {
+    /// All sections as one object.
+    pub(super) fn to_json(&self) -> String {
+        let mut all = String::from("{");
+        let named = SECTIONS.iter().map(|section| section.name).zip(&self.sections);
+        for (name, json) in named.chain([("error", &self.error)]) {
+            if let Some(json) = json {
+                let comma = if all.len() > 1 { "," } else { "" };
+                all.push_str(&format!("{comma}\"{name}\":{json}"));
+            }
+        }
+        all + "}"
+    }
+}
+
+/// The newest snapshot, for all pages. `None` before the first one.
+pub(super) type Snapshots = watch::Receiver<Option<Arc<Snapshot>>>;
+
+/// Polls the sections.
+pub(super) struct Hub {
+    sessions: Sessions,
+    newest: watch::Sender<Option<Arc<Snapshot>>>,
+    /// Whether the task that polls runs. Locked while a page subscribes and while the task ends.
+    is_polling: Mutex<bool>,
+    closing: CancellationToken,
+}
+
+impl Hub {
+    pub(super) fn new(sessions: Sessions, closing: CancellationToken) -> Hub {
+        Hub { sessions, newest: watch::Sender::new(None), is_polling: Mutex::new(false), closing }
+    }
+
+    /// Subscribes a page. Polls until all pages have dropped their subscriptions.
+    pub(super) fn subscribe(self: &Arc<Self>) -> Snapshots {
+        let mut is_polling = self.is_polling.lock();
+        let snapshots = self.newest.subscribe();
+        if !std::mem::replace(&mut *is_polling, true) {
+            let hub = self.clone();
+            tokio::spawn(async move {
+                let closing = hub.closing.clone();
+                let _ = closing.run_until_cancelled(hub.poll()).await;
+                hub.newest.send_replace(None);
+            });
+        }
+        snapshots
+    }
+
+    /// The newest snapshot, or the first one. `None` at a shutdown.
+    pub(super) async fn first(self: &Arc<Self>) -> Option<Arc<Snapshot>> {
+        let mut snapshots = self.subscribe();
+        let waiting = snapshots.wait_for(|snapshot| snapshot.is_some());
+        self.closing.run_until_cancelled(waiting).await?.ok()?.clone()
+    }
+
+    /// Whether the newest snapshot has this section.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let newest = self.newest.borrow();
+        let Some(snapshot) = newest.as_ref() else { return false };
+        let mut sections = SECTIONS.iter().zip(&snapshot.sections);
+        sections.any(|(section, json)| {
+            section.name == name && json.as_deref().is_some_and(|json| json != MISSING)
+        })
+    }
+
+    async fn poll(&self) {
+        let (mut session, mut snapshot, mut number) = (None, Snapshot::default(), 0);
+        loop {
+            {
+                let mut is_polling = self.is_polling.lock();
+                if self.newest.receiver_count() == 0 {
+                    *is_polling = false;
+                    return;
+                }
+            }
+            let began = Instant::now();
+            let polled =
+                tokio::time::timeout(POLL_TIMEOUT, self.poll_once(&mut session, &mut snapshot, number));
+            let error = match polled.await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.message),
+                Err(_) => Some(format!("the node did not answer within {POLL_TIMEOUT:?}")),
+            };
+            match error {
+                None => (snapshot.error, number) = (None, number + 1),
+                Some(message) => {
+                    // A new session reads everything again.
+                    (session, number) = (None, 0);
+                    snapshot.error = Some(json!({ "message": message }).to_string().into());
+                }
+            }
+            self.newest.send_replace(Some(Arc::new(snapshot.clone())));
+            sleep(INTERVAL.max(began.elapsed() * REST)).await;
+        }
+    }
+
+    async fn poll_once(
+        &self,
+        session: &mut Option<SqlSession>,
+        snapshot: &mut Snapshot,
+        number: u64,
+    ) -> Result<(), SqlError> {
+        // Taken, so that a session whose answer was not read completely is not used again.
+        let mut open = match session.take() {
+            Some(open) => open,
+            None => self.sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?,
+        };
+        for (section, json) in SECTIONS.iter().zip(&mut snapshot.sections) {
+            let is_missing = number > 0 && json.as_deref() == Some(MISSING);
+            if number.is_multiple_of(section.every) && !is_missing {
+                let table = read(&mut open, section.sql).await?;
+                let new = json!(table).to_string();
+                if json.as_deref() != Some(&*new) {
+                    *json = Some(new.into());
+                }
+            }
+        }
+        *session = Some(open);
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! The statements of the page. Each states a LIMIT.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use fulmar_meta::SYSTEM_TENANT;
+use serde_json::{Value, json};
+
+use super::answer::Failure;
+use super::sql::{Sessions, SqlError, SqlSession, Table, string};
+
+/// The application name of the console's sessions.
+pub(super) const APPLICATION: &str = "fulmar console";
+/// `statement_timeout` of queries.
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The error for a table that does not exist.
+const UNDEFINED_TABLE: &str = "42P01";
+
+/// A part of the page, with the statement that reads it.
+pub(super) struct Section {
+    pub(super) name: &'static str,
+    pub(super) sql: &'static str,
+    /// It is read at every n-th poll.
+    pub(super) every: u64,
+}
+
+/// All sections.
+pub(super) const SECTIONS: [Section; 10] = [
+    Section {
+        name: "nodes",
+        sql: "SELECT id, name, state, sql, partitions, heard_ms, is_this, slow, site, rack \
+              FROM fulmar.nodes ORDER BY id LIMIT 1000",
+        every: 1,
+    },
+    Section {
+        name: "node_load",
+        // Requests to the system database are those of consoles and other tools: the page subtracts
+        // them.
+        sql: "SELECT n.node, n.at, n.capacity, n.cpu, n.memory_bytes, n.used_memory_bytes, \
+              n.written_bytes_per_s, n.requests_per_s, l.requests_per_s AS system_requests_per_s, n.error \
+              FROM fulmar.node_load n \
+              LEFT JOIN fulmar.load l ON l.node = n.node AND l.tenant = 'fulmar' \
+              ORDER BY n.node LIMIT 1000",
+        every: 1,
+    },
+    Section {
+        name: "tenants",
+        sql: "SELECT node, tenant, cpu, requests_per_s, errors_per_s, size_bytes, memory_bytes, latency_ms, \
+              p50_ms, p95_ms, p99_ms FROM fulmar.load ORDER BY cpu DESC, size_bytes DESC, tenant LIMIT 500",
+        every: 1,
+    },
+    Section {
+        name: "moves",
+        sql: "SELECT tenant, number, mechanism, source, destination, step, started, rounds, bytes, \
+              expected_bytes, total_ms, pause_ms, expected_pause_ms, failed, error \
+              FROM fulmar.migrations ORDER BY started DESC LIMIT 30",
+        every: 1,
+    },
+    Section {
+        name: "decisions",
+        sql: "SELECT number, time, controller, mode, action, what, why, predicted, outcome, ended \
+              FROM fulmar.decisions ORDER BY number DESC LIMIT 50",
+        every: 1,
+    },
+    Section {
+        name: "events",
+        sql: "SELECT id, time, kind, severity, database, \"user\", text, details \
+              FROM fulmar.events ORDER BY id DESC LIMIT 100",
+        every: 1,
+    },
+    Section {
+        name: "statements",
+        sql: "SELECT pid, datname, usename, application_name, client_addr, query_start, query \
+              FROM pg_stat_activity WHERE state = 'active' AND query <> '' \
+              AND application_name NOT LIKE 'fulmar console%' ORDER BY query_start, pid LIMIT 20",
+        every: 1,
+    },
+    Section { name: "control", sql: "SELECT name, value FROM fulmar.control LIMIT 100", every: 2 },
+    Section {
+        name: "placements",
+        sql: "SELECT l.tenant, p.node, l.value AS objective FROM fulmar.limits l \
+              LEFT JOIN fulmar.partitions p ON p.tenant = l.tenant \
+              WHERE l.name = 'latency_objective' AND l.tenant <> 'fulmar' \
+              ORDER BY l.value IS NULL, l.tenant LIMIT 1000",
+        every: 2,
+    },
+    Section {
+        name: "forecast",
+        sql: "SELECT series, name, method, at, load, forecast FROM fulmar.forecast \
+              WHERE series IN ('cluster', 'node') ORDER BY series, name, at LIMIT 4000",
+        every: 5,
+    },
+];
+
+/// Runs a statement. `None` if it reads a table that this version does not have.
+pub(super) async fn read(session: &mut SqlSession, sql: &str) -> Result<Option<Table>, SqlError> {
+    match session.query(sql).await {
+        Ok(table) => Ok(Some(table)),
+        Err(error) if error.state == UNDEFINED_TABLE => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The first tenants whose names begin with `prefix`, with their nodes.
+pub(super) async fn search(sessions: &Sessions, prefix: &str) -> Result<Table, Failure> {
+    check_text("prefix", prefix)?;
+    let mut session = sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?;
+    let prefix = string(prefix);
+    let sql = format!(
+        "SELECT d.datname AS tenant, p.node FROM pg_database d \
+         LEFT JOIN fulmar.partitions p ON p.tenant = d.datname \
+         WHERE substr(d.datname, 1, length({prefix})) = {prefix} AND d.datname <> '{SYSTEM_TENANT}' \
+         AND NOT d.datistemplate ORDER BY d.datname LIMIT 50"
+    );
+    Ok(session.query(&sql).await?)
+}
+
+/// The limits, statistics, latencies, statements and restore points of a tenant, and its forecast.
+/// Statistics are those of its owner.
+pub(super) async fn tenant(
+    sessions: &Sessions,
+    name: &str,
+    address: IpAddr,
+    has_forecast: bool,
+) -> Result<Value, Failure> {
+    check_text("tenant", name)?;
+    let quoted = string(name);
+    let mut session = sessions.open(name, Some(address), APPLICATION, STATEMENT_TIMEOUT).await?;
+    let mut shown = serde_json::Map::new();
+    for (part, sql) in [
+        (
+            "limits",
+            format!(
+                "SELECT name, value, \"default\", about FROM fulmar.limits WHERE tenant = {quoted} LIMIT 50"
+            ),
+        ),
+        ("stats", format!("SELECT * FROM fulmar.tenant_stats WHERE tenant = {quoted}")),
+        (
+            "latencies",
+            format!(
+                "SELECT up_to_ms, statements FROM fulmar.latency_histogram WHERE tenant = {quoted} LIMIT 100"
+            ),
+        ),
+        (
+            "statements",
+            format!(
+                "SELECT pid, usename, application_name, client_addr, query_start, query FROM pg_stat_activity \
+                 WHERE datname = {quoted} AND state = 'active' AND query <> '' \
+                 AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
+            ),
+        ),
+        ("history", "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned()),
+        (
+            "forecast",
+            format!(
+                "SELECT method, at, load, forecast FROM fulmar.forecast \
+                 WHERE series = 'tenant' AND name = {quoted} ORDER BY at LIMIT 2000"
+            ),
+        ),
+    ] {
+        // A statement that fails would count as an error of the tenant.
+        if part == "forecast" && !has_forecast {
+            continue;
+        }
+        let value = match read(&mut session, &sql).await {
+            Ok(table) => json!(table),
+            // The other parts are shown, for example while the store cannot list restore points.
+            Err(error) if !error.state.is_empty() => json!({ "error": error }),
+            Err(error) => return Err(error.into()),
+        };
+        shown.insert(part.to_owned(), value);
+    }
+    Ok(Value::Object(shown))
+}
+
+/// Refuses texts that no name contains.
+pub(super) fn check_text(what: &str, text: &str) -> Result<(), Failure> {
+    const MAX_BYTES: usize = 256;
+    if text.len() > MAX_BYTES || text.chars().any(char::is_control) {
+        return Err(Failure::invalid(format!("{what} is too long or contains control characters")));
+    }
+    Ok(())
+}
