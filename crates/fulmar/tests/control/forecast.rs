@@ -1,5 +1,8 @@
 //! The forecasts of the controller, at every node and after a change of controller.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use super::*;
 
 /// The number of steps of a series with a known load, up to a time.
@@ -17,9 +20,18 @@ fn forecast(cluster: &Cluster, node: usize, arguments: &[&str]) -> String {
     stdout(&run(&[&["forecast"], arguments, &["--server", &server]].concat()))
 }
 
+/// The metrics of a node.
+fn metrics(cluster: &Cluster, node: usize) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", cluster.http_port(node))).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn forecast_keeps_its_history_after_a_change_of_controller() {
-    let mut cluster = start(3, Vec::new()).await;
+    let mut cluster = start(3, vec!["--public-metrics".to_owned()]).await;
     create(&cluster, &["a"]).await;
     set(&cluster, 0, QUICK);
     set(&cluster, 0, &[("mode", "advise")]);
@@ -40,8 +52,11 @@ async fn forecast_keeps_its_history_after_a_change_of_controller() {
 
     let controller = shown(&cluster, 0, "controller").await;
     let killed = (0..3).find(|node| cluster.name(*node) == controller).unwrap();
-    cluster.kill(killed).unwrap();
+    let metric = "fulmar_forecast_error_ratio{method=\"last-value\"} ";
+    assert!(metrics(&cluster, killed).contains(metric), "{}", metrics(&cluster, killed));
     let other = (killed + 1) % 3;
+    assert!(!metrics(&cluster, other).contains(metric), "only the controller has errors");
+    cluster.kill(killed).unwrap();
     // A new series would have no step before the change.
     wait_until("the history at another controller", async || {
         let next = shown(&cluster, other, "controller").await;
