@@ -188,6 +188,8 @@ impl Engine {
         let flush = self.flush_moving(member, &partition);
         let (durable, flushed, snapshots) = tokio::join!(durable, flush, carried::collect(&partition));
         durable.and(flushed)?;
+        let mut snapshots = snapshots;
+        snapshots.remove_ended(&partition);
         *moving.snapshots.lock() = snapshots;
         let position = log.position();
         self.partitions().forget_open(&partition);

@@ -173,6 +173,9 @@ impl Session {
     async fn conclude(&mut self, mut open: Open, committed: bool) -> Result<()> {
         let Some(connection) = open.connection.take() else { return Ok(()) };
         let partition = connection.partition().clone();
+        if committed {
+            partition.transaction_ended(open.ids.origin);
+        }
         let (seen, version) = {
             let transaction = connection.pages.transaction().borrow();
             (transaction.seen, transaction.committed.filter(|_| committed).map(|c| c.snapshot))

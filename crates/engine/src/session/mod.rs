@@ -174,7 +174,7 @@ impl Session {
     /// records the outcome under this id ([`Engine::outcome`]). The id is unique in the cluster
     /// ([`Engine::new_transaction_id`]) and used for one transaction.
     pub fn set_transaction_id(&mut self, id: u64) {
-        self.next_ids = TransactionIds { assigned: id, origin: id };
+        self.next_ids = TransactionIds { assigned: id, origin: id, abandoned: 0 };
     }
 
     /// The next transaction repeats one that has begun under the id `origin`, possibly at another node:
@@ -182,6 +182,12 @@ impl Session {
     /// after [`Session::set_transaction_id`].
     pub fn repeat_transaction(&mut self, origin: u64) {
         self.next_ids.origin = origin;
+    }
+
+    /// The next transaction was sent before under the id `abandoned`, possibly to another node, and its
+    /// client has no answer: it begins at a new snapshot.
+    pub fn abandon_transaction(&mut self, abandoned: u64) {
+        self.next_ids.abandoned = abandoned;
     }
 
     /// All statements that the open transaction repeats have been executed.

@@ -653,7 +653,10 @@ impl Journal {
                 put_id(&mut self.unsent, unit.id);
                 match unit.is_compared() {
                     true => message::put(&mut self.unsent, message::REPEATED, &unit.origin.to_be_bytes()),
-                    false => unit.origin = unit.id,
+                    false => {
+                        message::put(&mut self.unsent, message::ABANDONED, &unit.origin.to_be_bytes());
+                        unit.origin = unit.id;
+                    }
                 }
             }
             self.unsent.extend_from_slice(&unit.bytes);

@@ -19,6 +19,9 @@ pub(crate) const FAILED: u8 = 0x12;
 /// To the session, after [`TRANSACTION`]: that transaction repeats one that has begun under this id
 /// (8 bytes), and whose answers the client has got.
 pub(crate) const REPEATED: u8 = 0x13;
+/// To the session, after [`TRANSACTION`]: that transaction was sent before under this id (8 bytes),
+/// and the client has no answer.
+pub(crate) const ABANDONED: u8 = 0x15;
 /// To the session: the answers that the client has got are the same again.
 pub(crate) const REPETITION_ENDED: u8 = 0x14;
 /// From the session: it serves the front.

@@ -36,6 +36,12 @@ impl Session {
                 }
                 Ok(())
             }
+            message::ABANDONED => {
+                if let Ok(id) = frame.body.try_into() {
+                    self.link.partition.session_mut().abandon_transaction(u64::from_be_bytes(id));
+                }
+                Ok(())
+            }
             message::REPEATED => {
                 if let Ok(origin) = frame.body.try_into() {
                     self.link.partition.session_mut().repeat_transaction(u64::from_be_bytes(origin));

@@ -238,6 +238,21 @@ impl Partition {
         }
     }
 
+    /// A transaction has ended for its client. If the partition moves, its snapshot is not carried
+    /// over.
+    pub fn transaction_ended(&self, origin: u64) {
+        if origin != 0 && self.has_moved() {
+            self.snapshots.lock().ended(origin);
+        }
+    }
+
+    /// A transaction that was carried here is not repeated.
+    pub fn forget_carried(&self, origin: u64) {
+        if origin != 0 {
+            self.snapshots.lock().forget_carried(origin);
+        }
+    }
+
     /// The context of a transaction that was carried here, and has not begun yet.
     pub fn carried_context(&self, origin: u64) -> Option<TransactionContext> {
         self.snapshots.lock().context(origin)
