@@ -348,7 +348,9 @@ impl Session {
 
     /// Rolls back the open transaction and releases all resources.
     pub async fn close(&mut self) {
-        let _ = self.rollback().await;
+        if let Some(open) = self.open.take() {
+            let _ = self.roll_back(open).await;
+        }
         self.own = None;
         self.partition = None;
         self.historical_view = None;

@@ -639,6 +639,14 @@ impl Journal {
         self.send(false);
     }
 
+    /// Tells the session, before anything else, that its failed transaction has ended.
+    pub(super) fn send_failed_ended(&mut self) {
+        let mut unsent = Vec::new();
+        message::put(&mut unsent, message::FAILED_ENDED, &[]);
+        unsent.append(&mut self.unsent);
+        self.unsent = unsent;
+    }
+
     /// Sends the messages of the units that are held back, or of the others.
     fn send(&mut self, held: bool) {
         // Statements cannot be prepared in a failed transaction.

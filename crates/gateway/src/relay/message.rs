@@ -16,6 +16,8 @@ pub(crate) const TRANSACTION: u8 = 0x11;
 /// To the session: it is in a failed transaction, because the client's transaction could not be
 /// repeated.
 pub(crate) const FAILED: u8 = 0x12;
+/// To the session: the transaction of [`FAILED`] has ended. The front has answered its COMMIT.
+pub(crate) const FAILED_ENDED: u8 = 0x16;
 /// To the session, after [`TRANSACTION`]: that transaction repeats one that has begun under this id
 /// (8 bytes), and whose answers the client has got.
 pub(crate) const REPEATED: u8 = 0x13;

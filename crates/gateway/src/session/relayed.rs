@@ -26,6 +26,9 @@ impl Session {
             self.link.partition.session_mut().end_repetition();
             return Ok(());
         }
+        if frame.kind == message::FAILED_ENDED && self.link.status() == TransactionStatus::Failed {
+            return self.run_control("ROLLBACK").await;
+        }
         if self.link.status() != TransactionStatus::Idle || self.link.implicit {
             return Ok(());
         }
@@ -48,18 +51,19 @@ impl Session {
                 }
                 Ok(())
             }
-            message::FAILED => self.begin_failed().await,
+            message::FAILED => {
+                self.run_control("BEGIN").await?;
+                self.link.partition.fail();
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
 
-    /// Begins a transaction that has failed.
-    async fn begin_failed(&mut self) -> Result<(), End> {
-        match self.link.run_alone("BEGIN").await.map_err(MessageError::from) {
-            Ok(_) => {
-                self.link.partition.fail();
-                Ok(())
-            }
+    /// Runs a statement of transaction control for the front.
+    async fn run_control(&mut self, sql: &str) -> Result<(), End> {
+        match self.link.run_alone(sql).await.map_err(MessageError::from) {
+            Ok(_) => Ok(()),
             Err(MessageError::Statement(error)) => Err(End::Fatal(error)),
             Err(MessageError::End(end)) => Err(end),
         }
