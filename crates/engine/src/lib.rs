@@ -75,8 +75,8 @@ pub use fulmar_maintenance::{
     verify_store,
 };
 pub use fulmar_mvcc::{
-    CachedPage, CarriedSnapshots, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime,
-    TimeSource,
+    CachedPage, CarriedSnapshots, HoldReason, IdReservation, LogSource, MoveHold, PendingMove,
+    SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::sql::AccessedKeys;

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, historical_session_is_read_only, moved_error};
+use fulmar_mvcc::{MoveHold, Partition, historical_session_is_read_only, moved_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
     CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
@@ -331,6 +331,12 @@ impl Session {
     /// Charges temporary files outside of the engine to the session's tenant.
     pub fn temporary_space(&self) -> TemporarySpace {
         TemporarySpace::new(self.engine.clone(), self.id)
+    }
+
+    /// Keeps the partition from moving to another node until the result is dropped. Waits while it is about
+    /// to move.
+    pub fn hold_for_copy(&self) -> impl Future<Output = MoveHold> + use<> {
+        MoveHold::of_copy(self.engine.partitions().counted(self.id))
     }
 
     /// Yields the thread to other sessions. Called between statements of one message, each of which

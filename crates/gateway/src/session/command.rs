@@ -83,15 +83,23 @@ impl Session {
                 "ALTER TABLE"
             }
             Command::Copy(Copy::In { table, columns, format }) => {
+                self.hold_for_copy().await?;
                 self.begin_copy(table, columns, format, output).await?;
                 return Ok(PlanOutcome::Copying);
             }
             Command::Copy(Copy::TableOut { table, format }) => {
+                self.hold_for_copy().await?;
                 let query = self.table_query(table).await?;
                 return self.copy_out(&query, format, output).await;
             }
-            Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
-            Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
+            Command::Copy(Copy::Out { query, format }) => {
+                self.hold_for_copy().await?;
+                return self.copy_out(query, format, output).await;
+            }
+            Command::Copy(Copy::DatabaseOut) => {
+                self.hold_for_copy().await?;
+                return self.export(output).await;
+            }
             Command::Copy(Copy::DatabaseIn { name, owner }) => {
                 self.begin_import(name, owner.as_deref(), output).await?;
                 return Ok(PlanOutcome::Copying);

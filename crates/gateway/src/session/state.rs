@@ -6,6 +6,7 @@ use fulmar_engine::TemporarySpace;
 use fulmar_meta::SYSTEM_PARTITION;
 
 use super::context::Context;
+use super::copy::CopyHold;
 use super::copy_in::CopyIn;
 use super::link::Link;
 use super::memory_quota::{Quota, Reservation};
@@ -48,6 +49,8 @@ pub(crate) struct Session {
     /// True after an error in the extended protocol: messages are skipped until Sync.
     pub(super) skipping: bool,
     pub(super) copy: Option<Box<CopyIn>>,
+    /// Keeps the partition at this node during a COPY, and longer if it cannot be repeated.
+    pub(super) copy_hold: Option<Box<CopyHold>>,
     /// The client is connected to a front ([`crate::relay`]), possibly at another node.
     pub(super) relayed: bool,
     /// A transaction has ended since the last ReadyForQuery.
@@ -85,6 +88,7 @@ impl Session {
             temporary,
             skipping: false,
             copy: None,
+            copy_hold: None,
             relayed: false,
             has_ended_transaction: false,
         };
