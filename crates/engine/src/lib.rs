@@ -94,5 +94,5 @@ pub use membership::{
 };
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
-pub use session::{Session, WriteAccess};
+pub use session::{Session, TemporaryTables, WriteAccess};
 pub use temporary::TemporarySpace;

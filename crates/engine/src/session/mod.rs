@@ -10,6 +10,7 @@
 //! | [`journal`] | the journal of an open transaction, and its replay |
 //! | [`snapshot_expiry`] | expiry of old snapshots |
 //! | [`time_travel`] | transactions on historical versions, and on replicas |
+//! | [`temporary_tables`] | temporary tables when the partition moves |
 //! | [`verify`] | verification of stored data |
 //! | [`state`], [`errors`] | the state of an open transaction; errors of transactions |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
@@ -32,6 +33,7 @@ mod open;
 mod prepare;
 mod snapshot_expiry;
 mod state;
+mod temporary_tables;
 mod time_travel;
 mod verify;
 
@@ -50,6 +52,7 @@ use futures::future::{Either, select};
 
 use self::errors::lost;
 use self::state::{HistoricalView, Open, Remembered, TransactionIds};
+pub use self::temporary_tables::TemporaryTables;
 use crate::connection::Connection;
 use crate::engine::Engine;
 use crate::idle::Idle;
@@ -106,6 +109,8 @@ pub struct Session {
     open: Option<Open>,
     /// A connection with the session's temporary tables, which the session must keep.
     own: Option<Box<Connection>>,
+    /// Its temporary tables are too large for a move.
+    large_tables: Option<MoveHold>,
     /// The provider of system tables, set when a statement first uses them.
     system: Option<Arc<dyn System>>,
     flag: Arc<CancelFlag>,
@@ -146,6 +151,7 @@ impl Session {
             partition: None,
             open: None,
             own: None,
+            large_tables: None,
             system: None,
             flag: Arc::default(),
             running: Arc::default(),
@@ -184,8 +190,8 @@ impl Session {
         self.next_ids.origin = origin;
     }
 
-    /// The next transaction was sent before under the id `abandoned`, possibly to another node, and its
-    /// client has no answer: it begins at a new snapshot.
+    /// The next transaction was sent before under the id `abandoned`, possibly to another node, and
+    /// its client has no answer: it begins at a new snapshot.
     pub fn abandon_transaction(&mut self, abandoned: u64) {
         self.next_ids.abandoned = abandoned;
     }
@@ -333,8 +339,8 @@ impl Session {
         TemporarySpace::new(self.engine.clone(), self.id)
     }
 
-    /// Keeps the partition from moving to another node until the result is dropped. Waits while it is about
-    /// to move.
+    /// Keeps the partition from moving to another node until the result is dropped. Waits while it
+    /// is about to move.
     pub fn hold_for_copy(&self) -> impl Future<Output = MoveHold> + use<> {
         MoveHold::of_copy(self.engine.partitions().counted(self.id))
     }
@@ -357,7 +363,7 @@ impl Session {
         if let Some(open) = self.open.take() {
             let _ = self.roll_back(open).await;
         }
-        self.own = None;
+        self.drop_temporary_tables();
         self.partition = None;
         self.historical_view = None;
     }
@@ -431,10 +437,11 @@ impl Session {
     /// Takes a connection for one transaction, and initializes it with the session's context.
     async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
         let partition = self.partition().await?;
-        // Not a connection from before a restore. Temporary tables are available with the newest
-        // version only.
-        let own = if partition.is_historical() { None } else { self.own.take() };
-        let own = own.filter(|own| !own.partition().is_closed());
+        // Temporary tables are available with the newest version only.
+        let own = match self.own.is_some() && !partition.is_historical() {
+            true => Box::pin(self.take_own(&partition)).await?,
+            false => None,
+        };
         let mut connection = match own.or_else(|| partition.attachment::<Idle>().take()) {
             Some(connection) => connection,
             None => {
@@ -493,6 +500,7 @@ impl Session {
         connection.trim();
         let partition = connection.partition().clone();
         if connection.tainted && !partition.is_historical() {
+            self.hold_large_tables(&connection);
             self.own = Some(connection);
         } else {
             partition.attachment::<Idle>().give(connection);

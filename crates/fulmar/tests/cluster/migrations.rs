@@ -226,7 +226,8 @@ async fn commit_that_fails_because_its_transaction_cannot_be_repeated_ends_it() 
     let source = owner(&cluster, 0, "shop").await;
     let through = (source + 1) % 3;
     let client = connect(&cluster, through, "shop").await;
-    // The random number is another one without the context of the transaction, which dies with the node.
+    // The random number is another one without the context of the transaction, which dies with the
+    // node.
     let begin = "BEGIN; INSERT INTO t VALUES (1); SELECT random()";
     with_timeout(begin, client.batch_execute(begin)).await.unwrap();
     cluster.kill(source).unwrap();

@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::journal::{Journal, Mismatch, Told};
 use super::message::Values;
 use super::pump::poll_pooled;
+use super::tables::FormerTables;
 use crate::cluster::{Cluster, Owner};
 use crate::identity::Identity;
 use crate::registry::{Handle, RegistryEntry};
@@ -47,6 +48,8 @@ pub(crate) struct Front {
     pub(super) reported_owner: String,
     /// The error that the next statement gets, because the transaction could not be repeated.
     pub(super) doomed: Option<Error>,
+    /// The temporary tables of the former session, until the next one has them.
+    pub(super) former_tables: Option<FormerTables>,
     /// An open transaction has failed since its session was lost.
     pub(super) has_aborted: bool,
     /// Keeps the front registered.
@@ -118,6 +121,7 @@ impl Front {
             timeline,
             reported_owner,
             doomed: None,
+            former_tables: None,
             has_aborted: false,
             _entry: entry,
             output_sent: 0,
@@ -298,29 +302,37 @@ impl Front {
         Poll::Ready(Ok(()))
     }
 
-    /// Answers the next unit with the error of the transaction that could not be repeated, unless it
-    /// is a rollback. A COMMIT that fails ends the transaction, as in PostgreSQL. Nothing is sent to
-    /// the session before the unit is known.
-    pub(super) fn fail_doomed(&mut self) -> Result<(), Stop> {
+    /// Answers the client's next unit if the transaction could not be repeated. Nothing is sent to
+    /// the session before that.
+    fn fail_doomed(&mut self) -> Result<(), Stop> {
         if self.doomed.is_none() {
             return Ok(());
         }
-        self.journal.answer_closes();
         self.journal.unsent.clear();
-        let Some(unit) = self.journal.units.front() else { return Ok(()) };
+        if let Some(is_commit) = self.answer_doomed()? {
+            self.journal.send_all();
+            if is_commit {
+                self.journal.send_failed_ended();
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the oldest unit with the error of the transaction that could not be repeated, unless
+    /// it is a rollback. A COMMIT that fails ends the transaction, as in PostgreSQL. Returns
+    /// whether it is one; `None` if that is not known yet.
+    pub(super) fn answer_doomed(&mut self) -> Result<Option<bool>, Stop> {
+        self.journal.answer_closes();
+        let Some(unit) = self.journal.units.front() else { return Ok(None) };
         if unit.is_undecided() || unit.is_discarded {
-            return Ok(());
+            return Ok(None);
         }
         let (is_commit, is_rollback) = (unit.is_commit, unit.is_rollback);
         if let Some(error) = self.doomed.take().filter(|_| !is_rollback) {
             let status = if is_commit { TransactionStatus::Idle } else { TransactionStatus::Failed };
             self.answer_with(&error, status)?;
         }
-        self.journal.send_all();
-        if is_commit {
-            self.journal.send_failed_ended();
-        }
-        Ok(())
+        Ok(Some(is_commit))
     }
 
     /// Passes a cancel request on to the session.

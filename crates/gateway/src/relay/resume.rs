@@ -53,6 +53,7 @@ impl Front {
     pub(super) async fn resume(&mut self, stop: Stop) -> Result<(), Stop> {
         let may_have_committed = self.may_have_committed();
         self.journal.reset();
+        self.leave_tables(&stop).await;
         let mut attempt = Attempt { begun: Instant::now(), is_in_doubt: false };
         match stop {
             Stop::Moved { in_part: true } => {
@@ -150,7 +151,8 @@ impl Front {
         };
         match self.attend(deadline, connecting).await? {
             Connected::Accepted(upstream) => {
-                (self.upstream, self.owner) = (upstream, owner);
+                self.upstream = self.carry_tables(deadline, upstream).await?;
+                self.owner = owner;
                 self.journal.begin_again();
                 self.report_owner(address);
                 Ok(())
@@ -166,7 +168,8 @@ impl Front {
     }
 
     /// Waits for a future of a resumption, and sends the client what was answered. Fails at the
-    /// deadline, if the client disconnects or cancels its statement, and if the connection must end.
+    /// deadline, if the client disconnects or cancels its statement, and if the connection must
+    /// end.
     pub(super) async fn attend<T>(
         &mut self,
         deadline: Instant,
@@ -302,7 +305,7 @@ impl Front {
         self.has_aborted |= self.journal.status == TransactionStatus::InTransaction;
         self.journal.transaction_failed();
         self.doomed = Some(error.clone());
-        self.fail_doomed()
+        self.answer_doomed().map(drop)
     }
 
     /// Fails the open transaction, of which nothing was committed, and its COMMIT if that was sent, if

@@ -1,12 +1,12 @@
 //! A unit of a client's messages, which one ReadyForQuery answers.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
 
 use fulmar_engine::{CommandTag, TransactionStatus};
 use fulmar_pgwire::protocol::backend;
 
 use super::control::{Control, Portals};
-use super::journal::AnswerHash;
 
 /// Size of a message's kind and length.
 const HEADER_BYTES: usize = 5;
@@ -364,6 +364,24 @@ impl Unit {
                 _ => {}
             }
         }
+    }
+}
+
+/// The hash of an answer.
+#[derive(Clone, Default)]
+struct AnswerHash {
+    hasher: DefaultHasher,
+    bytes: u64,
+}
+
+impl AnswerHash {
+    fn add(&mut self, piece: &[u8]) {
+        self.hasher.write(piece);
+        self.bytes += piece.len() as u64;
+    }
+
+    fn value(&self) -> (u64, u64) {
+        (self.bytes, self.hasher.finish())
     }
 }
 

@@ -33,8 +33,8 @@ const MAX_PARAMETERS: usize = 512;
 /// Buffered rows are charged once they exceed this size. Smaller amounts are charged at the end of
 /// each message.
 const CHARGE_THRESHOLD_BYTES: usize = 64 << 10;
-/// How much data of a COPY the client's node can repeat in a transaction at another node: it keeps the
-/// messages of an open transaction, up to a size.
+/// How much data of a COPY the client's node can repeat in a transaction at another node: it keeps
+/// the messages of an open transaction, up to a size.
 const MAX_REPEATABLE_BYTES: usize = 512 << 10;
 /// An incomplete batch is inserted once its rows exceed this size.
 const MAX_BATCH_BYTES: usize = 4 << 20;
@@ -47,8 +47,8 @@ pub(super) struct CopyHold {
 }
 
 impl Session {
-    /// Keeps the partition at this node until the COPY that begins has ended ([`MoveHold`]). Waits if the
-    /// partition is about to move.
+    /// Keeps the partition at this node until the COPY that begins has ended ([`MoveHold`]). Waits
+    /// if the partition is about to move.
     pub(super) async fn hold_for_copy(&mut self) -> Result<()> {
         if self.relayed && self.copy_hold.is_none() {
             let hold = self.link.partition.session().hold_for_copy();
@@ -59,12 +59,11 @@ impl Session {
         Ok(())
     }
 
-    /// Called after ReadyForQuery was sent. A COPY that cannot be repeated holds the partition until its
-    /// transaction has ended.
+    /// Called after ReadyForQuery was sent. A COPY that cannot be repeated holds the partition
+    /// until its transaction has ended.
     pub(super) fn release_after_copy(&mut self, status: TransactionStatus) {
-        self.copy_hold.take_if(|copy| {
-            status == TransactionStatus::Idle || copy.bytes <= MAX_REPEATABLE_BYTES
-        });
+        self.copy_hold
+            .take_if(|copy| status == TransactionStatus::Idle || copy.bytes <= MAX_REPEATABLE_BYTES);
     }
 
     /// Prepares the INSERTs and requests the rows from the client.

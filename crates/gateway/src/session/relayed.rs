@@ -24,6 +24,7 @@ impl Session {
     pub(super) async fn handle_front_message(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         if frame.kind == message::REPETITION_ENDED {
             self.link.partition.session_mut().end_repetition();
+            self.tables.repeats = false;
             return Ok(());
         }
         if frame.kind == message::FAILED_ENDED && self.link.status() == TransactionStatus::Failed {
@@ -33,6 +34,11 @@ impl Session {
             return Ok(());
         }
         match frame.kind {
+            message::TABLES => {
+                self.receive_tables(frame.body);
+                Ok(())
+            }
+            message::TABLES_END => self.load_tables().await,
             message::TRANSACTION => {
                 if let Ok(id) = frame.body.try_into() {
                     self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
@@ -46,6 +52,7 @@ impl Session {
                 Ok(())
             }
             message::REPEATED => {
+                self.tables.repeats = true;
                 if let Ok(origin) = frame.body.try_into() {
                     self.link.partition.session_mut().repeat_transaction(u64::from_be_bytes(origin));
                 }
@@ -112,13 +119,12 @@ impl Session {
             let _ = self.link.send(&last).await; // the front may be gone
             return;
         }
-        if self.has_ended_transaction {
-            message::put(&mut self.output, message::MOVED, &[1]);
-        } else {
+        if !self.has_ended_transaction {
             // What the unfinished statements have answered is repeated by the next session.
             self.output.clear();
-            message::put(&mut self.output, message::MOVED, &[0]);
         }
+        self.tell_tables();
+        message::put(&mut self.output, message::MOVED, &[self.has_ended_transaction.into()]);
         let _ = self.link.send(&self.output).await; // the front may be gone
     }
 }

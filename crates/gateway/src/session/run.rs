@@ -68,6 +68,7 @@ impl Session {
         }
         self.has_ended_transaction = false;
         self.tell_settings(status);
+        self.tell_tables();
         backend::ready(&mut self.output, status);
         self.flush().await?;
         self.release_after_copy(status);

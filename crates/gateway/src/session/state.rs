@@ -13,6 +13,7 @@ use super::memory_quota::{Quota, Reservation};
 use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
+use super::temporary_tables::TableTransfer;
 use crate::identity::Identity;
 use crate::load::KeySampler;
 use crate::metrics::WorkerMetrics;
@@ -53,6 +54,8 @@ pub(crate) struct Session {
     pub(super) copy_hold: Option<Box<CopyHold>>,
     /// The client is connected to a front ([`crate::relay`]), possibly at another node.
     pub(super) relayed: bool,
+    /// Temporary tables, for the front.
+    pub(super) tables: TableTransfer,
     /// A transaction has ended since the last ReadyForQuery.
     pub(super) has_ended_transaction: bool,
 }
@@ -90,6 +93,7 @@ impl Session {
             copy: None,
             copy_hold: None,
             relayed: false,
+            tables: TableTransfer::default(),
             has_ended_transaction: false,
         };
         session.apply_settings();

@@ -12,8 +12,8 @@
 //!
 //! # A version means the same at both nodes
 //! The destination opens the partition at the version that the source has released. Between the
-//! close and the change of owner there is no commit, and the numbers of later commits begin with the
-//! next epoch, so they are above all others. It gives these numbers to the pages that it opens:
+//! close and the change of owner there is no commit, and the numbers of later commits begin with
+//! the next epoch, so they are above all others. It gives these numbers to the pages that it opens:
 //!
 //! - A page that has changed since the oldest carried snapshot gets the number of its newest
 //!   version at the source. Behind that are the versions that carried snapshots see.

@@ -6,10 +6,10 @@
 //!   COPY ends: released    ----->   nothing is held: close, hand over
 //! ```
 //!
-//! Open transactions are repeated at the destination. A COPY is not: its data is not kept. Temporary
-//! tables are carried over up to a size. A session with either holds its partition, and a move waits
-//! until nothing is held. The caller bounds the wait, and rolls the move back at the bound: no
-//! transaction fails.
+//! Open transactions are repeated at the destination. A COPY is not: its data is not kept.
+//! Temporary tables are carried over up to a size. A session with either holds its partition, and a
+//! move waits until nothing is held. The caller bounds the wait, and rolls the move back at the
+//! bound: no transaction fails.
 //!
 //! A COPY that begins meanwhile waits, so that moves end under a stream of COPYs. It continues when
 //! the move has ended, here or at the destination. Temporary tables may grow during the move: then

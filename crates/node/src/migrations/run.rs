@@ -28,7 +28,8 @@ use crate::messages::{Answer, Request};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the destination may take to read a batch of pages.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a handover waits for COPYs, and for temporary tables that are too large to be carried over.
+/// How long a handover waits for COPYs, and for temporary tables that are too large to be carried
+/// over.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wait after which another round is copied: the partition has changed since the last one.
 const LONG_WAIT: Duration = Duration::from_millis(250);
@@ -211,8 +212,8 @@ impl Node {
         }
     }
 
-    /// Waits until no session holds the partition ([`PendingMove`]). Until the result is dropped, no COPY
-    /// begins.
+    /// Waits until no session holds the partition ([`PendingMove`]). Until the result is dropped,
+    /// no COPY begins.
     async fn wait_for_holds(&self, partition: PartitionId) -> Result<PendingMove> {
         let pending = self.partitions()?.announce_move(partition);
         if timeout(HOLD_TIMEOUT, pending.released()).await.is_ok() {
