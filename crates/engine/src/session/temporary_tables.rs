@@ -14,17 +14,22 @@
 //! no effect on the tables: it was rolled back, together with its transaction.
 //!
 //! # Bounds
-//! Tables of at most [`MAX_BYTES`] are copied; the source charges the copy to the tenant. A session
+//! Tables of at most [`MAX_BYTES`] are copied; the source charges the copy to the tenant, and the
+//! sessions of a database are copied one after the other. A session
 //! with larger ones holds the partition ([`HoldReason::TemporaryTables`]), so that a move waits for
 //! it, and is rolled back at a bound.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fulmar_mvcc::{HoldReason, MoveHold, Partition};
 use fulmar_sqlite::Result;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
 
 use super::Session;
 use crate::connection::Connection;
+use crate::idle::Idle;
 
 /// Size of temporary tables above which a session holds its partition.
 const MAX_BYTES: u64 = 64 << 20;
@@ -32,11 +37,15 @@ const MAX_BYTES: u64 = 64 << 20;
 /// show.
 const MAX_COPY_BYTES: usize = 68 << 20;
 
+/// How long a copy waits for those of other sessions, which are sent one after the other.
+const TURN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A copy of a session's temporary tables.
 pub struct TemporaryTables {
     bytes: Vec<u8>,
     /// The connection that the bytes are charged to.
     _connection: Box<Connection>,
+    _turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl TemporaryTables {
@@ -75,8 +84,10 @@ impl Session {
         }
         let Some(mut connection) = self.own.take() else { return Ok(None) };
         self.large_tables = None;
+        let copying = connection.partition().attachment::<Idle>().copying.clone();
+        let turn = timeout(TURN_TIMEOUT, copying.lock_owned()).await.ok();
         let bytes = save(&mut connection).await?;
-        Ok((!bytes.is_empty()).then_some(TemporaryTables { bytes, _connection: connection }))
+        Ok((!bytes.is_empty()).then_some(TemporaryTables { bytes, _connection: connection, _turn: turn }))
     }
 
     /// Drops all temporary tables. No transaction is open.

@@ -62,8 +62,9 @@ pub(crate) const TABLES_COPY: u8 = 0x09;
 /// 1) or has failed (body 0).
 pub(crate) const TABLES_DONE: u8 = 0x0a;
 
-/// Maximum size of a piece of a copy of temporary tables.
-pub(crate) const TABLES_PIECE_BYTES: usize = 64 << 10;
+/// Maximum size of a piece of a copy of temporary tables. Small enough to be received without a
+/// charge.
+pub(crate) const TABLES_PIECE_BYTES: usize = 8 << 10;
 /// Maximum size of an answer in [`COMMITTED`].
 pub(crate) const MAX_COMMITTED_BYTES: usize = 64 << 10;
 /// Maximum size of a [`Hello`].

@@ -35,7 +35,7 @@ impl Session {
         }
         match frame.kind {
             message::TABLES => {
-                self.receive_tables(frame.body);
+                self.receive_tables(frame.body).await;
                 Ok(())
             }
             message::TABLES_END => self.load_tables().await,

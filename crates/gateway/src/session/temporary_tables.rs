@@ -10,7 +10,7 @@ use std::time::Duration;
 use fulmar_engine::sqlstate;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::memory_quota::Reservation;
+use super::memory_quota::{MAX_WAIT, Reservation};
 use super::outcome::End;
 use super::state::Session;
 use crate::Result;
@@ -48,13 +48,22 @@ impl Session {
     }
 
     /// Handles a piece of a copy.
-    pub(super) fn receive_tables(&mut self, piece: &[u8]) {
+    pub(super) async fn receive_tables(&mut self, piece: &[u8]) {
+        let memory = self.statements.memory().clone();
         let transfer = &mut self.tables;
-        let bytes = transfer.arriving.len() + piece.len();
-        let charged = transfer.reservation.grow_to(self.statements.memory(), bytes as u64);
-        transfer.is_refused |= charged.is_err();
-        if !transfer.is_refused {
-            transfer.arriving.extend_from_slice(piece);
+        if transfer.is_refused {
+            return;
+        }
+        let bytes = (transfer.arriving.len() + piece.len()) as u64;
+        // Other sessions release the memory of theirs when they have loaded them.
+        match transfer.reservation.grow_to_or_wait(&memory, bytes, MAX_WAIT).await {
+            Ok(()) => transfer.arriving.extend_from_slice(piece),
+            Err(error) => {
+                tracing::info!(%error, "cannot receive the temporary tables of a session");
+                transfer.is_refused = true;
+                transfer.arriving = Vec::new();
+                transfer.reservation.release();
+            }
         }
     }
 
