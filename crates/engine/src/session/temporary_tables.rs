@@ -15,9 +15,9 @@
 //!
 //! # Bounds
 //! Tables of at most [`MAX_BYTES`] are copied; the source charges the copy to the tenant, and the
-//! sessions of a database are copied one after the other. A session
-//! with larger ones holds the partition ([`HoldReason::TemporaryTables`]), so that a move waits for
-//! it, and is rolled back at a bound.
+//! sessions of a database are copied one after the other. A session with larger ones holds the
+//! partition ([`HoldReason::TemporaryTables`]), so that a move waits for it, and is rolled back at a
+//! bound. If there is no memory for a copy, the tables are lost, and their session ends.
 
 use std::sync::Arc;
 use std::time::Duration;
