@@ -4,6 +4,8 @@
 //! Sessions hold no connection between transactions: they take one from the partition's pool and
 //! return it. So thousands of idle sessions use no SQLite memory, and a few connections stay warm.
 
+use std::sync::Arc;
+
 use fulmar_mvcc::Attachment;
 use fulmar_sqlite::StatementCache;
 use parking_lot::Mutex;
@@ -21,6 +23,8 @@ pub(crate) struct Idle {
     connections: Mutex<Vec<Box<Connection>>>,
     pub(crate) statements: StatementCache,
     pub(crate) keys: TableKeys,
+    /// Held while a copy of a session's temporary tables is in memory.
+    pub(crate) copying: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Maximum of idle connections of a partition (about 50 KiB each, as long as the partition is

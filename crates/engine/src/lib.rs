@@ -75,8 +75,8 @@ pub use fulmar_maintenance::{
     verify_store,
 };
 pub use fulmar_mvcc::{
-    CachedPage, CarriedSnapshots, IdReservation, LogSource, SnapshotBounds, Space, SpaceSource, SystemTime,
-    TimeSource,
+    CachedPage, CarriedSnapshots, HoldReason, IdReservation, LogSource, MoveHold, PendingMove,
+    SnapshotBounds, Space, SpaceSource, SystemTime, TimeSource,
 };
 pub use fulmar_pages::Timeline;
 pub use fulmar_sqlite::sql::AccessedKeys;
@@ -94,5 +94,5 @@ pub use membership::{
 };
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};
-pub use session::{Session, WriteAccess};
+pub use session::{Session, TemporaryTables, WriteAccess};
 pub use temporary::TemporarySpace;

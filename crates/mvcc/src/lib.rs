@@ -84,8 +84,9 @@ pub use node::{Buffers, Node, NodeStats, SegmentPublication};
 pub use ownership::{StoreOwnership, term_of};
 pub use partition::{
     ApplyResult, Attachment, CachedPage, CarriedSnapshots, Contents, CopiedFrame, Deadlock, Flush,
-    LargeSegment, LogSource, Logged, NamedSegment, PageRun, Partition, PartitionStats, Replay, ReplicaState,
-    Snapshot, SnapshotBounds, Turn, TurnQueue, page_one, read_frames,
+    HoldReason, LargeSegment, LogSource, Logged, MoveHold, MoveHolds, NamedSegment, PageRun, Partition,
+    PartitionStats, PendingMove, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn, TurnQueue, page_one,
+    read_frames,
 };
 pub use partitions::{Found, Opener, Partitions, PrimaryEra, Slot, Unopened};
 pub use store::{Frame, Segments};

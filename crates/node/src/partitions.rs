@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{
     Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
-    IncomingCopy, LogDurations, OutgoingCopy, Released, Result, Timeline,
+    IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
@@ -32,6 +32,10 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Forgets a partition that is not moved to this node after all.
     fn forget_arrival(&self, partition: PartitionId);
+
+    /// Announces that a partition of this node is about to move: no COPY begins until the result is
+    /// dropped.
+    fn announce_move(&self, partition: PartitionId) -> PendingMove;
 
     /// Begins to copy a partition of this node to the store of another one.
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy;
@@ -184,6 +188,10 @@ impl Partitions for EnginePartitions {
 
     fn forget_arrival(&self, partition: PartitionId) {
         self.0.forget_arrival(partition);
+    }
+
+    fn announce_move(&self, partition: PartitionId) -> PendingMove {
+        self.0.announce_move(partition)
     }
 
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy {

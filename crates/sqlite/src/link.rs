@@ -285,6 +285,12 @@ impl Link {
         self.buffered_bytes.set(self.buffered_bytes.get().saturating_sub(bytes));
     }
 
+    /// Bytes in the connection's temporary files. Between transactions: of its temporary tables,
+    /// without what is in SQLite's cache.
+    pub fn buffered_bytes(&self) -> u64 {
+        self.buffered_bytes.get()
+    }
+
     /// Sets the error that the client gets in place of SQLite's.
     pub fn fail(&self, error: Error) {
         *self.failure.borrow_mut() = Some(error);

@@ -25,7 +25,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mvcc::{CachedPage, Partition, log_error};
+use fulmar_mvcc::{CachedPage, Partition, PendingMove, log_error};
 use fulmar_pages::record::RecordHeader;
 use fulmar_pages::{PageNo, PartitionId, RecordBuilder, RecordKind, Timeline, Version};
 use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
@@ -188,11 +188,18 @@ impl Engine {
         let flush = self.flush_moving(member, &partition);
         let (durable, flushed, snapshots) = tokio::join!(durable, flush, carried::collect(&partition));
         durable.and(flushed)?;
+        let mut snapshots = snapshots;
+        snapshots.remove_ended(&partition);
         *moving.snapshots.lock() = snapshots;
         let position = log.position();
         self.partitions().forget_open(&partition);
         self.partitions().forget_replay(id);
         Ok(Released { end: position, closed })
+    }
+
+    /// Announces that a partition is about to move: no COPY begins until the result is dropped.
+    pub fn announce_move(&self, id: PartitionId) -> PendingMove {
+        PendingMove::new(self.partitions().counted(id))
     }
 
     /// Flushes a partition of this node, and lists the pages that it has in memory: the source's part

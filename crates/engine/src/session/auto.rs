@@ -47,6 +47,7 @@ impl Session {
         }
         let context = to_context(&variables, self.remembered);
         let mut connection = self.checkout(variables).await?;
+        connection.partition().forget_carried(ids.abandoned);
         {
             let mut transaction = connection.pages.transaction().borrow_mut();
             // A procedure runs several statements, so its reads are tracked page by page.
@@ -81,6 +82,9 @@ impl Session {
             (transaction.seen, transaction.id, transaction.committed)
         };
         let partition = connection.partition().clone();
+        if matches!(end, End::Done(_)) {
+            partition.transaction_ended(origin);
+        }
         self.give_back(connection);
         if id != 0 && committed.is_none() {
             partition.decide(id, matches!(end, End::Done(_))).await?;

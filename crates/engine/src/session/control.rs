@@ -53,7 +53,7 @@ impl Session {
     pub(super) async fn commit(&mut self) -> Result<Completion> {
         let Some(mut open) = self.open.take() else { return Ok(none_in_progress("COMMIT")) };
         if open.has_failed() {
-            self.roll_back(open).await?;
+            self.roll_back_for_client(open).await?;
             return Ok(Completion { tag: CommandTag::Plain("ROLLBACK"), notices: Vec::new() });
         }
         if open.connection.is_none() {
@@ -154,11 +154,22 @@ impl Session {
         // After a failed COMMIT clients send ROLLBACK although no transaction is open, so this is a
         // notice and not an error.
         let Some(open) = self.open.take() else { return Ok(none_in_progress("ROLLBACK")) };
-        self.roll_back(open).await?;
+        self.roll_back_for_client(open).await?;
         Ok(Completion { tag: CommandTag::Plain("ROLLBACK"), notices: Vec::new() })
     }
 
-    async fn roll_back(&mut self, mut open: Open) -> Result<()> {
+    /// Rolls a transaction back, which the client does not continue.
+    async fn roll_back_for_client(&mut self, open: Open) -> Result<()> {
+        let (partition, origin) = (open.seen_partition().cloned(), open.ids.origin);
+        self.roll_back(open).await?;
+        if let Some(partition) = partition {
+            partition.transaction_ended(origin);
+        }
+        Ok(())
+    }
+
+    /// Rolls a transaction back. If the partition moves, it may continue at another node.
+    pub(super) async fn roll_back(&mut self, mut open: Open) -> Result<()> {
         if let Some(connection) = &mut open.connection
             && !connection.is_autocommit()
         {
@@ -173,6 +184,9 @@ impl Session {
     async fn conclude(&mut self, mut open: Open, committed: bool) -> Result<()> {
         let Some(connection) = open.connection.take() else { return Ok(()) };
         let partition = connection.partition().clone();
+        if committed {
+            partition.transaction_ended(open.ids.origin);
+        }
         let (seen, version) = {
             let transaction = connection.pages.transaction().borrow();
             (transaction.seen, transaction.committed.filter(|_| committed).map(|c| c.snapshot))

@@ -10,6 +10,7 @@
 //! | [`journal`] | the journal of an open transaction, and its replay |
 //! | [`snapshot_expiry`] | expiry of old snapshots |
 //! | [`time_travel`] | transactions on historical versions, and on replicas |
+//! | [`temporary_tables`] | temporary tables when the partition moves |
 //! | [`verify`] | verification of stored data |
 //! | [`state`], [`errors`] | the state of an open transaction; errors of transactions |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
@@ -32,6 +33,7 @@ mod open;
 mod prepare;
 mod snapshot_expiry;
 mod state;
+mod temporary_tables;
 mod time_travel;
 mod verify;
 
@@ -39,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fulmar_mvcc::{Partition, historical_session_is_read_only, moved_error};
+use fulmar_mvcc::{MoveHold, Partition, historical_session_is_read_only, moved_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
     CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
@@ -50,6 +52,7 @@ use futures::future::{Either, select};
 
 use self::errors::lost;
 use self::state::{HistoricalView, Open, Remembered, TransactionIds};
+pub use self::temporary_tables::TemporaryTables;
 use crate::connection::Connection;
 use crate::engine::Engine;
 use crate::idle::Idle;
@@ -106,6 +109,8 @@ pub struct Session {
     open: Option<Open>,
     /// A connection with the session's temporary tables, which the session must keep.
     own: Option<Box<Connection>>,
+    /// Its temporary tables are too large for a move.
+    large_tables: Option<MoveHold>,
     /// The provider of system tables, set when a statement first uses them.
     system: Option<Arc<dyn System>>,
     flag: Arc<CancelFlag>,
@@ -146,6 +151,7 @@ impl Session {
             partition: None,
             open: None,
             own: None,
+            large_tables: None,
             system: None,
             flag: Arc::default(),
             running: Arc::default(),
@@ -174,7 +180,7 @@ impl Session {
     /// records the outcome under this id ([`Engine::outcome`]). The id is unique in the cluster
     /// ([`Engine::new_transaction_id`]) and used for one transaction.
     pub fn set_transaction_id(&mut self, id: u64) {
-        self.next_ids = TransactionIds { assigned: id, origin: id };
+        self.next_ids = TransactionIds { assigned: id, origin: id, abandoned: 0 };
     }
 
     /// The next transaction repeats one that has begun under the id `origin`, possibly at another node:
@@ -182,6 +188,12 @@ impl Session {
     /// after [`Session::set_transaction_id`].
     pub fn repeat_transaction(&mut self, origin: u64) {
         self.next_ids.origin = origin;
+    }
+
+    /// The next transaction was sent before under the id `abandoned`, possibly to another node, and
+    /// its client has no answer: it begins at a new snapshot.
+    pub fn abandon_transaction(&mut self, abandoned: u64) {
+        self.next_ids.abandoned = abandoned;
     }
 
     /// All statements that the open transaction repeats have been executed.
@@ -327,6 +339,12 @@ impl Session {
         TemporarySpace::new(self.engine.clone(), self.id)
     }
 
+    /// Keeps the partition from moving to another node until the result is dropped. Waits while it
+    /// is about to move.
+    pub fn hold_for_copy(&self) -> impl Future<Output = MoveHold> + use<> {
+        MoveHold::of_copy(self.engine.partitions().counted(self.id))
+    }
+
     /// Yields the thread to other sessions. Called between statements of one message, each of which
     /// may be too short to yield. A cancel during the call fails it.
     pub async fn yield_now(&mut self) -> Result<()> {
@@ -342,8 +360,10 @@ impl Session {
 
     /// Rolls back the open transaction and releases all resources.
     pub async fn close(&mut self) {
-        let _ = self.rollback().await;
-        self.own = None;
+        if let Some(open) = self.open.take() {
+            let _ = self.roll_back(open).await;
+        }
+        self.drop_temporary_tables();
         self.partition = None;
         self.historical_view = None;
     }
@@ -417,10 +437,11 @@ impl Session {
     /// Takes a connection for one transaction, and initializes it with the session's context.
     async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
         let partition = self.partition().await?;
-        // Not a connection from before a restore. Temporary tables are available with the newest
-        // version only.
-        let own = if partition.is_historical() { None } else { self.own.take() };
-        let own = own.filter(|own| !own.partition().is_closed());
+        // Temporary tables are available with the newest version only.
+        let own = match self.own.is_some() && !partition.is_historical() {
+            true => Box::pin(self.take_own(&partition)).await?,
+            false => None,
+        };
         let mut connection = match own.or_else(|| partition.attachment::<Idle>().take()) {
             Some(connection) => connection,
             None => {
@@ -479,6 +500,7 @@ impl Session {
         connection.trim();
         let partition = connection.partition().clone();
         if connection.tainted && !partition.is_historical() {
+            self.hold_large_tables(&connection);
             self.own = Some(connection);
         } else {
             partition.attachment::<Idle>().give(connection);

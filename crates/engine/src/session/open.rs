@@ -154,6 +154,7 @@ impl Session {
         open.before = self.remembered;
         let connection = self.checkout(open.variables.clone()).await?;
         let partition = connection.partition().clone();
+        partition.forget_carried(open.ids.abandoned);
         open.rows.partition = Some(partition.clone());
         open.connection = Some(connection);
         if open.immediate || std::mem::take(&mut self.turn_first) {

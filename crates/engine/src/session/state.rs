@@ -60,6 +60,8 @@ pub(super) struct TransactionIds {
     pub(super) assigned: u64,
     /// The same, or the id under which the transaction has begun that it repeats.
     pub(super) origin: u64,
+    /// The id under which it was sent before, if it is not repeated.
+    pub(super) abandoned: u64,
 }
 
 impl TransactionIds {

@@ -15,6 +15,7 @@ mod outages;
 mod private_stores;
 mod refusals;
 mod replica;
+mod session_state;
 mod slow_nodes;
 #[path = "../common/store_proxy.rs"]
 mod store_proxy;

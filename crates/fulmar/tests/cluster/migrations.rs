@@ -184,10 +184,11 @@ async fn baselines_abort_open_transactions_and_no_others() {
     fill(&cluster, "shop").await;
     let source = owner(&cluster, 0, "shop").await;
     execute(&cluster, 0, "shop", "CREATE TABLE log (n INTEGER)").await;
-    let [idle, committing, outside] = [0, 1, 2].map(|node| connect(&cluster, node, "shop"));
-    let (idle, committing, outside) = tokio::join!(idle, committing, outside);
+    let [idle, committing, preparing, outside] = [0, 1, 2, 2].map(|node| connect(&cluster, node, "shop"));
+    let (idle, committing, preparing, outside) = tokio::join!(idle, committing, preparing, outside);
+    let commit = with_timeout("a statement", preparing.prepare("COMMIT")).await.unwrap();
     for (mechanism, to) in [("stop", (source + 1) % 3), ("flush", source)] {
-        for (client, value) in [(&idle, 1), (&committing, 2)] {
+        for (client, value) in [(&idle, 1), (&committing, 2), (&preparing, 4)] {
             let sql = format!("BEGIN; INSERT INTO log VALUES ({value})");
             with_timeout(&sql, client.batch_execute(&sql)).await.unwrap();
         }
@@ -197,16 +198,16 @@ async fn baselines_abort_open_transactions_and_no_others() {
         let failed = [
             with_timeout("a statement", idle.batch_execute("SELECT count(*) FROM log")).await,
             with_timeout("a commit", committing.batch_execute("COMMIT")).await,
+            with_timeout("a prepared commit", preparing.execute(&commit, &[])).await.map(drop),
         ];
         for failed in failed {
             let error = failed.unwrap_err();
             assert_eq!(error.code().unwrap().code(), "40001", "{error:?}");
             assert!(message(&error).contains("was aborted, because the database was moved"), "{error:?}");
         }
-        for client in [&idle, &committing] {
-            with_timeout("a rollback", client.batch_execute("ROLLBACK")).await.unwrap();
-        }
-        for client in [&idle, &committing, &outside] {
+        // A COMMIT that fails ends the transaction.
+        with_timeout("a rollback", idle.batch_execute("ROLLBACK")).await.unwrap();
+        for client in [&idle, &committing, &preparing, &outside] {
             let sql = "INSERT INTO log VALUES (3)";
             with_timeout(sql, client.batch_execute(sql)).await.unwrap();
         }
@@ -215,7 +216,26 @@ async fn baselines_abort_open_transactions_and_no_others() {
     let kept: i64 = with_timeout(sql, outside.query_one(sql, &[])).await.unwrap().get(0);
     let all: i64 =
         with_timeout("all", outside.query_one("SELECT count(*) FROM log", &[])).await.unwrap().get(0);
-    assert_eq!((kept, all), (6, 6));
+    assert_eq!((kept, all), (8, 8));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commit_that_fails_because_its_transaction_cannot_be_repeated_ends_it() {
+    let mut cluster = start().await;
+    create(&cluster, "shop").await;
+    let source = owner(&cluster, 0, "shop").await;
+    let through = (source + 1) % 3;
+    let client = connect(&cluster, through, "shop").await;
+    // The random number is another one without the context of the transaction, which dies with the
+    // node.
+    let begin = "BEGIN; INSERT INTO t VALUES (1); SELECT random()";
+    with_timeout(begin, client.batch_execute(begin)).await.unwrap();
+    cluster.kill(source).unwrap();
+    let error = with_timeout("the commit", client.batch_execute("COMMIT")).await.unwrap_err();
+    assert_eq!(error.code().unwrap().code(), "40001", "{error:?}");
+    assert!(message(&error).contains("could not repeat the transaction"), "{error:?}");
+    with_timeout("a statement", client.batch_execute("INSERT INTO t VALUES (2)")).await.unwrap();
+    assert_eq!(values(&cluster, through, "shop").await, [2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,8 @@ pub(super) enum Control {
     Begin,
     /// Commits it, and nothing else.
     Commit,
+    /// Rolls it back, and nothing else.
+    Rollback,
     /// Ends it, and nothing else.
     End,
     /// Possibly ends one before other statements, or begins one after other statements.
@@ -40,7 +42,8 @@ impl Control {
             (1, _) if is_savepoint => Control::Plain,
             (1, "BEGIN" | "START") => Control::Begin,
             (1, "COMMIT" | "END") if is_plain_commit(sql) => Control::Commit,
-            (1, "COMMIT" | "END" | "ROLLBACK" | "ABORT") => Control::End,
+            (1, "COMMIT" | "END") => Control::End,
+            (1, "ROLLBACK" | "ABORT") => Control::Rollback,
             _ => Control::Mixed,
         }
     }
@@ -61,7 +64,7 @@ impl Control {
         };
         let is_plain = |control: &Control| *control == Control::Plain;
         let begins = *first == Control::Begin;
-        let ends = matches!(last, Control::Commit | Control::End);
+        let ends = matches!(last, Control::Commit | Control::Rollback | Control::End);
         match middle.iter().all(is_plain) && (begins || is_plain(first)) && (ends || is_plain(last)) {
             true if ends => Control::End,
             true if begins => Control::Begin,
@@ -72,15 +75,7 @@ impl Control {
 
     /// Returns true if it may end a transaction.
     pub(super) fn may_end(self) -> bool {
-        matches!(self, Control::Commit | Control::End | Control::Mixed)
-    }
-
-    /// Returns true if the text only rolls the transaction back.
-    pub(super) fn is_rollback(sql: &[u8]) -> bool {
-        Control::of_text(sql) == Control::End
-            && words(sql).next().is_some_and(|word| {
-                word.eq_ignore_ascii_case(b"ROLLBACK") || word.eq_ignore_ascii_case(b"ABORT")
-            })
+        matches!(self, Control::Commit | Control::Rollback | Control::End | Control::Mixed)
     }
 }
 
@@ -138,7 +133,9 @@ mod tests {
             ("END", Control::Commit),
             ("BEGIN; INSERT INTO t VALUES (1); COMMIT", Control::End),
             ("INSERT INTO t VALUES (1); COMMIT", Control::End),
-            ("ROLLBACK", Control::End),
+            ("ROLLBACK;", Control::Rollback),
+            ("INSERT INTO t VALUES (1); ROLLBACK", Control::End),
+            ("ROLLBACK; SELECT 1", Control::Mixed),
             ("COMMIT; SELECT 1", Control::Mixed),
             ("SELECT 1; BEGIN", Control::Mixed),
             ("COMMIT AND CHAIN", Control::End),
@@ -147,11 +144,9 @@ mod tests {
             ("SELECT 1; /* case */ END; SELECT 1", Control::Mixed),
             ("SAVEPOINT a; RELEASE a", Control::Plain),
             ("ROLLBACK TO a; SELECT 1", Control::Plain),
-            ("ROLLBACK TO a", Control::Plain),
+            ("ROLLBACK TO SAVEPOINT a", Control::Plain),
         ] {
             assert_eq!(Control::of_text(sql.as_bytes()), expected, "{sql}");
         }
-        assert!(Control::is_rollback(b"ROLLBACK;"));
-        assert!(!Control::is_rollback(b"ROLLBACK TO SAVEPOINT a"));
     }
 }

@@ -13,11 +13,10 @@ use fulmar_pgwire::wire::{Closed, Interrupts, Wire, give_buffer};
 use tokio::io::{AsyncWrite, DuplexStream};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::control::Control;
 use super::journal::{Journal, Mismatch, Told};
 use super::message::Values;
 use super::pump::poll_pooled;
-use super::unit::split_name;
+use super::tables::FormerTables;
 use crate::cluster::{Cluster, Owner};
 use crate::identity::Identity;
 use crate::registry::{Handle, RegistryEntry};
@@ -49,6 +48,10 @@ pub(crate) struct Front {
     pub(super) reported_owner: String,
     /// The error that the next statement gets, because the transaction could not be repeated.
     pub(super) doomed: Option<Error>,
+    /// The temporary tables of the former session, until the next one has them.
+    pub(super) former_tables: Option<FormerTables>,
+    /// An open transaction has failed since its session was lost.
+    pub(super) has_aborted: bool,
     /// Keeps the front registered.
     _entry: RegistryEntry,
     output_sent: usize,
@@ -59,19 +62,17 @@ struct Interrupted {
     at: Instant,
     /// The client waits for an answer.
     has_units: bool,
-    has_failed: bool,
 }
 
 impl Interrupted {
     fn now(front: &Front) -> Interrupted {
-        let has_units = !front.journal.units.is_empty();
-        Interrupted { at: Instant::now(), has_units, has_failed: front.has_failed() }
+        Interrupted { at: Instant::now(), has_units: !front.journal.units.is_empty() }
     }
 
     /// Records the wait of a client that has a session again.
-    fn record(self, front: &Front) {
+    fn record(self, front: &mut Front) {
         let has_waited = self.has_units || !front.journal.units.is_empty();
-        let has_failed = !self.has_failed && front.has_failed();
+        let has_failed = std::mem::take(&mut front.has_aborted);
         if has_waited || has_failed {
             let waited = has_waited.then(|| self.at.elapsed());
             front.context.registry.waits.record(front.identity.tenant.partition, waited, has_failed);
@@ -120,14 +121,11 @@ impl Front {
             timeline,
             reported_owner,
             doomed: None,
+            former_tables: None,
+            has_aborted: false,
             _entry: entry,
             output_sent: 0,
         }
-    }
-
-    /// Whether the open transaction can only be rolled back.
-    fn has_failed(&self) -> bool {
-        self.doomed.is_some() || self.journal.has_failed
     }
 
     /// Serves the client until one side ends.
@@ -142,7 +140,7 @@ impl Front {
                     let interrupted = Interrupted::now(&self);
                     match Box::pin(self.resume(stop)).await {
                         Ok(()) => {
-                            interrupted.record(&self);
+                            interrupted.record(&mut self);
                             continue;
                         }
                         Err(Stop::Fatal(error)) => Some(error),
@@ -251,8 +249,7 @@ impl Front {
         if self.journal.is_terminated {
             return Err(Stop::Client);
         }
-        self.fail_doomed();
-        Ok(())
+        self.fail_doomed()
     }
 
     /// Notices a disconnect of the client while the session accepts nothing.
@@ -305,24 +302,37 @@ impl Front {
         Poll::Ready(Ok(()))
     }
 
-    /// Answers the next unit with the error of the transaction that could not be repeated, unless it
-    /// is a rollback. Nothing is sent to the session before that is known.
-    fn fail_doomed(&mut self) {
-        let Some(error) = &self.doomed else { return };
-        self.journal.answer_closes();
+    /// Answers the client's next unit if the transaction could not be repeated. Nothing is sent to
+    /// the session before that.
+    fn fail_doomed(&mut self) -> Result<(), Stop> {
+        if self.doomed.is_none() {
+            return Ok(());
+        }
         self.journal.unsent.clear();
-        let Some(unit) = self.journal.units.front() else { return };
-        if unit.may_pass() {
-            return;
+        if let Some(is_commit) = self.answer_doomed()? {
+            self.journal.send_all();
+            if is_commit {
+                self.journal.send_failed_ended();
+            }
         }
-        let sql = unit.bytes.get(5..).and_then(split_name).unwrap_or_default();
-        if !unit.is_query || !Control::is_rollback(sql) {
-            let mut message = Vec::new();
-            backend::error(&mut message, error, Severity::Error);
-            self.journal.fail(&message, TransactionStatus::Failed);
+        Ok(())
+    }
+
+    /// Answers the oldest unit with the error of the transaction that could not be repeated, unless
+    /// it is a rollback. A COMMIT that fails ends the transaction, as in PostgreSQL. Returns
+    /// whether it is one; `None` if that is not known yet.
+    pub(super) fn answer_doomed(&mut self) -> Result<Option<bool>, Stop> {
+        self.journal.answer_closes();
+        let Some(unit) = self.journal.units.front() else { return Ok(None) };
+        if unit.is_undecided() || unit.is_discarded {
+            return Ok(None);
         }
-        self.doomed = None;
-        self.journal.send_all();
+        let (is_commit, is_rollback) = (unit.is_commit, unit.is_rollback);
+        if let Some(error) = self.doomed.take().filter(|_| !is_rollback) {
+            let status = if is_commit { TransactionStatus::Idle } else { TransactionStatus::Failed };
+            self.answer_with(&error, status)?;
+        }
+        Ok(Some(is_commit))
     }
 
     /// Passes a cancel request on to the session.

@@ -10,7 +10,6 @@
 //! The journal keeps at most [`MAX_BYTES`]. A transaction that is longer cannot be repeated.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hasher};
 
 use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::backend;
@@ -54,7 +53,7 @@ pub(super) struct Journal {
     skips_message: bool,
     /// The message of the client that is incomplete, if it must be known when it is complete.
     partial: Vec<u8>,
-    from_session: Scanner,
+    pub(super) from_session: Scanner,
     /// The session's message that is incomplete, if it is not passed on as it arrives.
     captured: Vec<u8>,
     /// For the session, not sent yet.
@@ -89,6 +88,8 @@ pub(super) struct Journal {
     pub(super) values: Values,
     /// The parameters after a COMMIT of the open transaction, if that has changed them.
     pending_values: Option<Values>,
+    /// The session has temporary tables.
+    pub(super) has_tables: bool,
     /// The client has sent Terminate.
     pub(super) is_terminated: bool,
     /// The client has got a part of a message.
@@ -120,6 +121,7 @@ impl Journal {
             statement_bytes: 0,
             values,
             pending_values: None,
+            has_tables: false,
             is_terminated: false,
             is_inside_answer: false,
         }
@@ -313,6 +315,7 @@ impl Journal {
                     }
                 }
                 message::PENDING_SETTINGS => self.pending_values = serde_json::from_slice(body).ok(),
+                message::HAS_TABLES => self.has_tables = body == [1],
                 message::DEALLOCATED => {
                     let change = match body {
                         [] => Change::CloseAll,
@@ -639,6 +642,14 @@ impl Journal {
         self.send(false);
     }
 
+    /// Tells the session, before anything else, that its failed transaction has ended.
+    pub(super) fn send_failed_ended(&mut self) {
+        let mut unsent = Vec::new();
+        message::put(&mut unsent, message::FAILED_ENDED, &[]);
+        unsent.append(&mut self.unsent);
+        self.unsent = unsent;
+    }
+
     /// Sends the messages of the units that are held back, or of the others.
     fn send(&mut self, held: bool) {
         // Statements cannot be prepared in a failed transaction.
@@ -653,7 +664,10 @@ impl Journal {
                 put_id(&mut self.unsent, unit.id);
                 match unit.is_compared() {
                     true => message::put(&mut self.unsent, message::REPEATED, &unit.origin.to_be_bytes()),
-                    false => unit.origin = unit.id,
+                    false => {
+                        message::put(&mut self.unsent, message::ABANDONED, &unit.origin.to_be_bytes());
+                        unit.origin = unit.id;
+                    }
                 }
             }
             self.unsent.extend_from_slice(&unit.bytes);
@@ -666,22 +680,4 @@ impl Journal {
 
 fn put_id(out: &mut Vec<u8>, id: u64) {
     message::put(out, message::TRANSACTION, &id.to_be_bytes());
-}
-
-/// The hash of an answer.
-#[derive(Clone, Default)]
-pub(super) struct AnswerHash {
-    hasher: DefaultHasher,
-    pub(super) bytes: u64,
-}
-
-impl AnswerHash {
-    pub(super) fn add(&mut self, piece: &[u8]) {
-        self.hasher.write(piece);
-        self.bytes += piece.len() as u64;
-    }
-
-    pub(super) fn value(&self) -> (u64, u64) {
-        (self.bytes, self.hasher.finish())
-    }
 }

@@ -16,11 +16,21 @@ pub(crate) const TRANSACTION: u8 = 0x11;
 /// To the session: it is in a failed transaction, because the client's transaction could not be
 /// repeated.
 pub(crate) const FAILED: u8 = 0x12;
+/// To the session: the transaction of [`FAILED`] has ended. The front has answered its COMMIT.
+pub(crate) const FAILED_ENDED: u8 = 0x16;
 /// To the session, after [`TRANSACTION`]: that transaction repeats one that has begun under this id
 /// (8 bytes), and whose answers the client has got.
 pub(crate) const REPEATED: u8 = 0x13;
+/// To the session, after [`TRANSACTION`]: that transaction was sent before under this id (8 bytes),
+/// and the client has no answer.
+pub(crate) const ABANDONED: u8 = 0x15;
 /// To the session: the answers that the client has got are the same again.
 pub(crate) const REPETITION_ENDED: u8 = 0x14;
+/// To the session, before all others: a piece of a copy of the temporary tables of the session
+/// before.
+pub(crate) const TABLES: u8 = 0x17;
+/// To the session: the copy of the temporary tables is complete. It answers with [`TABLES_DONE`].
+pub(crate) const TABLES_END: u8 = 0x18;
 /// From the session: it serves the front.
 pub(crate) const ACCEPTED: u8 = 0x01;
 /// From the session: another node owns the partition now. The statements since the last
@@ -43,6 +53,18 @@ pub(crate) const COMMITTED: u8 = 0x06;
 /// The body is as in [`SETTINGS`]. The front uses them if the COMMIT's answer is lost.
 pub(crate) const PENDING_SETTINGS: u8 = 0x07;
 
+/// From the session: it has temporary tables (body 1), or none any more (body 0).
+pub(crate) const HAS_TABLES: u8 = 0x08;
+/// From the session, when it has ended and the front sends nothing more: a piece of a copy of its
+/// temporary tables.
+pub(crate) const TABLES_COPY: u8 = 0x09;
+/// From the session: the copy of its temporary tables, or the loading of a copy, is complete (body
+/// 1) or has failed (body 0).
+pub(crate) const TABLES_DONE: u8 = 0x0a;
+
+/// Maximum size of a piece of a copy of temporary tables. Small enough to be received without a
+/// charge.
+pub(crate) const TABLES_PIECE_BYTES: usize = 8 << 10;
 /// Maximum size of an answer in [`COMMITTED`].
 pub(crate) const MAX_COMMITTED_BYTES: usize = 64 << 10;
 /// Maximum size of a [`Hello`].

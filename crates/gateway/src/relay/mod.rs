@@ -18,6 +18,7 @@
 //! | [`resume`], [`settle`] | continuing with another session; outcomes of transactions |
 //! | [`journal`], [`unit`] | what is repeated, and the comparison of answers |
 //! | [`control`] | transaction control in the text of statements |
+//! | [`tables`] | temporary tables |
 //! | [`owner`] | the session's side |
 //! | [`message`], [`scanner`], [`pump`] | messages between the nodes, and within bytes; streams |
 //!
@@ -38,8 +39,9 @@
 //! transaction fails with 40001, as it does if it is too long to be repeated. They do not differ
 //! because of data: the session repeats the transaction at the snapshot that it had under its first
 //! id ([`message::REPEATED`]), if the partition has that, until all answers have been compared
-//! ([`message::REPETITION_ENDED`]). The client's session otherwise continues normally. Lost are temporary tables, advisory locks of the session, and
-//! portals of earlier transactions.
+//! ([`message::REPETITION_ENDED`]). The client's session otherwise continues normally. Temporary
+//! tables follow it ([`tables`]). Lost are advisory locks of the session, and portals of earlier
+//! transactions.
 //!
 //! # Nothing is done twice
 //!
@@ -67,6 +69,7 @@ mod pump;
 mod resume;
 mod scanner;
 mod settle;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod unit;

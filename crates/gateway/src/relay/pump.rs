@@ -1,7 +1,7 @@
 //! Connects a stream between nodes to a pipe inside of this process.
 
-use std::future::{pending, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use fulmar_pgwire::wire::{give_buffer, take_buffer};
@@ -11,36 +11,28 @@ use tokio::io::{AsyncRead, AsyncWriteExt, DuplexStream, ReadBuf};
 /// Capacity of a pipe in each direction. An idle pipe holds no more than its largest burst.
 pub(crate) const PIPE_BYTES: usize = 32 << 10;
 
-/// Passes bytes in both directions until the peer's side ends. The pipe ends with the stream: an
-/// error of the stream is the end of the pipe.
+/// Passes bytes in both directions until both have ended. The end of one direction is passed on,
+/// and the other one continues. An error of the stream or of the pipe ends both.
 pub(crate) async fn pump(stream: Stream, pipe: DuplexStream) {
     let (mut sender, mut receiver) = stream.split();
     let (mut reader, mut writer) = tokio::io::split(pipe);
     let outward = async move {
-        loop {
-            let Some(bytes) = poll_fn(|cx| poll_pooled(cx, &mut reader)).await else {
-                sender.finish();
-                break;
-            };
+        while let Some(bytes) = poll_fn(|cx| poll_pooled(cx, &mut reader)).await {
             let sent = sender.send(&bytes).await;
             give_buffer(bytes);
-            if sent.is_err() {
-                break;
-            }
+            sent.map_err(drop)?;
         }
-        // What the peer has sent is still passed on.
-        let _sender = sender;
-        pending::<()>().await;
+        sender.finish();
+        Ok::<(), ()>(())
     };
-    let inward = async {
-        while let Ok(Some(bytes)) = receiver.receive().await {
-            if writer.write_all(&bytes).await.is_err() {
-                break;
-            }
+    let inward = async move {
+        while let Some(bytes) = receiver.receive().await.map_err(drop)? {
+            writer.write_all(&bytes).await.map_err(drop)?;
         }
+        let _ = writer.shutdown().await; // the other end may have been dropped
+        Ok::<(), ()>(())
     };
-    let (outward, inward) = (pin!(outward), pin!(inward));
-    futures::future::select(inward, outward).await;
+    let _ = futures::future::try_join(outward, inward).await;
 }
 
 /// Reads into a pooled buffer. `None` at the end. Holds no buffer while it waits.

@@ -53,6 +53,7 @@ impl Front {
     pub(super) async fn resume(&mut self, stop: Stop) -> Result<(), Stop> {
         let may_have_committed = self.may_have_committed();
         self.journal.reset();
+        self.leave_tables(&stop).await;
         let mut attempt = Attempt { begun: Instant::now(), is_in_doubt: false };
         match stop {
             Stop::Moved { in_part: true } => {
@@ -61,7 +62,9 @@ impl Front {
             }
             // A unit that is its own transaction, or ends one, may have been committed.
             Stop::Mismatch if may_have_committed => {
-                self.fail_transaction(&unknown_outcome(0))?;
+                self.has_aborted = self.journal.status != TransactionStatus::Idle;
+                self.journal.transaction_over();
+                self.answer_with(&unknown_outcome(0), TransactionStatus::Idle)?;
             }
             Stop::Mismatch => self.fail_transaction(&changed())?,
             Stop::Moved { .. } => {
@@ -148,7 +151,8 @@ impl Front {
         };
         match self.attend(deadline, connecting).await? {
             Connected::Accepted(upstream) => {
-                (self.upstream, self.owner) = (upstream, owner);
+                self.upstream = self.carry_tables(deadline, upstream).await?;
+                self.owner = owner;
                 self.journal.begin_again();
                 self.report_owner(address);
                 Ok(())
@@ -163,8 +167,9 @@ impl Front {
         }
     }
 
-    /// Waits for a future of a resumption, and sends the client what was answered. Fails at the deadline, if the client disconnects or cancels
-    /// its statement, and if the connection must end.
+    /// Waits for a future of a resumption, and sends the client what was answered. Fails at the
+    /// deadline, if the client disconnects or cancels its statement, and if the connection must
+    /// end.
     pub(super) async fn attend<T>(
         &mut self,
         deadline: Instant,
@@ -275,7 +280,10 @@ impl Front {
         if self.journal.is_lost {
             self.fail_transaction(&not_repeated())?;
             while self.journal.has_unanswered() {
-                let status = self.journal.status;
+                let status = match self.doomed.take() {
+                    Some(_) => TransactionStatus::Failed,
+                    None => self.journal.status,
+                };
                 self.answer_with(&not_repeated(), status)?;
             }
             self.journal.is_lost = false;
@@ -288,17 +296,16 @@ impl Front {
     /// Answers the oldest unit with an error. If a transaction was open, it has failed: without a
     /// unit, the next one gets the error.
     pub(super) fn fail_transaction(&mut self, error: &Error) -> Result<(), Stop> {
-        let in_transaction = self.journal.status != TransactionStatus::Idle;
-        if in_transaction {
-            self.journal.transaction_failed();
-            self.journal.answer_closes();
+        if self.journal.status == TransactionStatus::Idle {
+            return match self.journal.units.is_empty() {
+                true => Ok(()),
+                false => self.answer_with(error, TransactionStatus::Idle),
+            };
         }
-        if self.journal.units.is_empty() {
-            self.doomed = in_transaction.then(|| error.clone());
-            return Ok(());
-        }
-        let status = if in_transaction { TransactionStatus::Failed } else { TransactionStatus::Idle };
-        self.answer_with(error, status)
+        self.has_aborted |= self.journal.status == TransactionStatus::InTransaction;
+        self.journal.transaction_failed();
+        self.doomed = Some(error.clone());
+        self.answer_doomed().map(drop)
     }
 
     /// Fails the open transaction, of which nothing was committed, and its COMMIT if that was sent, if
@@ -309,14 +316,7 @@ impl Front {
         if !is_open || !self.cluster.aborts_transactions(partition, epoch) {
             return Ok(());
         }
-        let error = &aborted_by_move();
-        match self.journal.units.front() {
-            Some(unit) if unit.ends_transaction => {
-                self.journal.transaction_over();
-                self.answer_with(error, TransactionStatus::Idle)
-            }
-            _ => self.fail_transaction(error),
-        }
+        self.fail_transaction(&aborted_by_move())
     }
 
     pub(super) fn answer_with(&mut self, error: &Error, status: TransactionStatus) -> Result<(), Stop> {

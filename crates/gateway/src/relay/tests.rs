@@ -69,7 +69,7 @@ fn sent(journal: &mut Journal) -> Vec<u8> {
 }
 
 fn is_about_transactions(kind: u8) -> bool {
-    matches!(kind, message::TRANSACTION | message::REPEATED | message::REPETITION_ENDED)
+    matches!(kind, message::TRANSACTION | message::REPEATED | message::ABANDONED | message::REPETITION_ENDED)
 }
 
 /// The messages for the session only, with the numbers in them.
@@ -90,7 +90,7 @@ fn sent_ids(journal: &mut Journal) -> Vec<(u8, u64)> {
 
 #[test]
 fn repeated_transaction_keeps_its_origin() {
-    use message::{REPEATED, REPETITION_ENDED, TRANSACTION};
+    use message::{ABANDONED, REPEATED, REPETITION_ENDED, TRANSACTION};
     let mut journal = journal();
     let begun = [message(b'C', b"BEGIN\0"), ready(TransactionStatus::InTransaction)].concat();
     let selected = [message(b'D', b"row"), ready(TransactionStatus::InTransaction)].concat();
@@ -98,7 +98,7 @@ fn repeated_transaction_keeps_its_origin() {
     assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 1)]);
     // The session ends before it answers: nothing is repeated.
     journal.begin_again();
-    assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 2)]);
+    assert_eq!(sent_ids(&mut journal), [(TRANSACTION, 2), (ABANDONED, 1)]);
     journal.answer(&begun).unwrap();
     journal.feed(&query("SELECT 1")).unwrap();
     journal.answer(&selected).unwrap();
@@ -114,7 +114,7 @@ fn repeated_transaction_keeps_its_origin() {
     journal.begin_again();
     assert_eq!(sent_ids(&mut journal), repeated(7, 8));
     journal.answer(&[&begun[..], &selected].concat()).unwrap();
-    assert_eq!(sent_ids(&mut journal), [(REPETITION_ENDED, 0), (TRANSACTION, 9)]);
+    assert_eq!(sent_ids(&mut journal), [(REPETITION_ENDED, 0), (TRANSACTION, 9), (ABANDONED, 4)]);
 }
 
 #[test]

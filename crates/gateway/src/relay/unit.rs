@@ -1,12 +1,12 @@
 //! A unit of a client's messages, which one ReadyForQuery answers.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
 
 use fulmar_engine::{CommandTag, TransactionStatus};
 use fulmar_pgwire::protocol::backend;
 
 use super::control::{Control, Portals};
-use super::journal::AnswerHash;
 
 /// Size of a message's kind and length.
 const HEADER_BYTES: usize = 5;
@@ -53,6 +53,8 @@ pub(super) struct Unit {
     pub(super) ends_transaction: bool,
     /// It is a COMMIT and nothing else.
     pub(super) is_commit: bool,
+    /// It is a ROLLBACK and nothing else.
+    pub(super) is_rollback: bool,
     /// The client has got the complete answer: the unit is part of the open transaction.
     pub(super) is_answered: bool,
     /// It was answered with an error, and its messages up to Sync are dropped.
@@ -114,6 +116,7 @@ impl Unit {
             may_begin: false,
             ends_transaction: false,
             is_commit: false,
+            is_rollback: false,
             is_answered: false,
             is_held: false,
             is_discarded: false,
@@ -215,6 +218,7 @@ impl Unit {
 
     fn set_control(&mut self, control: Control) {
         self.is_commit = control == Control::Commit;
+        self.is_rollback = control == Control::Rollback;
         self.ends_transaction = control.may_end();
         self.may_begin = matches!(control, Control::Begin | Control::Mixed);
     }
@@ -300,9 +304,10 @@ impl Unit {
         is_whole && !self.is_partly_answered() && messages(&self.bytes).all(closes)
     }
 
-    /// Returns true if it is not known yet whether it only closes, or is a rollback.
-    pub(super) fn may_pass(&self) -> bool {
-        !self.is_complete && (self.is_query || messages(&self.bytes).all(|message| message[0] == b'C'))
+    /// Returns true if it is not known yet whether it only closes, or ends the transaction. With a
+    /// Flush, the client waits for an answer now.
+    pub(super) fn is_undecided(&self) -> bool {
+        !self.is_complete && (self.is_query || messages(&self.bytes).all(|message| message[0] != b'H'))
     }
 
     /// Writes the answer to a unit that only closes, without its ReadyForQuery. Returns the changes
@@ -359,6 +364,24 @@ impl Unit {
                 _ => {}
             }
         }
+    }
+}
+
+/// The hash of an answer.
+#[derive(Clone, Default)]
+struct AnswerHash {
+    hasher: DefaultHasher,
+    bytes: u64,
+}
+
+impl AnswerHash {
+    fn add(&mut self, piece: &[u8]) {
+        self.hasher.write(piece);
+        self.bytes += piece.len() as u64;
+    }
+
+    fn value(&self) -> (u64, u64) {
+        (self.bytes, self.hasher.finish())
     }
 }
 

@@ -5,7 +5,6 @@ use fulmar_dialect::Command;
 use fulmar_dialect::admin::AdminStatement;
 use fulmar_dialect::copy::Copy;
 use fulmar_dialect::procedure::Procedure;
-use fulmar_dialect::token::quote_name;
 use fulmar_engine::{
     CREATE_PROCEDURES, CommandTag, Damage, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value,
     sqlstate,
@@ -83,15 +82,23 @@ impl Session {
                 "ALTER TABLE"
             }
             Command::Copy(Copy::In { table, columns, format }) => {
+                self.hold_for_copy().await?;
                 self.begin_copy(table, columns, format, output).await?;
                 return Ok(PlanOutcome::Copying);
             }
             Command::Copy(Copy::TableOut { table, format }) => {
+                self.hold_for_copy().await?;
                 let query = self.table_query(table).await?;
                 return self.copy_out(&query, format, output).await;
             }
-            Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
-            Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
+            Command::Copy(Copy::Out { query, format }) => {
+                self.hold_for_copy().await?;
+                return self.copy_out(query, format, output).await;
+            }
+            Command::Copy(Copy::DatabaseOut) => {
+                self.hold_for_copy().await?;
+                return self.export(output).await;
+            }
             Command::Copy(Copy::DatabaseIn { name, owner }) => {
                 self.begin_import(name, owner.as_deref(), output).await?;
                 return Ok(PlanOutcome::Copying);
@@ -264,15 +271,9 @@ impl Session {
 
     async fn discard_all(&mut self) -> Result<()> {
         self.outside_transaction("DISCARD ALL")?;
-        // Before the temporary tables are listed: a historical session has none.
         self.settings.reset_all();
         self.apply_settings();
-        let tables = "SELECT name FROM sqlite_temp_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
-        for row in self.link.collect(tables, &[]).await? {
-            if let Some(Value::Text(name)) = row.first() {
-                self.link.collect(&format!("DROP TABLE temp.{}", quote_name(name)), &[]).await?;
-            }
-        }
+        self.link.partition.session_mut().drop_temporary_tables();
         self.statements.close_statements();
         self.context.advisory.unlock_all(self.link.handle.pid);
         Ok(())

@@ -10,11 +10,12 @@
 //!
 //! - Rows are inserted by ordinary prepared INSERTs in the client's transaction, or in an implicit
 //!   one. An error rolls all of them back.
+//! - The database stays at its node until the COPY has ended ([`CopyHold`]).
 //! - Each message is processed before the next one is read, so TCP flow control slows down a client
 //!   that is faster than the engine.
 
 use fulmar_dialect::token::{TableName, is_blank, quote_name};
-use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Value, sqlstate};
+use fulmar_engine::{CommandTag, Error, MoveHold, ParameterInfo, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_pgwire::copy::Format;
 use fulmar_pgwire::copy::read::Reader;
 use fulmar_pgwire::protocol::backend;
@@ -32,10 +33,39 @@ const MAX_PARAMETERS: usize = 512;
 /// Buffered rows are charged once they exceed this size. Smaller amounts are charged at the end of
 /// each message.
 const CHARGE_THRESHOLD_BYTES: usize = 64 << 10;
+/// How much data of a COPY the client's node can repeat in a transaction at another node: it keeps
+/// the messages of an open transaction, up to a size.
+const MAX_REPEATABLE_BYTES: usize = 512 << 10;
 /// An incomplete batch is inserted once its rows exceed this size.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
+/// Keeps the partition at this node during a COPY.
+pub(super) struct CopyHold {
+    _hold: MoveHold,
+    /// Bytes that the client has sent.
+    bytes: usize,
+}
+
 impl Session {
+    /// Keeps the partition at this node until the COPY that begins has ended ([`MoveHold`]). Waits
+    /// if the partition is about to move.
+    pub(super) async fn hold_for_copy(&mut self) -> Result<()> {
+        if self.relayed && self.copy_hold.is_none() {
+            let hold = self.link.partition.session().hold_for_copy();
+            let hold = Box::pin(self.link.run_cancellable(hold)).await;
+            let hold = hold.map_err(|interrupted| interrupted.error)?;
+            self.copy_hold = Some(Box::new(CopyHold { _hold: hold, bytes: 0 }));
+        }
+        Ok(())
+    }
+
+    /// Called after ReadyForQuery was sent. A COPY that cannot be repeated holds the partition
+    /// until its transaction has ended.
+    pub(super) fn release_after_copy(&mut self, status: TransactionStatus) {
+        self.copy_hold
+            .take_if(|copy| status == TransactionStatus::Idle || copy.bytes <= MAX_REPEATABLE_BYTES);
+    }
+
     /// Prepares the INSERTs and requests the rows from the client.
     pub(super) async fn begin_copy(
         &mut self,
@@ -110,6 +140,9 @@ impl Session {
     /// and is ignored.
     pub(super) async fn copy_data(&mut self, bytes: &[u8]) -> Result<(), MessageError> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
+        if let Some(hold) = &mut self.copy_hold {
+            hold.bytes += bytes.len();
+        }
         match copy.target.take(bytes, self).await {
             Ok(()) => {
                 self.copy = Some(copy);

@@ -20,7 +20,7 @@
 //! | [`state`], [`context`], [`outcome`] | a session's state, the components it uses, outcomes |
 //! | [`serve`], [`receive`], [`handoff`] | the loop; long messages; migration between workers |
 //! | [`simple`], [`extended`], [`copy`] | the protocols |
-//! | [`relayed`] | messages between a session and the front that its client is connected to |
+//! | [`relayed`], [`temporary_tables`] | messages between a session and its front |
 //! | [`run`], [`command`], [`link`] | running statements, in the engine or here |
 //! | [`statements`], [`portals`], [`rows`] | prepared statements, portals, results |
 //! | [`memory_quota`], [`limits`], [`privileges`] | memory accounting; changes of limits and access rights |
@@ -54,6 +54,7 @@ mod slow;
 mod stall;
 mod state;
 mod statements;
+mod temporary_tables;
 mod time_travel;
 
 pub(crate) use context::Context;

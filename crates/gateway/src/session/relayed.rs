@@ -24,36 +24,53 @@ impl Session {
     pub(super) async fn handle_front_message(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         if frame.kind == message::REPETITION_ENDED {
             self.link.partition.session_mut().end_repetition();
+            self.tables.repeats = false;
             return Ok(());
+        }
+        if frame.kind == message::FAILED_ENDED && self.link.status() == TransactionStatus::Failed {
+            return self.run_control("ROLLBACK").await;
         }
         if self.link.status() != TransactionStatus::Idle || self.link.implicit {
             return Ok(());
         }
         match frame.kind {
+            message::TABLES => {
+                self.receive_tables(frame.body).await;
+                Ok(())
+            }
+            message::TABLES_END => self.load_tables().await,
             message::TRANSACTION => {
                 if let Ok(id) = frame.body.try_into() {
                     self.link.partition.session_mut().set_transaction_id(u64::from_be_bytes(id));
                 }
                 Ok(())
             }
+            message::ABANDONED => {
+                if let Ok(id) = frame.body.try_into() {
+                    self.link.partition.session_mut().abandon_transaction(u64::from_be_bytes(id));
+                }
+                Ok(())
+            }
             message::REPEATED => {
+                self.tables.repeats = true;
                 if let Ok(origin) = frame.body.try_into() {
                     self.link.partition.session_mut().repeat_transaction(u64::from_be_bytes(origin));
                 }
                 Ok(())
             }
-            message::FAILED => self.begin_failed().await,
+            message::FAILED => {
+                self.run_control("BEGIN").await?;
+                self.link.partition.fail();
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
 
-    /// Begins a transaction that has failed.
-    async fn begin_failed(&mut self) -> Result<(), End> {
-        match self.link.run_alone("BEGIN").await.map_err(MessageError::from) {
-            Ok(_) => {
-                self.link.partition.fail();
-                Ok(())
-            }
+    /// Runs a statement of transaction control for the front.
+    async fn run_control(&mut self, sql: &str) -> Result<(), End> {
+        match self.link.run_alone(sql).await.map_err(MessageError::from) {
+            Ok(_) => Ok(()),
             Err(MessageError::Statement(error)) => Err(End::Fatal(error)),
             Err(MessageError::End(end)) => Err(end),
         }
@@ -102,13 +119,12 @@ impl Session {
             let _ = self.link.send(&last).await; // the front may be gone
             return;
         }
-        if self.has_ended_transaction {
-            message::put(&mut self.output, message::MOVED, &[1]);
-        } else {
+        if !self.has_ended_transaction {
             // What the unfinished statements have answered is repeated by the next session.
             self.output.clear();
-            message::put(&mut self.output, message::MOVED, &[0]);
         }
+        self.tell_tables();
+        message::put(&mut self.output, message::MOVED, &[self.has_ended_transaction.into()]);
         let _ = self.link.send(&self.output).await; // the front may be gone
     }
 }

@@ -68,8 +68,11 @@ impl Session {
         }
         self.has_ended_transaction = false;
         self.tell_settings(status);
+        self.tell_tables();
         backend::ready(&mut self.output, status);
-        Ok(self.flush().await?)
+        self.flush().await?;
+        self.release_after_copy(status);
+        Ok(())
     }
 
     /// Runs a plan and writes its rows to `output`.

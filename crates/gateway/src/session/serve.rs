@@ -33,9 +33,14 @@ impl Session {
         if let Some(mut copy) = self.copy.take() {
             copy.abort(&self).await;
         }
+        let may_continue = matches!(end, End::Moved | End::Server | End::Client);
+        let is_told = !matches!(end, End::Client);
         match self.relayed {
             true => self.tell_end(end).await,
             false => self.send_shutdown_notice(end).await,
+        }
+        if may_continue {
+            Box::pin(self.send_tables(is_told)).await;
         }
         self.link.partition.close().await;
         self.context.advisory.unlock_all(self.link.handle.pid);

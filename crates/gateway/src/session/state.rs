@@ -6,12 +6,14 @@ use fulmar_engine::TemporarySpace;
 use fulmar_meta::SYSTEM_PARTITION;
 
 use super::context::Context;
+use super::copy::CopyHold;
 use super::copy_in::CopyIn;
 use super::link::Link;
 use super::memory_quota::{Quota, Reservation};
 use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
+use super::temporary_tables::TableTransfer;
 use crate::identity::Identity;
 use crate::load::KeySampler;
 use crate::metrics::WorkerMetrics;
@@ -48,8 +50,12 @@ pub(crate) struct Session {
     /// True after an error in the extended protocol: messages are skipped until Sync.
     pub(super) skipping: bool,
     pub(super) copy: Option<Box<CopyIn>>,
+    /// Keeps the partition at this node during a COPY, and longer if it cannot be repeated.
+    pub(super) copy_hold: Option<Box<CopyHold>>,
     /// The client is connected to a front ([`crate::relay`]), possibly at another node.
     pub(super) relayed: bool,
+    /// Temporary tables, for the front.
+    pub(super) tables: TableTransfer,
     /// A transaction has ended since the last ReadyForQuery.
     pub(super) has_ended_transaction: bool,
 }
@@ -85,7 +91,9 @@ impl Session {
             temporary,
             skipping: false,
             copy: None,
+            copy_hold: None,
             relayed: false,
+            tables: TableTransfer::default(),
             has_ended_transaction: false,
         };
         session.apply_settings();

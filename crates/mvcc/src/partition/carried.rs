@@ -12,8 +12,8 @@
 //!
 //! # A version means the same at both nodes
 //! The destination opens the partition at the version that the source has released. Between the
-//! close and the change of owner there is no commit, and the numbers of its own commits begin with
-//! its epoch, so they are above all others. It gives these numbers to the pages that it opens:
+//! close and the change of owner there is no commit, and the numbers of later commits begin with
+//! the next epoch, so they are above all others. It gives these numbers to the pages that it opens:
 //!
 //! - A page that has changed since the oldest carried snapshot gets the number of its newest
 //!   version at the source. Behind that are the versions that carried snapshots see.
@@ -31,7 +31,7 @@
 //! # Which snapshot
 //! That of the moment of the close: later, a transaction neither advances its snapshot
 //! ([`super::snapshots::Snapshots::advance`]), nor does its first statement return an answer
-//! ([`crate::Transaction::is_late`]).
+//! ([`crate::Transaction::is_late`]). Transactions that end before they are sent are left out.
 //!
 //! # Bounds
 //! The page versions have a maximum size. If they are larger, the newest snapshots are carried,
@@ -55,7 +55,7 @@ use crate::page_memory::PageBytes;
 use crate::transaction::TransactionContext;
 
 /// How long carried snapshots wait for their transactions.
-pub(super) const CARRIED_MS: u64 = 60_000;
+pub(super) const CARRIED_MS: u64 = 30_000;
 /// The encoded size of a transaction, of a page without its versions, and of a version without its
 /// bytes.
 const TRANSACTION_BYTES: usize = 8 + 1 + 12 + size_of::<TransactionContext>();
@@ -124,6 +124,13 @@ impl CarriedSnapshots {
 
     fn snapshots(&self) -> impl Iterator<Item = Snapshot> {
         self.transactions.iter().filter_map(|transaction| transaction.snapshot)
+    }
+
+    /// Removes the transactions that have ended since.
+    pub fn remove_ended(&mut self, partition: &Partition) {
+        let snapshots = partition.snapshots.lock();
+        let is_open = |origin| snapshots.departing().iter().any(|open| open.origin == origin);
+        self.transactions.retain(|transaction| is_open(transaction.origin));
     }
 
     /// The size of [`CarriedSnapshots::encode`].

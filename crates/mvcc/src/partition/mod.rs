@@ -12,7 +12,8 @@
 //! - [`replica_apply`]: a read replica; applies the commits of another process.
 //! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
 //! - [`readahead`]: read-ahead for scans. [`hot`]: prewarming after an opening. [`cached`]: the
-//!   cached pages, and [`carried`]: the snapshots of open transactions, for a migration.
+//!   cached pages, and [`carried`]: the snapshots of open transactions, for a migration. [`holds`]:
+//!   what a migration waits for.
 
 mod buffer_residency;
 mod cached;
@@ -21,6 +22,7 @@ mod commit;
 mod commits;
 mod evict;
 mod flush;
+mod holds;
 mod hot;
 mod large_commit;
 mod load;
@@ -53,6 +55,7 @@ pub use commit::page_one;
 pub(crate) use commit::{CommitError, CommitResource, CommitWaiter};
 pub use commits::LargeSegment;
 pub use flush::{CopiedFrame, Flush};
+pub use holds::{HoldReason, MoveHold, MoveHolds, PendingMove};
 pub use hot::PageRun;
 pub(crate) use large_commit::LargeCommit;
 pub use load::{Contents, read_frames};
@@ -104,6 +107,8 @@ pub struct PartitionStats {
     pub pages_evicted: AtomicU64,
     /// Memory for pages that evictions on behalf of other partitions leave to this one.
     pub cache_floor_bytes: AtomicU64,
+    /// What it waits for before it moves to another node.
+    pub holds: MoveHolds,
     /// SQLite's heap for the partition, current and historical sessions together.
     heap: OnceLock<Arc<Heap>>,
     /// Its temporary files.
@@ -235,6 +240,21 @@ impl Partition {
         match transaction.is_repeated {
             true => snapshots.set_aside(transaction.origin, transaction.context, snapshot),
             false => snapshots.end(transaction.origin, snapshot.number),
+        }
+    }
+
+    /// A transaction has ended for its client. If the partition moves, its snapshot is not carried
+    /// over.
+    pub fn transaction_ended(&self, origin: u64) {
+        if origin != 0 && self.has_moved() {
+            self.snapshots.lock().ended(origin);
+        }
+    }
+
+    /// A transaction that was carried here is not repeated.
+    pub fn forget_carried(&self, origin: u64) {
+        if origin != 0 {
+            self.snapshots.lock().forget_carried(origin);
         }
     }
 

@@ -222,7 +222,21 @@ impl Snapshots {
         self.departing = Some(departing);
     }
 
-    /// The transactions when the partition moved away.
+    /// A transaction that departs has ended: it is not repeated.
+    pub(super) fn ended(&mut self, origin: u64) {
+        if let Some(departing) = &mut self.departing {
+            departing.retain(|transaction| transaction.origin != origin);
+        }
+    }
+
+    /// Forgets a carried transaction that is not repeated.
+    pub(super) fn forget_carried(&mut self, origin: u64) {
+        if let Some((Some(snapshot), _)) = self.carried.remove(&origin) {
+            self.unpin(snapshot.number);
+        }
+    }
+
+    /// The transactions when the partition moved away, without those that have ended since.
     pub(super) fn departing(&self) -> &[CarriedTransaction] {
         self.departing.as_deref().unwrap_or_default()
     }
@@ -375,10 +389,17 @@ mod tests {
         destination.end(2, 6);
         destination.end(2, 6);
         assert_eq!(destination.begin(2, context(12), None).snapshot, at(8), "it is released");
+        destination.forget_carried(3);
         destination.drop_carried(99, 0);
         assert_eq!(destination.oldest_from(Lsn(9)), 5);
         destination.drop_carried(100, 0);
         assert_eq!(destination.oldest_from(Lsn(9)), 8, "unclaimed snapshots must be released");
+
+        source.ended(2);
+        assert_eq!(source.departing(), [expected(1, 5)]);
+        destination.expect(source.departing(), 200);
+        destination.forget_carried(1);
+        assert_eq!(destination.oldest_from(Lsn(9)), 8);
     }
 
     #[test]

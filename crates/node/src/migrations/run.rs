@@ -5,7 +5,7 @@ use std::time::Duration;
 use fulmar_cluster::handover::Transfer;
 use fulmar_cluster::migration::{self, Action, Command, Journal, Mechanism, Participants, Reply};
 use fulmar_cluster::{NodeId, Read, Rules};
-use fulmar_engine::{CachedPages, Closing, Error, Result, sqlstate};
+use fulmar_engine::{CachedPages, Closing, Error, HoldReason, PendingMove, Result, sqlstate};
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
 use fulmar_migrate::copy::{self, Copied};
@@ -28,6 +28,11 @@ use crate::messages::{Answer, Request};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the destination may take to read a batch of pages.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a handover waits for COPYs, and for temporary tables that are too large to be carried
+/// over.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A wait after which another round is copied: the partition has changed since the last one.
+const LONG_WAIT: Duration = Duration::from_millis(250);
 /// How long the last round of a copy may take, while the partition is frozen.
 const LAST_ROUND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of pages that the destination of an on-demand migration reads first: as many as fit
@@ -180,9 +185,15 @@ impl Node {
             Action::Copy => self.copy(partition, &read.record, measured).await,
             _ => {
                 let destination = read.record.destination;
+                let begun = Instant::now();
+                let _pending = match read.record.options.mechanism.aborts_transactions() {
+                    true => None,
+                    false => Some(self.wait_for_holds(partition).await?),
+                };
+                let has_waited = begun.elapsed() >= LONG_WAIT;
                 let closed = match read.record.options.mechanism {
                     Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
-                        self.hand_copy_over(partition, read, measured).await?
+                        self.hand_copy_over(partition, read, measured, has_waited).await?
                     }
                     mechanism => {
                         let closing = closing(mechanism);
@@ -199,6 +210,22 @@ impl Node {
                 Ok(())
             }
         }
+    }
+
+    /// Waits until no session holds the partition ([`PendingMove`]). Until the result is dropped,
+    /// no COPY begins.
+    async fn wait_for_holds(&self, partition: PartitionId) -> Result<PendingMove> {
+        let pending = self.partitions()?.announce_move(partition);
+        if timeout(HOLD_TIMEOUT, pending.released()).await.is_ok() {
+            return Ok(pending);
+        }
+        let what = match pending.held() {
+            None => return Ok(pending),
+            Some(HoldReason::Copy) => "a COPY in the database did not end",
+            Some(HoldReason::TemporaryTables) => "a session kept temporary tables of more than 64 MiB",
+        };
+        let text = format!("{what} for {} s", HOLD_TIMEOUT.as_secs());
+        Err(Error::new(sqlstate::OBJECT_IN_USE, text).hint("Retry when it has ended."))
     }
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
@@ -262,6 +289,7 @@ impl Node {
         partition: PartitionId,
         read: Read<Journal>,
         measured: &Measured,
+        copies_again: bool,
     ) -> Result<Option<Instant>> {
         let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
         let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
@@ -272,10 +300,15 @@ impl Node {
         };
         let predictor = *self.running.predictor.lock();
         let max_bytes_per_s = journal.options.max_bytes_per_s;
+        let mut copied = measured.0.lock().copied.clone();
+        if copies_again && matches!(journal.options.mechanism, Mechanism::Live | Mechanism::Delta) {
+            let copy = &mut copy;
+            let mut rounds = CopyRounds { node: self, copy, timeline, is_last: false, max_bytes_per_s };
+            copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor).await?;
+        }
         let last_round = async {
             let (node, copy) = (self, &mut copy);
             let mut rounds = CopyRounds { node, copy, timeline, is_last: true, max_bytes_per_s };
-            let mut copied = measured.0.lock().copied.clone();
             let copying = copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor);
             timeout(LAST_ROUND_TIMEOUT, copying).await.map_err(|_| {
                 let text = format!("the last round of the copy took more than {LAST_ROUND_TIMEOUT:?}");

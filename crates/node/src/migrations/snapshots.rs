@@ -7,10 +7,11 @@
 //!                                          <-  done
 //! ```
 //!
-//! They are sent between the release and the change of owner, beside the last round of a copy. The
-//! destination refuses those for another incarnation, and uses them only when it first opens the
-//! partition in the epoch that begins with the handover. So a late message has no effect. If they
-//! are not sent in time, or either end dies, transactions are repeated at the newest version.
+//! They are sent between the release and the change of owner, while the last round of a copy is
+//! sent. The destination refuses those for another incarnation, and uses them only when it first
+//! opens the partition in the epoch that begins with the handover. So a late message has no effect.
+//! If they are not sent in time, or either end dies, transactions are repeated at the newest
+//! version.
 
 use std::time::Duration;
 

@@ -10,6 +10,7 @@ mod integrity;
 mod primary_key;
 mod statements;
 mod system;
+mod temporary_tables;
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;

@@ -306,3 +306,27 @@ async fn statement_dropped_before_it_is_offloaded_fails() {
         assert!(matches!(outcome, Some(Step::Failed(_))), "{sql:.40}");
     }
 }
+
+#[tokio::test]
+async fn temporary_tables_are_copied_to_another_connection() {
+    let database = Database::with_data().await;
+    let (mut source, mut target) = (database.connect().await, database.connect().await);
+    let nothing = source.run(|connection| connection.save_temporary_here(0)).unwrap().await.unwrap();
+    assert_eq!(nothing, [0; 0]);
+    let create =
+        c"CREATE TEMP TABLE s(id INTEGER PRIMARY KEY AUTOINCREMENT, v); CREATE INDEX temp.si ON s(v);
+        INSERT INTO s(v) SELECT v FROM t; CREATE TEMP VIEW joined AS SELECT t.id FROM t JOIN s USING (v);
+        BEGIN; DELETE FROM s; ROLLBACK";
+    source.run(|connection| connection.execute_here(create)).unwrap().await.unwrap();
+    let copied = source.run(|connection| connection.save_temporary_here(100_000)).unwrap().await;
+    assert_eq!(copied.unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
+    let copy = source.run(|connection| connection.save_temporary_here(64 << 20)).unwrap().await.unwrap();
+    assert!(copy.len() > 500 * 1400, "{} bytes", copy.len());
+    target.run(|connection| connection.load_temporary_here(&copy)).unwrap().await.unwrap();
+    drop((copy, source));
+    // A violated constraint would fail the statements.
+    let check = c"CREATE TEMP TABLE found(n CHECK (n = 500), highest CHECK (highest = 501));
+        INSERT INTO s(v) VALUES ('new'); INSERT INTO found SELECT count(*), (SELECT max(id) FROM s) FROM joined";
+    target.run(|connection| connection.execute_here(check)).unwrap().await.unwrap();
+    target.run(|connection| connection.execute_here(c"REINDEX temp.s")).unwrap().await.unwrap();
+}

@@ -207,6 +207,42 @@ async fn snapshot_is_carried_again_until_the_repetition_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn transaction_that_is_not_repeated_releases_its_snapshot() {
+    let (rig, a, b) = two_members().await;
+    let (mut reader, origin) = begin(&a).await;
+    assert_eq!(reader.run(&select(1)).await.unwrap(), int(1000));
+    update(&a, "x", "1").await;
+    carry_over(&rig, &a, &b).await;
+    let mut client = b.client(7);
+    client.session.set_transaction_id(b.engine.new_transaction_id());
+    client.session.abandon_transaction(origin);
+    assert_eq!(client.run(&select(1)).await.unwrap(), int(1), "it begins at a new snapshot");
+    assert_eq!(repeat(&b, origin).await.run(&select(1)).await.unwrap(), int(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn temporary_tables_are_copied_between_members_and_survive_a_handover_that_fails() {
+    let (rig, a, b) = two_members().await;
+    let mut client = a.client(7);
+    client.run("CREATE TEMP TABLE mine AS SELECT * FROM big; BEGIN; DELETE FROM mine").await.unwrap();
+    assert!(client.session.has_temporary_tables() && !client.session.have_temporary_tables_moved());
+    carry_over(&rig, &a, &b).await;
+    assert_eq!(client.state("SELECT count(*) FROM mine").await, sqlstate::PARTITION_MOVED);
+    assert!(client.session.have_temporary_tables_moved());
+    let tables = client.session.save_temporary_tables().await.unwrap().unwrap();
+    let mut next = b.client(7);
+    next.session.load_temporary_tables(tables.bytes()).await.unwrap();
+    drop(tables);
+    let both = "SELECT count(*) FROM mine JOIN big USING (id, text)";
+    assert_eq!(next.run(both).await.unwrap(), int(ROWS), "the transaction was rolled back");
+
+    b.engine.release(SEVEN, Closing::Prepared).await.unwrap();
+    let is_moved = rig.hand_over(7, &b, NodeId(9)).await.unwrap();
+    assert!(!is_moved, "the destination does not exist");
+    assert_eq!(next.run(both).await.unwrap(), int(ROWS));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn late_and_foreign_snapshots_are_refused() {
     let (rig, a, b) = two_members().await;
     let (mut reader, origin) = begin(&a).await;
