@@ -81,28 +81,7 @@ impl Session {
                 self.add_primary_key(key).await?;
                 "ALTER TABLE"
             }
-            Command::Copy(Copy::In { table, columns, format }) => {
-                self.hold_for_copy().await?;
-                self.begin_copy(table, columns, format, output).await?;
-                return Ok(PlanOutcome::Copying);
-            }
-            Command::Copy(Copy::TableOut { table, format }) => {
-                self.hold_for_copy().await?;
-                let query = self.table_query(table).await?;
-                return self.copy_out(&query, format, output).await;
-            }
-            Command::Copy(Copy::Out { query, format }) => {
-                self.hold_for_copy().await?;
-                return self.copy_out(query, format, output).await;
-            }
-            Command::Copy(Copy::DatabaseOut) => {
-                self.hold_for_copy().await?;
-                return self.export(output).await;
-            }
-            Command::Copy(Copy::DatabaseIn { name, owner }) => {
-                self.begin_import(name, owner.as_deref(), output).await?;
-                return Ok(PlanOutcome::Copying);
-            }
+            Command::Copy(copy) => return self.copy(copy, output).await,
             Command::Procedure(procedure) => {
                 self.procedure(procedure, output).await?;
                 procedure.tag()
@@ -130,6 +109,25 @@ impl Session {
             Command::Verify => return self.verify(layout, output).await,
         };
         Ok(PlanOutcome::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    /// Begins or runs a COPY. The database does not move meanwhile, except in an import, which makes a
+    /// new one.
+    async fn copy(&mut self, copy: &Copy, output: &mut Output) -> Result<PlanOutcome, MessageError> {
+        if !matches!(copy, Copy::DatabaseIn { .. }) {
+            self.hold_for_copy().await?;
+        }
+        match copy {
+            Copy::In { table, columns, format } => self.begin_copy(table, columns, format, output).await?,
+            Copy::TableOut { table, format } => {
+                let query = self.table_query(table).await?;
+                return self.copy_out(&query, format, output).await;
+            }
+            Copy::Out { query, format } => return self.copy_out(query, format, output).await,
+            Copy::DatabaseOut => return self.export(output).await,
+            Copy::DatabaseIn { name, owner } => self.begin_import(name, owner.as_deref(), output).await?,
+        }
+        Ok(PlanOutcome::Copying)
     }
 
     /// Runs a statement that moves a database; returns false if it is another one. A cancel request, or

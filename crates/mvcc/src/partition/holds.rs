@@ -151,7 +151,7 @@ mod tests {
         let copy = MoveHold::of_copy(stats.clone()).await;
         let tables = MoveHold::new(stats.clone(), HoldReason::TemporaryTables);
         let pending = PendingMove::new(stats.clone());
-        let mut released = std::pin::pin!(pending.released());
+        let mut released = Box::pin(pending.released());
         assert_eq!((released.as_mut().now_or_never(), pending.held()), (None, Some(HoldReason::Copy)));
         let mut next = std::pin::pin!(MoveHold::of_copy(stats.clone()));
         assert!(next.as_mut().now_or_never().is_none(), "no COPY may begin before the move has ended");
@@ -161,6 +161,7 @@ mod tests {
         drop(tables);
         assert!(released.as_mut().now_or_never().is_some());
         assert!(next.as_mut().now_or_never().is_none());
+        drop(released);
         drop(pending);
         drop(next.await);
         assert_eq!(PendingMove::new(stats).held(), None);
