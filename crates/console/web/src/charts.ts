@@ -46,6 +46,8 @@ export function createChart(title: string, lines: Line[], format: (value: number
             grid: { stroke: colour("--grid"), width: 1 },
             ticks: { show: false },
             space: 80,
+            // The labels have no fractions of a second.
+            incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400],
             size: 32,
             values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step < 60)),
           },

@@ -27,7 +27,7 @@ export function short(value: number | null | undefined): string {
   if (size >= 10_000) {
     return `${short(value / 1000)}k`;
   }
-  return String(Number(size >= 10 ? value.toFixed(size >= 100 ? 0 : 1) : value.toFixed(size >= 0.1 ? 2 : 4)));
+  return String(Number(size >= 10 ? value.toFixed(size >= 100 ? 0 : 1) : size >= 0.1 ? value.toFixed(2) : value.toPrecision(2)));
 }
 
 export function percent(share: number): string {

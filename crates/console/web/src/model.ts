@@ -25,7 +25,6 @@ export interface NodeLoad {
   used_memory_bytes: number | null;
   written_bytes_per_s: number | null;
   requests_per_s: number | null;
-  system_requests_per_s: number | null;
   error: string | null;
 }
 
@@ -229,9 +228,6 @@ export class Model {
     this.nodeLoad = new Map(loads.map((load) => [load.node, load]));
     const values: Record<string, number | null> = { cluster: 0, capacity: 0 };
     for (const load of loads) {
-      if (load.requests_per_s !== null) {
-        load.requests_per_s = Math.max(0, load.requests_per_s - (load.system_requests_per_s ?? 0));
-      }
       values[`node ${load.node}`] = load.cpu;
       values["cluster"] = (values["cluster"] ?? 0) + (load.cpu ?? 0);
       values["capacity"] = (values["capacity"] ?? 0) + (load.capacity ?? 0);

@@ -110,38 +110,48 @@ impl Hub {
             let polled =
                 tokio::time::timeout(POLL_TIMEOUT, self.poll_once(&mut session, &mut snapshot, number));
             let error = match polled.await {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.message),
-                Err(_) => Some(format!("the node did not answer within {POLL_TIMEOUT:?}")),
-            };
-            match error {
-                None => (snapshot.error, number) = (None, number + 1),
-                Some(message) => {
+                Ok(Ok(error)) => {
+                    number += 1;
+                    error
+                }
+                failed => {
                     // A new session reads everything again.
                     (session, number) = (None, 0);
-                    snapshot.error = Some(json!({ "message": message }).to_string().into());
+                    let is_late = format!("the node did not answer within {POLL_TIMEOUT:?}");
+                    Some(failed.map_or(is_late, |polled| polled.err().unwrap_or_default().message))
                 }
-            }
+            };
+            snapshot.error = error.map(|message| json!({ "message": message }).to_string().into());
             self.newest.send_replace(Some(Arc::new(snapshot.clone())));
             sleep(INTERVAL.max(began.elapsed() * REST)).await;
         }
     }
 
+    /// Reads the sections that are due. Returns why one of them could not be read.
     async fn poll_once(
         &self,
         session: &mut Option<SqlSession>,
         snapshot: &mut Snapshot,
         number: u64,
-    ) -> Result<(), SqlError> {
+    ) -> Result<Option<String>, SqlError> {
         // Taken, so that a session whose answer was not read completely is not used again.
         let mut open = match session.take() {
             Some(open) => open,
             None => self.sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?,
         };
+        let mut error = None;
         for (section, json) in SECTIONS.iter().zip(&mut snapshot.sections) {
             let is_missing = number > 0 && json.as_deref() == Some(MISSING);
             if number.is_multiple_of(section.every) && !is_missing {
-                let table = read(&mut open, section.sql).await?;
+                let table = match read(&mut open, section.sql).await {
+                    Ok(table) => table,
+                    // The other sections are read, for example while the controller does not answer.
+                    Err(failed) if !failed.state.is_empty() => {
+                        error = Some(failed.message);
+                        continue;
+                    }
+                    Err(failed) => return Err(failed),
+                };
                 let new = json!(table).to_string();
                 if json.as_deref() != Some(&*new) {
                     *json = Some(new.into());
@@ -149,6 +159,6 @@ impl Hub {
             }
         }
         *session = Some(open);
-        Ok(())
+        Ok(error)
     }
 }

@@ -34,13 +34,8 @@ pub(super) const SECTIONS: [Section; 10] = [
     },
     Section {
         name: "node_load",
-        // Requests to the system database are those of consoles and other tools: the page subtracts
-        // them.
-        sql: "SELECT n.node, n.at, n.capacity, n.cpu, n.memory_bytes, n.used_memory_bytes, \
-              n.written_bytes_per_s, n.requests_per_s, l.requests_per_s AS system_requests_per_s, n.error \
-              FROM fulmar.node_load n \
-              LEFT JOIN fulmar.load l ON l.node = n.node AND l.tenant = 'fulmar' \
-              ORDER BY n.node LIMIT 1000",
+        sql: "SELECT node, at, capacity, cpu, memory_bytes, used_memory_bytes, written_bytes_per_s, \
+              requests_per_s, error FROM fulmar.node_load ORDER BY node LIMIT 1000",
         every: 1,
     },
     Section {

@@ -158,7 +158,8 @@ async fn sections_are_those_of_sql() {
 
     let (status, overview) = get(&node, "overview", &token).await;
     assert_eq!((status, overview.get("error")), (200, None), "{overview}");
-    assert_eq!(overview["forecast"], Value::Null, "this version has no such table");
+    let forecast = &overview["forecast"];
+    assert!(forecast.is_null() || forecast["rows"] == json!([]), "there is no controller: {forecast}");
     let placements = &overview["placements"];
     assert_eq!(column(placements, "tenant"), ["shop", "<b>it's \"x</b>"], "{placements}");
     assert_eq!(column(placements, "objective"), [json!("20ms"), Value::Null]);
