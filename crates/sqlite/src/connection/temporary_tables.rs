@@ -166,10 +166,20 @@ impl Connection {
             let text = format!("temporary tables are larger than {limit_bytes} bytes");
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, text));
         }
-        let mut memory: Vec<u8> = Vec::new();
-        if !self.link.charge(bytes as u64) || memory.try_reserve_exact(bytes).is_err() {
+        if !self.link.charge(bytes as u64) {
             return Err(heap::exhausted());
         }
+        let copied = self.copy_temporary_here(bytes);
+        if copied.is_err() {
+            self.link.release(bytes as u64);
+        }
+        copied
+    }
+
+    /// Copies temporary tables of this size.
+    fn copy_temporary_here(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        let mut memory: Vec<u8> = Vec::new();
+        memory.try_reserve_exact(bytes).map_err(|_| heap::exhausted())?;
         let image = Image::open()?;
         // SAFETY: the vector has the capacity, and is not used before the image is dropped.
         unsafe { image.set_memory(memory.as_mut_ptr(), 0, bytes, 0)? };
