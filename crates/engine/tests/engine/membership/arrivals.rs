@@ -71,14 +71,17 @@ async fn forgotten_arrival_leaves_no_pages_and_its_memory_is_released() {
     let used = || b.engine.statistics().memory_bytes;
     let before = used();
     let pages = cached(&a).await;
-    b.engine.warm(SEVEN, Timeline::first(SEVEN), &pages).await.unwrap();
-    assert!(used() > before + 400 * 4096);
-    b.engine.forget_arrival(SEVEN);
-    wait_until("the memory is released", async || used() < before + 100 * 4096).await;
+    // The second time shows that no page was left of the first.
+    for _ in 0..2 {
+        let read = b.engine.warm(SEVEN, Timeline::first(SEVEN), &pages).await.unwrap();
+        assert!(read as usize >= pages.len() - 1, "{read} of {} pages", pages.len());
+        assert!(used() > before + 400 * 4096);
+        b.engine.forget_arrival(SEVEN);
+        wait_until("the memory is released", async || used() < before + 100 * 4096).await;
+    }
+    // The list of hot pages may be read before the scan, so its misses are not counted.
     assert!(rig.hand_over(7, &a, b.node).await.unwrap());
-    let (rows, misses) = scan(&b).await;
-    assert_eq!(rows, Value::Integer(ROWS));
-    assert!(misses > 0, "nothing was in memory");
+    assert_eq!(scan(&b).await.0, Value::Integer(ROWS));
 }
 
 #[tokio::test(flavor = "multi_thread")]
