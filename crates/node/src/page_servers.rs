@@ -21,7 +21,7 @@ use fulmar_cluster::{ManifestName, NodeId, PartitionRecord, migration};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
 use fulmar_store::{Failure, FailureKind, Fallback, Piece, Span};
-use fulmar_transport::Stream;
+use fulmar_transport::{Stream, WINDOW_BYTES};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -167,6 +167,9 @@ impl Node {
             Answer::Missing => return Ok(None),
             _ => return Err(no_answer()),
         };
+        if bytes > u64::from(WINDOW_BYTES) {
+            stream.widen();
+        }
         let mut part = Vec::new();
         while (part.len() as u64) < bytes {
             part.extend_from_slice(&receive(&mut stream).await?);

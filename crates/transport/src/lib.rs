@@ -17,9 +17,10 @@
 //! # Guarantees
 //! - **Order.** The messages of a stream arrive in order, each at most once. Streams are
 //!   independent of each other.
-//! - **Flow control.** A sender has at most [`WINDOW_BYTES`] per stream in flight. A receiver that
+//! - **Flow control.** A sender has at most [`WINDOW_BYTES`] per stream in flight, or
+//!   [`MAX_WINDOW_BYTES`] if the receiver has widened its window ([`Stream::widen`]). A receiver that
 //!   does not read stops the sender of its stream, and no other one. A receiver therefore buffers
-//!   at most [`WINDOW_BYTES`] per stream, and at most [`MAX_STREAMS`] streams. A connection buffers
+//!   at most its window per stream, and at most [`MAX_STREAMS`] streams. A connection buffers
 //!   about [`MAX_OUTPUT_BYTES`] that the peer has not taken yet; then its senders wait.
 //! - **Failure.** When a connection ends, all its streams end with an error. An error never states
 //!   whether the peer has processed a message: the cluster's protocols settle that
@@ -52,6 +53,9 @@ pub use stream::{Receiver, Sender, Stream};
 
 /// Bytes, including frame headers, that the sender of a stream may have in flight.
 pub const WINDOW_BYTES: u32 = 64 << 10;
+
+/// The same, for a stream whose receiver has widened its window.
+pub const MAX_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Maximum number of concurrent streams per connection.
 pub const MAX_STREAMS: usize = 65_536;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::connection::Shared;
 use crate::frame::{HEADER_BYTES, Kind, MAX_PAYLOAD_BYTES};
-use crate::{Error, WINDOW_BYTES};
+use crate::{Error, MAX_WINDOW_BYTES, WINDOW_BYTES};
 
 /// Default of [`Stream::set_max_message_bytes`].
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -33,6 +33,8 @@ struct Inner {
     buffered_bytes: u32,
     /// Bytes that were read since the last Window frame was sent.
     unreported_bytes: u32,
+    /// Bytes, with headers, that the peer may have in flight.
+    receive_window_bytes: u32,
     /// Bytes, with headers, that may still be sent.
     send_window_bytes: u32,
     peer_has_finished: bool,
@@ -45,6 +47,7 @@ impl StreamState {
             chunks: VecDeque::new(),
             buffered_bytes: 0,
             unreported_bytes: 0,
+            receive_window_bytes: WINDOW_BYTES,
             send_window_bytes: WINDOW_BYTES,
             peer_has_finished: false,
             ended: None,
@@ -60,7 +63,7 @@ impl StreamState {
         }
         let in_flight_bytes = inner.buffered_bytes + inner.unreported_bytes;
         let bytes = frame_bytes(payload.len());
-        if in_flight_bytes + bytes > WINDOW_BYTES {
+        if in_flight_bytes + bytes > inner.receive_window_bytes {
             return Err(Error::Protocol("a stream exceeds its window"));
         }
         inner.buffered_bytes += bytes;
@@ -70,12 +73,12 @@ impl StreamState {
         Ok(())
     }
 
-    /// The peer has read this many bytes.
+    /// The peer has read this many bytes, or has widened its window by them.
     pub(crate) fn window_opened(&self, bytes: u32) -> Result<(), Error> {
         let mut inner = self.inner.lock();
-        match inner.send_window_bytes.checked_add(bytes).filter(|window| *window <= WINDOW_BYTES) {
+        match inner.send_window_bytes.checked_add(bytes).filter(|window| *window <= MAX_WINDOW_BYTES) {
             Some(window) => inner.send_window_bytes = window,
-            None => return Err(Error::Protocol("a window is larger than it was")),
+            None => return Err(Error::Protocol("a window is larger than it may be")),
         }
         drop(inner);
         self.writable.wake();
@@ -161,6 +164,21 @@ impl Stream {
     /// Sets the maximum length of a received message (default: 1 MiB). A longer one is an error.
     pub fn set_max_message_bytes(&mut self, bytes: usize) {
         self.receiver.max_message_bytes = bytes;
+    }
+
+    /// Allows the peer to have [`MAX_WINDOW_BYTES`] in flight, for bulk data. Otherwise a transfer waits
+    /// for both sides at every [`WINDOW_BYTES`]. To be called after the stream's first message has
+    /// arrived.
+    pub fn widen(&mut self) {
+        let end = &self.receiver.shared;
+        let before = {
+            let mut inner = end.state.inner.lock();
+            std::mem::replace(&mut inner.receive_window_bytes, MAX_WINDOW_BYTES)
+        };
+        if before < MAX_WINDOW_BYTES {
+            let bytes = MAX_WINDOW_BYTES - before;
+            end.connection.write(Kind::Window, false, end.id(), &bytes.to_le_bytes());
+        }
     }
 
     /// Sends a message, as [`Sender::send`].
@@ -311,7 +329,7 @@ impl StreamEnd {
         inner.buffered_bytes -= bytes;
         inner.unreported_bytes += bytes;
         // Reporting each frame would double their number.
-        if inner.unreported_bytes >= WINDOW_BYTES / 4 && !inner.peer_has_finished {
+        if inner.unreported_bytes >= inner.receive_window_bytes / 4 && !inner.peer_has_finished {
             let read_bytes = std::mem::take(&mut inner.unreported_bytes);
             drop(inner);
             self.connection.write(Kind::Window, false, self.id(), &read_bytes.to_le_bytes());

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use fulmar_transport::frame::{self, Kind};
 use fulmar_transport::{
-    Connection, Dial, Error, Identity, Incoming, MAX_UNACCEPTED_STREAMS, Peers, Stream, WINDOW_BYTES,
+    Connection, Dial, Error, Identity, Incoming, MAX_UNACCEPTED_STREAMS, MAX_WINDOW_BYTES, Peers, Stream,
+    WINDOW_BYTES,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -149,6 +150,23 @@ async fn a_receiver_that_does_not_read_stops_only_its_own_sender() {
     let (sent, received) = tokio::join!(sending, unread.receive());
     sent.unwrap();
     assert_eq!(received.unwrap().as_deref(), Some(&message[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_widened_window_lets_the_sender_run_ahead() {
+    let (connection, mut incoming) = connected(PIPE_BYTES).await;
+    let mut stream = connection.open().unwrap();
+    stream.send(b"first").await.unwrap();
+    let mut accepted = incoming.accept().await.unwrap();
+    accepted.widen();
+    accepted.widen();
+    let message = vec![1; MAX_WINDOW_BYTES as usize * 3 / 4];
+    timeout(STUCK, stream.send(&message)).await.expect("the window has space").unwrap();
+    assert!(timeout(STUCK, stream.send(&message)).await.is_err(), "the wider window is a limit too");
+
+    accepted.set_max_message_bytes(message.len());
+    assert_eq!(accepted.receive().await.unwrap(), Some(Bytes::from_static(b"first")));
+    assert_eq!(accepted.receive().await.unwrap().as_deref(), Some(&message[..]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -132,6 +132,7 @@ impl CopyStream {
             let opened = opened.map_err(|_| no_answer())?.map_err(|error| lost(&error))?;
             let stream = self.stream.insert(opened);
             if self.opening.mode == CopyMode::Patch {
+                stream.widen();
                 self.received_bytes += receive_archive(stream, &mut self.outgoing).await?;
             }
         }
@@ -350,6 +351,7 @@ impl Node {
             incoming.use_archive(&archive);
         }
         drop(begun);
+        stream.widen();
         while let Ok(Some(message)) = stream.receive().await {
             match message.split_first() {
                 Some((&FRAMES, batch)) => incoming.frames(batch).await?,
