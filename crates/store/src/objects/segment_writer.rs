@@ -5,10 +5,10 @@
 //! Uploaded parts use space until their upload is completed or aborted. A writer that is dropped
 //! before its segment is stored (because the store fails, the caller fails, or the task is
 //! cancelled) therefore aborts its upload in a background task. Callers do not wait for a store
-//! that has just failed, and cannot forget to abort. The task ends within the limits of an
-//! operation ([`crate::Limits`]). It creates no object, so it is harmless after the end of a term.
-//! If a completion is still in progress, one of the two takes effect first; no manifest references
-//! that segment.
+//! that has just failed, and cannot forget to abort. The task first waits for the part that is
+//! being sent, and ends within the limits of two operations ([`crate::Limits`]). It creates no
+//! object, so it is harmless after the end of a term. If a completion is still in progress, one of
+//! the two takes effect first; no manifest references that segment.
 //!
 //! If the abort does not happen, because the process dies or the store does not respond, the
 //! bucket's lifecycle rule removes the parts, or in a directory the next start
@@ -20,10 +20,11 @@ use bytes::Bytes;
 use fulmar_pages::SegmentId;
 use fulmar_pages::segment::{self, FrameLocation, SegmentIndex};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::{PageStore, StoreError, segment_object};
 use crate::disk_cache::Key;
-use crate::store::{Store, Upload};
+use crate::store::{Failure, FailureKind, Store, Upload};
 
 /// Object stores require parts of at least 5 MiB; some require all parts except the last to have
 /// the same size.
@@ -35,20 +36,30 @@ const RESERVE_THRESHOLD_BYTES: usize = 1 << 20;
 const BUFFER_CAPACITY_BYTES: usize = PART_BYTES + 2 * RESERVE_THRESHOLD_BYTES;
 
 /// Stores a segment while it is being built. The segment exists once [`SegmentWriter::finish`] has
-/// returned; if the writer is dropped before, it never will. Uses one part of 8 MiB of memory,
-/// which is reused for all parts. A smaller segment is stored with a single put.
+/// returned; if the writer is dropped before, it never will. A segment of up to 8 MiB is stored with a
+/// single put. A larger one uses two parts of 8 MiB of memory, which are reused: one is sent while
+/// the other one is filled.
 pub struct SegmentWriter {
     id: SegmentId,
     object: String,
     store: PageStore,
-    /// The upload, from the first part until its completion.
+    /// The upload, from the first part until its completion, unless a part is being sent.
     upload: Option<Box<dyn Upload>>,
+    sending: Option<Sending>,
     part: Vec<u8>,
+}
+
+/// A part that is being sent.
+struct Sending {
+    /// Returns the upload.
+    task: JoinHandle<(Box<dyn Upload>, Result<(), Failure>)>,
+    /// The part's memory.
+    memory: Bytes,
 }
 
 impl SegmentWriter {
     pub(super) fn new(id: SegmentId, store: PageStore) -> Self {
-        SegmentWriter { id, object: segment_object(id), store, upload: None, part: Vec::new() }
+        SegmentWriter { id, object: segment_object(id), store, upload: None, sending: None, part: Vec::new() }
     }
 
     /// Buffer for the segment's next bytes. Used by [`fulmar_pages::SegmentBuilder`], followed by
@@ -68,7 +79,8 @@ impl SegmentWriter {
         }
     }
 
-    /// Uploads the buffer, as far as it contains complete parts.
+    /// Uploads the buffer, as far as it contains complete parts. The last one may still be in progress
+    /// on return: an error is then returned by the next call, or by [`SegmentWriter::finish`].
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         if self.part.len() < PART_BYTES {
             if self.part.len() >= RESERVE_THRESHOLD_BYTES {
@@ -76,29 +88,52 @@ impl SegmentWriter {
             }
             return Ok(());
         }
-        let mut bytes = Bytes::from(std::mem::take(&mut self.part));
-        while bytes.len() >= PART_BYTES {
-            self.send(bytes.split_to(PART_BYTES)).await?;
+        let memory = Bytes::from(std::mem::take(&mut self.part));
+        let mut rest = memory.clone();
+        while rest.len() >= PART_BYTES {
+            let part = rest.split_to(PART_BYTES);
+            let mut free = self.wait_until_sent().await?;
+            free.clear();
+            self.part = free;
+            let mut upload = self.take_upload().await?;
+            let task = tokio::spawn(async move {
+                let sent = upload.part(part).await;
+                (upload, sent)
+            });
+            self.sending = Some(Sending { task, memory: memory.clone() });
         }
-        // Reuses the same memory, because the store has released the parts.
-        self.part = Vec::from(bytes);
+        self.part.extend_from_slice(&rest);
         Ok(())
     }
 
-    async fn send(&mut self, part: Bytes) -> Result<(), StoreError> {
-        let failed =
-            |failure| StoreError::failed("store a part of", &self.object, &self.store.store, failure);
-        let upload = match &mut self.upload {
-            Some(upload) => upload,
-            none => none.insert(self.store.store.upload(&self.object).await.map_err(failed)?),
-        };
-        upload.part(part).await.map_err(failed)
+    /// Waits for the part that is being sent. Returns its memory.
+    async fn wait_until_sent(&mut self) -> Result<Vec<u8>, StoreError> {
+        let Some(sending) = &mut self.sending else { return Ok(Vec::new()) };
+        // If this future is dropped, the part remains in `sending`.
+        let ended = (&mut sending.task).await;
+        let memory = self.sending.take().map_or_else(Bytes::new, |sending| sending.memory);
+        let (upload, sent) = ended.map_err(|panic| self.failed(Failure::new(FailureKind::Other, panic)))?;
+        self.upload = Some(upload);
+        sent.map_err(|failure| self.failed(failure))?;
+        Ok(Vec::from(memory))
+    }
+
+    async fn take_upload(&mut self) -> Result<Box<dyn Upload>, StoreError> {
+        match self.upload.take() {
+            Some(upload) => Ok(upload),
+            None => self.store.store.upload(&self.object).await.map_err(|failure| self.failed(failure)),
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> StoreError {
+        StoreError::failed("store a part of", &self.object, &self.store.store, failure)
     }
 
     /// Uploads the rest and completes the segment. Adds its index to the caches, because the caller
     /// will need it next. (If a part boundary lies within the index, it is read later.)
     pub async fn finish(mut self) -> Result<SegmentId, StoreError> {
         self.flush().await?;
+        self.wait_until_sent().await?;
         let rest = Bytes::from(std::mem::take(&mut self.part));
         let index = SegmentIndex::decode(&rest).ok();
         let end = segment::tail_bytes(&rest).ok().filter(|_| index.is_some());
@@ -118,8 +153,10 @@ impl SegmentWriter {
     }
 
     async fn complete(&mut self, rest: Bytes) -> Result<(), StoreError> {
+        let Some(upload) = &mut self.upload else { return Ok(()) };
         if !rest.is_empty() {
-            self.send(rest).await?;
+            let sent = upload.part(rest).await;
+            sent.map_err(|failure| self.failed(failure))?;
         }
         let Some(upload) = &mut self.upload else { return Ok(()) };
         let completed = upload.complete().await;
@@ -131,11 +168,19 @@ impl SegmentWriter {
 
 impl Drop for SegmentWriter {
     fn drop(&mut self) {
-        let Some(mut upload) = self.upload.take() else { return };
+        let (idle, sending) = (self.upload.take(), self.sending.take());
+        if idle.is_none() && sending.is_none() {
+            return;
+        }
         // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };
         let object = std::mem::take(&mut self.object);
         runtime.spawn(async move {
+            let upload = match sending {
+                Some(sending) => sending.task.await.ok().map(|(upload, _)| upload),
+                None => idle,
+            };
+            let Some(mut upload) = upload else { return };
             if let Err(failure) = upload.abort().await {
                 tracing::debug!(object, %failure, "could not abort an upload");
             }
