@@ -77,10 +77,9 @@ pub(crate) struct Context {
 }
 
 /// A client that is connected.
-#[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per session")]
 pub(crate) enum Client {
     /// Its session runs here, without a cluster.
-    Session(Session, RegistryEntry),
+    Session(Box<Session>, RegistryEntry),
     /// Its session runs at the owner of its database.
     Front(Box<Front>),
 }
@@ -409,7 +408,7 @@ impl PendingConnection {
         mut settings: Settings,
         context: Arc<Context>,
         metrics: Arc<WorkerMetrics>,
-    ) -> Option<(Session, RegistryEntry)> {
+    ) -> Option<(Box<Session>, RegistryEntry)> {
         let mut partition = LocalPartition::new(context.engine.clone(), identity.tenant.partition);
         partition.session_mut().set_tenant(&identity.tenant.name);
         let partition_limit = partition_session_limit(&identity);
@@ -441,7 +440,8 @@ impl PendingConnection {
         }
         let wire = Wire::new(self.stream, self.input);
         let link = Link::new(partition, wire, handle, None);
-        Some((Session::new(link, context.sessions.clone(), metrics, identity, settings), entry))
+        let session = Session::new(link, context.sessions.clone(), metrics, identity, settings);
+        Some((Box::new(session), entry))
     }
 
     /// Connects the client to a session at the owner of its database, and greets it.

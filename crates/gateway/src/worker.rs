@@ -193,33 +193,29 @@ impl ThreadContext {
     async fn serve_client(&self, stream: std::net::TcpStream, slot: ConnectionSlot) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
-        let serving = match startup::serve(stream, slot, startup, metrics).await {
-            Some(startup::Client::Session(session, entry)) => self.serve(session, entry),
-            Some(startup::Client::Front(front)) => {
-                self.metrics.connected();
-                return front.serve().await;
-            }
-            None => return,
-        };
+        let Some(client) = startup::serve(stream, slot, startup, metrics).await else { return };
         self.metrics.connected();
-        serving.await;
+        self.serve_started(client).await;
     }
 
     /// Serves a client that is a part of the node.
     async fn serve_internal(&self, client: InternalClient) {
         let (startup, metrics) = (self.startup.clone(), self.metrics.clone());
-        let started = Box::pin(startup::serve_internal(client, startup, metrics)).await;
-        let serving = match started {
-            Some(startup::Client::Session(session, entry)) => self.serve(session, entry),
-            Some(startup::Client::Front(front)) => return front.serve().await,
-            None => return,
-        };
-        serving.await;
+        if let Some(client) = Box::pin(startup::serve_internal(client, startup, metrics)).await {
+            self.serve_started(client).await;
+        }
+    }
+
+    async fn serve_started(&self, client: startup::Client) {
+        match client {
+            startup::Client::Session(session, entry) => self.serve(session, entry).await,
+            startup::Client::Front(front) => front.serve().await,
+        }
     }
 
     /// Serves a session for a front at another node.
     async fn serve_stream(&self, stream: fulmar_transport::Stream) {
-        if let Some((hello, pipe)) = relay::accept(stream, &self.startup).await {
+        if let Some((hello, pipe)) = Box::pin(relay::accept(stream, &self.startup)).await {
             self.serve_relayed(hello, pipe).await;
         }
     }
@@ -227,49 +223,44 @@ impl ThreadContext {
     /// Serves a session for a front.
     async fn serve_relayed(&self, hello: SessionHello, pipe: DuplexStream) {
         let started = relay::start(hello, pipe, self.startup.clone(), self.metrics.clone());
-        let serving = match Box::pin(started).await {
-            Some((session, entry)) => self.serve(session, entry),
-            None => return,
-        };
-        serving.await;
+        if let Some((session, entry)) = Box::pin(started).await {
+            self.serve(session, entry).await;
+        }
     }
 
     /// Serves a session that has migrated to this worker.
-    fn serve_migrated(&self, migrating: Box<MigratingSession>) -> impl Future<Output = ()> {
+    async fn serve_migrated(&self, migrating: Box<MigratingSession>) {
         let MigratingSession { mut session, stream, entry } = *migrating;
         // If the socket cannot be registered with this runtime, the session ends as if the client
         // had disconnected.
         session.attach(TcpStream::from_std(stream).ok(), self.metrics.clone());
         self.metrics.moved();
-        self.serve(session, entry)
+        self.serve(session, entry).await;
     }
 
-    /// Serves a session until it ends or migrates.
-    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would hold the session twice")]
-    fn serve(&self, mut session: Session, entry: RegistryEntry) -> impl Future<Output = ()> {
-        async move {
-            let leave = {
-                let mut serving = pin!(session.serve(&self.post));
-                poll_fn(|cx| {
-                    fair::slice_begins();
-                    serving.as_mut().poll(cx)
-                })
-                .await
-            };
-            match leave {
-                Departure::End(end) => session.end(end).await,
-                Departure::Migrate(slot) => match session.detach() {
-                    Some(stream) => {
-                        drop(slot.send(QueueEntry::Session(Box::new(MigratingSession {
-                            session,
-                            stream,
-                            entry,
-                        }))));
-                    }
-                    None => session.end(End::Client).await,
-                },
-            }
-        }
+    /// Serves a session until it ends or migrates. What is not needed while the session is idle is
+    /// boxed: an idle connection needs as much memory as this future.
+    async fn serve(&self, mut session: Box<Session>, entry: RegistryEntry) {
+        let leave = {
+            let mut serving = pin!(session.serve(&self.post));
+            poll_fn(|cx| {
+                fair::slice_begins();
+                serving.as_mut().poll(cx)
+            })
+            .await
+        };
+        let end = match leave {
+            Departure::End(end) => end,
+            Departure::Migrate(slot) => match session.detach() {
+                Some(stream) => {
+                    let migrating = Box::new(MigratingSession { session, stream, entry });
+                    drop(slot.send(QueueEntry::Session(migrating)));
+                    return;
+                }
+                None => End::Client,
+            },
+        };
+        Box::pin(session.end(end)).await;
     }
 }
 

@@ -129,7 +129,7 @@ impl Front {
     }
 
     /// Serves the client until one side ends.
-    pub(crate) async fn serve(mut self) {
+    pub(crate) async fn serve(mut self: Box<Self>) {
         loop {
             let stop = self.relay().await;
             let fatal = match stop {
@@ -151,7 +151,7 @@ impl Front {
             if let Some(error) = fatal.filter(|_| !self.journal.is_inside_answer()) {
                 backend::error(&mut self.journal.output, &error, Severity::Fatal);
             }
-            let Front { wire, journal, handle, output_sent, .. } = &mut self;
+            let Front { wire, journal, handle, output_sent, .. } = &mut *self;
             let _ = poll_fn(|cx| wire.poll_send(cx, &journal.output, output_sent, handle)).await;
             wire.shutdown().await;
             break;

@@ -51,7 +51,7 @@ pub(crate) async fn start(
     mut pipe: DuplexStream,
     context: Arc<startup::Context>,
     metrics: Arc<WorkerMetrics>,
-) -> Option<(Session, RegistryEntry)> {
+) -> Option<(Box<Session>, RegistryEntry)> {
     let mut output = Vec::new();
     match admit(&hello, &context).await {
         Ok((partition, identity, settings, entry)) => {
@@ -65,7 +65,8 @@ pub(crate) async fn start(
                 entry.handle.clone(),
                 context.cluster.clone(),
             );
-            let mut session = Session::new(link, context.sessions.clone(), metrics, identity, settings);
+            let session = Session::new(link, context.sessions.clone(), metrics, identity, settings);
+            let mut session = Box::new(session);
             session.begin_relayed();
             Some((session, entry))
         }

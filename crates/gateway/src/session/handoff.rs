@@ -24,7 +24,7 @@ pub(crate) enum QueueEntry {
 
 /// A session that migrates between workers, with its socket.
 pub(crate) struct MigratingSession {
-    pub(crate) session: Session,
+    pub(crate) session: Box<Session>,
     pub(crate) stream: std::net::TcpStream,
     pub(crate) entry: RegistryEntry,
 }
