@@ -52,6 +52,20 @@ pub(crate) struct TenantCounts {
     pub(crate) buckets: [u64; BUCKETS + 1],
 }
 
+/// The values of the counters at an earlier time, to compute what was counted since. A third of the
+/// size of [`TenantCounts`], because a node keeps them for all tenants: the counts are modulo 2^32,
+/// which is more than a tenant does between two reports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EarlierCounts {
+    pub(crate) busy_us: u64,
+    reads: u32,
+    writes: u32,
+    rows: u32,
+    errors: u32,
+    time_us: u32,
+    buckets: [u32; BUCKETS + 1],
+}
+
 /// How a statement accesses the tenant's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DataAccess {
@@ -116,19 +130,33 @@ impl TenantStats {
 }
 
 impl TenantCounts {
+    /// These values, for [`TenantCounts::since`].
+    pub(crate) fn to_earlier(&self) -> EarlierCounts {
+        EarlierCounts {
+            busy_us: self.busy_us,
+            reads: self.reads as u32,
+            writes: self.writes as u32,
+            rows: self.rows as u32,
+            errors: self.errors as u32,
+            time_us: self.time_us as u32,
+            buckets: self.buckets.map(|count| count as u32),
+        }
+    }
+
     /// What was counted since `earlier`. The smoothed time is the current one.
-    pub(crate) fn since(&self, earlier: &TenantCounts) -> TenantCounts {
+    pub(crate) fn since(&self, earlier: &EarlierCounts) -> TenantCounts {
+        let difference = |now: u64, earlier: u32| u64::from((now as u32).wrapping_sub(earlier));
         let mut buckets = self.buckets;
         for (bucket, earlier) in buckets.iter_mut().zip(earlier.buckets) {
-            *bucket = bucket.saturating_sub(earlier);
+            *bucket = difference(*bucket, earlier);
         }
         TenantCounts {
             statements: buckets.iter().sum(),
-            reads: self.reads.saturating_sub(earlier.reads),
-            writes: self.writes.saturating_sub(earlier.writes),
-            rows: self.rows.saturating_sub(earlier.rows),
-            errors: self.errors.saturating_sub(earlier.errors),
-            time_us: self.time_us.saturating_sub(earlier.time_us),
+            reads: difference(self.reads, earlier.reads),
+            writes: difference(self.writes, earlier.writes),
+            rows: difference(self.rows, earlier.rows),
+            errors: difference(self.errors, earlier.errors),
+            time_us: difference(self.time_us, earlier.time_us),
             smoothed_us: self.smoothed_us,
             busy_us: self.busy_us.saturating_sub(earlier.busy_us),
             buckets,
@@ -217,7 +245,8 @@ mod tests {
         stats.record_statement(DataAccess::Read, Duration::from_millis(10), 1);
         stats.record_busy_time(Duration::from_millis(2));
         let earlier = stats.counts();
-        assert_eq!(earlier.since(&TenantCounts::default()), earlier);
+        assert_eq!(earlier.since(&EarlierCounts::default()), earlier);
+        let earlier = earlier.to_earlier();
         stats.record_statement(DataAccess::Write, Duration::from_micros(20), 3);
         stats.record_busy_time(Duration::from_millis(3));
         stats.record_error();
@@ -225,6 +254,10 @@ mod tests {
         assert_eq!((window.statements, window.reads, window.writes, window.rows), (1, 0, 1, 3));
         assert_eq!((window.errors, window.busy_us, window.quantile_us(99)), (1, 3000, 32));
         assert_eq!(window.smoothed_us, stats.counts().smoothed_us);
+
+        // A counter passes 2^32.
+        let at = |reads: u64| TenantCounts { reads, ..TenantCounts::default() };
+        assert_eq!(at((1 << 32) + 5).since(&at((1 << 32) - 2).to_earlier()).reads, 7);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Replica {
             let now_ms = node.clock.monotonic_ms();
             let following = ReplicaState::new(source, durability, place, manifest_unix_ms, now_ms);
             // Not shared with other tasks yet.
-            let _is_first = opened.replica_state.set(following);
+            let _is_first = opened.replica_state.set(Box::new(following));
             if opened.apply_objects(&objects).await? != ApplyResult::UpToDate {
                 // The partition was restored, or its record has changed.
                 opened.mark_stale();

@@ -25,7 +25,7 @@ use crate::Result;
 use crate::activity;
 use crate::cluster::Cluster;
 use crate::memory::SessionMemory;
-use crate::tenant_stats::{TenantCounts, TenantStatsRegistry};
+use crate::tenant_stats::{EarlierCounts, TenantCounts, TenantStatsRegistry};
 
 /// The length of a report's window.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -60,22 +60,39 @@ pub(crate) struct LoadMonitor {
 struct State {
     at: Instant,
     process: ProcessTotals,
-    /// The counters of partitions at the end of the last window in which they were used.
-    partitions: HashMap<PartitionId, Totals>,
+    /// The counters of partitions at the end of the last window in which they were used. Boxed,
+    /// because a third of the table's entries are unused.
+    partitions: HashMap<PartitionId, Box<Earlier>>,
     /// Windows since the last one in which all open partitions were reported.
     windows: u32,
     /// The partitions that were used since then.
     recent: HashSet<PartitionId>,
     /// The partitions that were open and not used then.
-    idle: Arc<Vec<PartitionReport>>,
+    idle: Arc<Vec<IdlePartition>>,
     /// The report of the last window, with the partitions of `recent`.
     report: Arc<NodeReport>,
 }
 
-#[derive(Clone, Default)]
+/// The counters of a partition.
 struct Totals {
     gateway: TenantCounts,
     engine: PartitionStatistics,
+}
+
+/// Those at an earlier time of which differences are reported.
+#[derive(Default)]
+struct Earlier {
+    gateway: EarlierCounts,
+    log_bytes: u64,
+    page_misses: u64,
+}
+
+/// What is reported of an open partition that is not used.
+struct IdlePartition {
+    partition: PartitionId,
+    size_bytes: u64,
+    memory_bytes: u64,
+    smoothed_us: u64,
 }
 
 impl LoadMonitor {
@@ -110,9 +127,8 @@ impl LoadMonitor {
         };
         let mut report = NodeReport::clone(&report);
         let used: HashSet<u64> = report.partitions.iter().map(|of| of.partition).collect();
-        let is_idle =
-            |of: &&PartitionReport| !used.contains(&of.partition) && self.owns(PartitionId(of.partition));
-        report.partitions.extend(idle.iter().filter(is_idle).cloned());
+        let is_idle = |of: &&IdlePartition| !used.contains(&of.partition.0);
+        report.partitions.extend(idle.iter().filter(is_idle).filter_map(|of| self.idle_report(of)));
         report.partitions.sort_unstable_by_key(|of| of.partition);
         report.idle_partitions = report.idle_partitions.saturating_sub(report.partitions.len() as u64);
         if with_keys {
@@ -181,9 +197,15 @@ impl LoadMonitor {
         let mut reports = Vec::new();
         for partition in state.recent.iter().copied() {
             let totals = self.totals(partition);
-            let earlier = before.insert(partition, totals.clone()).unwrap_or_default();
-            requests += totals.gateway.statements.saturating_sub(earlier.gateway.statements);
-            reports.extend(self.partition_report(partition, &totals, &earlier, seconds));
+            let earlier = before.entry(partition).or_default();
+            let window = totals.gateway.since(&earlier.gateway);
+            requests += window.statements;
+            reports.extend(self.partition_report(partition, &totals, (earlier, &window), seconds));
+            **earlier = Earlier {
+                gateway: totals.gateway.to_earlier(),
+                log_bytes: totals.engine.log_bytes,
+                page_misses: totals.engine.page_misses,
+            };
         }
         state.windows += 1;
         if state.windows >= IDLE_WINDOWS {
@@ -191,8 +213,13 @@ impl LoadMonitor {
             let mut idle = Vec::new();
             for partition in engine.open_partitions() {
                 if !used.contains(&partition) {
-                    let totals = self.totals(partition);
-                    idle.extend(self.partition_report(partition, &totals, &totals, seconds));
+                    let Totals { gateway, engine } = self.totals(partition);
+                    idle.push(IdlePartition {
+                        partition,
+                        size_bytes: engine.size_bytes.unwrap_or(0),
+                        memory_bytes: engine.memory_bytes.unwrap_or(0),
+                        smoothed_us: gateway.smoothed_us,
+                    });
                 }
             }
             (state.idle, state.recent) = (Arc::new(idle), used);
@@ -208,31 +235,43 @@ impl LoadMonitor {
         }
     }
 
-    /// The report of a partition. `None` if this node does not own it, or if it has no tenant.
+    /// The tenant of a partition. `None` if this node does not own it.
+    fn tenant(&self, partition: PartitionId) -> Option<String> {
+        let is_reported = partition != SYSTEM_PARTITION && self.owns(partition);
+        let tenant = is_reported.then(|| self.observed.catalog.tenant_of(partition)).flatten();
+        tenant.map(|tenant| tenant.name.clone())
+    }
+
+    fn idle_report(&self, idle: &IdlePartition) -> Option<PartitionReport> {
+        Some(PartitionReport {
+            partition: idle.partition.0,
+            tenant: self.tenant(idle.partition)?,
+            size: idle.size_bytes,
+            memory: idle.memory_bytes,
+            latency_ms: milliseconds(idle.smoothed_us),
+            ..PartitionReport::default()
+        })
+    }
+
+    /// The report of a partition, with what was counted in the window.
     fn partition_report(
         &self,
         partition: PartitionId,
         totals: &Totals,
-        earlier: &Totals,
+        (earlier, counted): (&Earlier, &TenantCounts),
         seconds: f64,
     ) -> Option<PartitionReport> {
-        if partition == SYSTEM_PARTITION || !self.owns(partition) {
-            return None;
-        }
-        let tenant = self.observed.catalog.tenant_of(partition)?;
-        let counted = totals.gateway.since(&earlier.gateway);
         let per_second = |count: u64| rate(count as f64, seconds);
         let since = |now: u64, before: u64| per_second(now.saturating_sub(before));
-        let milliseconds = |us: u64| us as f64 / 1000.0;
         Some(PartitionReport {
             partition: partition.0,
-            tenant: tenant.name.clone(),
+            tenant: self.tenant(partition)?,
             cpu: rate(counted.busy_us as f64 / 1e6, seconds),
             requests_per_s: per_second(counted.statements),
             reads_per_s: per_second(counted.reads),
             writes_per_s: per_second(counted.writes),
-            log_bytes_per_s: since(totals.engine.log_bytes, earlier.engine.log_bytes),
-            page_misses_per_s: since(totals.engine.page_misses, earlier.engine.page_misses),
+            log_bytes_per_s: since(totals.engine.log_bytes, earlier.log_bytes),
+            page_misses_per_s: since(totals.engine.page_misses, earlier.page_misses),
             errors_per_s: per_second(counted.errors),
             size: totals.engine.size_bytes.unwrap_or(0),
             memory: totals.engine.memory_bytes.unwrap_or(0),
@@ -258,6 +297,10 @@ impl LoadMonitor {
         let info = cluster.nodes().into_iter().find(|node| node.id == this);
         info.map_or((this.to_string(), 0), |node| (node.name, node.partitions))
     }
+}
+
+fn milliseconds(us: u64) -> f64 {
+    us as f64 / 1000.0
 }
 
 /// Per second. The first window may be empty.

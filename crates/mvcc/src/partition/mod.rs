@@ -199,8 +199,9 @@ pub struct Partition {
     pub hot_name: OnceLock<HotPagesName>,
     /// Its content, once it has been read.
     pub hot_list: OnceLock<HotPages>,
-    /// Set on a read replica: the position up to which the primary's log has been applied.
-    pub replica_state: OnceLock<ReplicaState>,
+    /// Set on a read replica: the position up to which the primary's log has been applied. Boxed,
+    /// because the partitions of other nodes have none.
+    pub replica_state: OnceLock<Box<ReplicaState>>,
     /// When it was last used (milliseconds on the node's monotonic clock).
     pub used_ms: AtomicU64,
 }
