@@ -1,7 +1,7 @@
 //! Schedules compactions and garbage collections, which run in a task of their own, so that flushes
 //! never wait for them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use fulmar_mvcc::Partition;
@@ -21,19 +21,38 @@ pub struct Scheduler {
     /// One compaction or collection runs at a time.
     pub(crate) working: tokio::sync::Mutex<Working>,
     compactions: Mutex<Queue>,
-    /// Partitions whose segments are being copied from another node.
-    pulling: Arc<Mutex<HashSet<PartitionId>>>,
+    holds: Holds,
 }
 
-/// A partition that is not compacted until this is dropped.
-pub(crate) struct Pulling {
+/// The partitions that are not compacted for now, with the reasons.
+type Holds = Arc<Mutex<HashMap<PartitionId, Vec<CopyDirection>>>>;
+
+/// Why a partition is not compacted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyDirection {
+    /// Its segments are copied from another node, and merged by that.
+    In,
+    /// Its pages are copied to another node. Those that a merge moves would be copied again.
+    Out,
+}
+
+/// A partition is not compacted until this is dropped.
+pub(crate) struct CompactionHold {
     partition: PartitionId,
-    all: Arc<Mutex<HashSet<PartitionId>>>,
+    copy: CopyDirection,
+    all: Holds,
 }
 
-impl Drop for Pulling {
+impl Drop for CompactionHold {
     fn drop(&mut self) {
-        self.all.lock().remove(&self.partition);
+        let mut all = self.all.lock();
+        let Some(copies) = all.get_mut(&self.partition) else { return };
+        if let Some(own) = copies.iter().position(|copy| *copy == self.copy) {
+            copies.swap_remove(own);
+        }
+        if copies.is_empty() {
+            all.remove(&self.partition);
+        }
     }
 }
 
@@ -67,7 +86,7 @@ impl Default for Scheduler {
             collections: Mutex::default(),
             working: tokio::sync::Mutex::default(),
             compactions: Mutex::default(),
-            pulling: Arc::default(),
+            holds: Holds::default(),
         }
     }
 }
@@ -86,15 +105,18 @@ impl Scheduler {
         self.queue(partition);
     }
 
-    /// Begins to copy the segments of a partition from another node.
-    pub(crate) fn pulling(&self, partition: PartitionId) -> Pulling {
-        self.pulling.lock().insert(partition);
-        Pulling { partition, all: self.pulling.clone() }
+    /// Holds compactions of a partition back while it is copied.
+    pub(crate) fn hold_compaction(&self, partition: PartitionId, copy: CopyDirection) -> CompactionHold {
+        self.holds.lock().entry(partition).or_default().push(copy);
+        CompactionHold { partition, copy, all: self.holds.clone() }
     }
 
-    /// Returns true if the segments of a partition are being copied from another node.
-    pub(crate) fn is_pulling(&self, partition: PartitionId) -> bool {
-        self.pulling.lock().contains(&partition)
+    /// Returns true if a compaction of a partition may begin, or take effect. A copy to another node does
+    /// not hold it back if there are too many segments.
+    pub(crate) fn may_compact(&self, partition: PartitionId, work: &Work) -> bool {
+        let all = self.holds.lock();
+        let mut copies = all.get(&partition).into_iter().flatten();
+        copies.all(|copy| *copy == CopyDirection::Out && work.crowded)
     }
 
     /// Queues a partition if it needs compaction. Returns true if it was not queued before.

@@ -189,6 +189,36 @@ async fn flushes_during_a_compaction_are_not_lost() {
     node.check().await;
 }
 
+/// A round of a copy to another node sends what has changed, not what a compaction has moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_a_copy_are_not_moved_meanwhile() {
+    let mut node = Node::start().await;
+    for first in (1..=600).step_by(200) {
+        let rows: Vec<String> =
+            (first..first + 200).map(|id| format!("({id}, {id}, randomblob(1500))")).collect();
+        node.run(&format!("INSERT INTO t VALUES {}", rows.join(", "))).await;
+        node.rows.extend((first..first + 200).map(|id| (id, id)));
+        node.engine.flush().await.unwrap();
+    }
+    let mut copy = node.engine.copy_out(SHOP);
+    let all = copy.begin_round().await.unwrap();
+    assert!(all.pages > 200, "{all:?}");
+    // Dead pages outweigh live ones, so all segments are to be merged.
+    for _ in 0..4 {
+        node.run("UPDATE t SET v = randomblob(1500) WHERE id <= 450").await;
+        node.engine.flush().await.unwrap();
+    }
+    let before = copy.begin_round().await.unwrap();
+    assert!(before.pages > 100, "{before:?}");
+    node.engine.compact_all().await.unwrap();
+    assert_eq!(copy.begin_round().await.unwrap().pages, 0, "only a compaction has moved pages");
+    drop(copy);
+    let flushed = node.objects("segments").await.len();
+    node.engine.compact_all().await.unwrap();
+    assert_eq!(node.objects("segments").await.len(), flushed + 1, "the segments were merged afterwards");
+    node.check().await;
+}
+
 /// Whichever request the store rejects, no data is lost, and garbage is deleted by the next
 /// collection.
 #[tokio::test(flavor = "multi_thread")]

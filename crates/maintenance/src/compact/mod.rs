@@ -68,7 +68,10 @@ impl Maintenance {
         throttle.begin();
         let cpu_time = throttle.cpu_time();
         let merging = async move {
-            while let Some(work) = Work::of(partition).filter(|_| !self.scheduler.is_pulling(partition.id)) {
+            while let Some(work) = Work::of(partition) {
+                if self.is_held(partition, &work) {
+                    break;
+                }
                 // A copy needs space, so compaction stops while the disk is low.
                 if self.node().disk.is_low() || !self.merge(partition, &work, throttle).await? {
                     break;
@@ -102,7 +105,8 @@ impl Maintenance {
             self.node().check_term().await?;
         }
         flush::settle_uncertain_manifests(self, partition).await??;
-        if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
+        // A copy that begins now waits for the flush lock.
+        if self.is_held(partition, work) || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }
         flush::write_manifest(self, partition.clone()).await?;
@@ -110,6 +114,11 @@ impl Maintenance {
         failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
         self.move_frames(partition, work, &entries, id).await?;
         Ok(true)
+    }
+
+    /// Returns true if a merge has to be abandoned: the partition was closed, or a copy of it was begun.
+    fn is_held(&self, partition: &Partition, work: &Work) -> bool {
+        partition.is_closed() || (!work.is_pull && !self.scheduler.may_compact(partition.id, work))
     }
 
     /// Moves the partition's frames to the merged segment.
@@ -139,7 +148,7 @@ impl Maintenance {
     }
 
     /// Copies the frames to a new segment. Returns false if the copy was abandoned because the node
-    /// is stopping or the partition was closed.
+    /// is stopping, or the partition was closed, or is copied to another node.
     async fn copy_frames(
         &self,
         partition: &Partition,
@@ -150,7 +159,7 @@ impl Maintenance {
     ) -> Result<bool> {
         let mut builder = SegmentBuilder::new(writer.buffer());
         for batch in entries.chunks(BATCH_PAGES) {
-            if self.scheduler.task.is_stopping() || partition.is_closed() {
+            if self.scheduler.task.is_stopping() || self.is_held(partition, work) {
                 return Ok(false);
             }
             self.node().disk.admit(true)?;

@@ -20,6 +20,8 @@ pub(crate) struct Work {
     pub page_count: u32,
     /// The partition has more segments than [`MAX_PACED_SEGMENTS`].
     pub crowded: bool,
+    /// The merge copies segments of another node.
+    pub is_pull: bool,
 }
 
 impl Work {
@@ -33,14 +35,14 @@ impl Work {
         partition.with_named(|named, page_count| {
             let is_missing = |named: &NamedSegment| !is_own(named.segment.id);
             let (first, last) = (named.iter().position(is_missing)?, named.iter().rposition(is_missing)?);
-            Some(Work { sources: named[first..=last].to_vec(), page_count, crowded: false })
+            Some(Work { sources: named[first..=last].to_vec(), page_count, crowded: false, is_pull: true })
         })
     }
 
     fn of_segments(named: &[NamedSegment], page_count: u32) -> Option<Work> {
         let pages: Vec<u64> = named.iter().map(|segment| segment.pages).collect();
         let sources = named.get(plan(&pages, page_count)?)?.to_vec();
-        Some(Work { sources, page_count, crowded: named.len() > MAX_PACED_SEGMENTS })
+        Some(Work { sources, page_count, crowded: named.len() > MAX_PACED_SEGMENTS, is_pull: false })
     }
 }
 

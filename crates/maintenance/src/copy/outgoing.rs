@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 
 use super::{archive, batch};
 use crate::maintenance::Maintenance;
+use crate::scheduler::{CompactionHold, CopyDirection};
 
 /// Maximum number of pages per batch. A batch is shorter than a message between nodes may be.
 const BATCH_PAGES: usize = 128;
@@ -41,6 +42,8 @@ pub struct OutgoingCopy {
     waiting: Vec<(PageNo, Frame)>,
     /// Protects the segments from the collector.
     held: Arc<Vec<SegmentId>>,
+    /// A merge would move the frames that were sent. `None` at the end.
+    hold: Option<CompactionHold>,
     memory: Option<LongTermReservation>,
 }
 
@@ -56,7 +59,18 @@ impl Maintenance {
             manifest: None,
             waiting: Vec::new(),
             held: Arc::default(),
+            hold: Some(self.scheduler.hold_compaction(partition, CopyDirection::Out)),
             memory: None,
+        }
+    }
+}
+
+impl Drop for OutgoingCopy {
+    fn drop(&mut self) {
+        self.hold = None;
+        // The partition stays here if the copy has failed, and a merge may have become due.
+        if let Some(partition) = self.maintenance.partitions.open_one(self.partition) {
+            self.maintenance.scheduler.flushed(&partition);
         }
     }
 }

@@ -11,6 +11,7 @@ use fulmar_sqlite::{Error, Result, sqlstate};
 
 use crate::compact::Work;
 use crate::maintenance::Maintenance;
+use crate::scheduler::CopyDirection;
 use crate::throttle::CompactionThrottle;
 
 impl Maintenance {
@@ -20,7 +21,7 @@ impl Maintenance {
     pub async fn pull(&self, id: PartitionId, hottest: &[PageNo]) -> Result<bool> {
         let partition = self.partitions.partition(id).await?;
         self.warm(&partition, hottest).await?;
-        let pulling = self.scheduler.pulling(id);
+        let hold = self.scheduler.hold_compaction(id, CopyDirection::In);
         // A compaction that began before has ended.
         drop(self.scheduler.working.lock().await);
         let mut throttle = CompactionThrottle::default();
@@ -32,7 +33,7 @@ impl Maintenance {
                 return Err(Error::new(sqlstate::CANNOT_CONNECT_NOW, text).hint("Retry."));
             }
         }
-        drop(pulling);
+        drop(hold);
         self.delete_older_manifests(id).await?;
         let historical = self.historical_versions.open().into_iter().filter(|version| version.id == id);
         let mut readers = historical.chain([partition]);
