@@ -18,7 +18,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::model::{MOVE_OVERHEAD, latency_ms, uniform};
-use crate::picture::{Picture, Piece};
+use crate::picture::{Partition, Picture, Piece};
 use crate::plan::{CostModel, Plan};
 use crate::planners::{Problem, Settings};
 
@@ -175,8 +175,10 @@ pub fn monitored(picture: &Picture, window_s: f64, top: usize) -> (Picture, Pict
         for (key, index) in seen.partitions[number].hot_keys.iter_mut().zip(indices) {
             key.load = kept[&(number, index)] / (ACCESSES_PER_CPU * window_s);
         }
-        let pieces: f64 = seen.partitions[number].pieces().map(|piece| piece.load).sum();
-        seen.partitions[number].load = seen.partitions[number].load.max(pieces);
+        let pieces = |partition: &Partition| partition.pieces().map(|piece| piece.load).sum::<f64>();
+        // What the partition has beside its pieces is known, too.
+        let rest = (partition.load - pieces(partition)).max(0.0);
+        seen.partitions[number].load = pieces(&seen.partitions[number]) + rest;
     }
     (truth, seen)
 }
@@ -233,5 +235,7 @@ mod tests {
         assert!((load(&truth) - load(&picture)).abs() < 1e-9, "no load is lost");
         assert!(load(&seen) != load(&truth), "counts are not exact");
         seen.validate().expect("the picture is valid");
+        let items = |picture: &Picture| Problem::new(picture, &Settings::default()).items.len();
+        assert_eq!(items(&truth), items(&seen), "each move of a plan has its item");
     }
 }

@@ -121,13 +121,13 @@ pub(super) static FIGURES: &[Figure] = &[
     Figure {
         name: "estore/14",
         title: "Scaling out from five nodes to six, YCSB (E-Store, figure 14)",
-        experiment: &Planned { load: 1.25, resize: Some(Resize::Add(1)), ..EXTENDED },
+        experiment: &Planned { load: 1.35, resize: Some(Resize::Add(1)), ..EXTENDED },
         ..SIMULATED
     },
     Figure {
         name: "estore/14-voter",
         title: "Scaling out from five nodes to six, Voter (E-Store, figure 14)",
-        experiment: &Planned { workload: "voter", load: 1.25, resize: Some(Resize::Add(1)), ..EXTENDED },
+        experiment: &Planned { workload: "voter", load: 1.35, resize: Some(Resize::Add(1)), ..EXTENDED },
         ..SIMULATED
     },
     Figure {

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn nodes_are_added_to_an_overloaded_cluster() {
-        let out = Planned { load: 1.25, resize: Some(Resize::Add(1)), ..Planned::DEFAULT };
+        let out = Planned { load: 1.35, resize: Some(Resize::Add(1)), ..Planned::DEFAULT };
         let last = |planned: &Planned| {
             let planning = planned.one("low", "greedy-extended", USUAL, 1.0).unwrap();
             planning.seconds.last().unwrap().throughput

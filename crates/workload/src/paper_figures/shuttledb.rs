@@ -90,7 +90,7 @@ pub(super) static FIGURES: &[Figure] = &[
         minutes: 3,
         notes: &[
             "as root; between the sites 80 ms for a round trip and 6 MB/s per connection (toxiproxy), which \
-             the paper does not state",
+             the paper does not state; a copy is limited to 4.5 MB/s",
             "one tenant instead of ten; it is moved out without load, and back under load",
         ],
         ..Figure::DEFAULT

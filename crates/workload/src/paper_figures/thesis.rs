@@ -58,6 +58,7 @@ pub(super) static FIGURES: &[Figure] = &[
         experiment: &ScaleOut { mechanisms: &["bulk"], ..DISK },
         measures: &[THROUGHPUT, NETWORK],
         minutes: 3,
+        notes: &[SMALL, CACHED],
         ..DISK_BOUND
     },
     Figure {

@@ -22,7 +22,7 @@ pub(super) const COSTS: [Measure; 8] = [
     measure("unavailable_ms", "Unavailable for statements", "ms"),
     measure("pause_ms", "Longest latency because of the move", "ms"),
     measure("aborted", "Attempts that were aborted, and repeated by clients", ""),
-    measure("failed", "Transactions that failed", ""),
+    measure("given_up", "Transactions that failed", ""),
     measure("increase_percent", "Mean latency in the 30 s after the move, above that before", "%"),
     measure("moved_mb", "Bytes moved", "MB"),
     measure("duration_s", "Duration of the move", "s"),

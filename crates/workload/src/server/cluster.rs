@@ -125,8 +125,13 @@ impl Cluster {
 
     /// Waits until the first node knows that this number of nodes is alive.
     pub async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
+        self.wait_until_hears(0, nodes).await
+    }
+
+    /// Waits until a node knows that this number of nodes is alive.
+    pub async fn wait_until_hears(&self, number: usize, nodes: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let mut client = Client::connect(&self.target(0)).await?;
+        let mut client = Client::connect(&self.target(number)).await?;
         loop {
             let rows = client.query("SELECT count(*) FROM fulmar.nodes WHERE state = 'alive'").await?;
             let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());

@@ -140,6 +140,9 @@ impl Trial {
 
     async fn observe_with<W: Workload>(&self, workload: W, binary: &Path) -> anyhow::Result<Observed> {
         let cluster = Cluster::start(binary, self.setup()).await?;
+        for owner in OWNERS {
+            cluster.wait_until_hears(owner, cluster.nodes()).await?;
+        }
         let mut names = vec![TENANT.to_owned()];
         names.extend(tenants::names(OTHERS, self.others));
         tenants::create(&cluster.target(GATEWAY), &names, |_| ()).await?;
@@ -148,7 +151,7 @@ impl Trial {
         let goes_back = self.mechanism == "delta";
         for name in &names {
             let using = if is_private(self.mechanism) { "live" } else { "flush" };
-            admin.query(&statement(&cluster, name, OWNERS[0], using)).await?;
+            admin.query(&self.statement(&cluster, name, OWNERS[0], using)).await?;
         }
         let options = self.options(&cluster);
         // Loads the data.
@@ -161,7 +164,7 @@ impl Trial {
         run(workload.clone(), loading).await?;
         let (mut to, mut outward) = (OWNERS[1], None);
         if goes_back {
-            admin.query(&statement(&cluster, TENANT, OWNERS[1], "live")).await?;
+            admin.query(&self.statement(&cluster, TENANT, OWNERS[1], "live")).await?;
             outward = Some(newest_move(&mut admin, TENANT).await?);
             to = OWNERS[0];
         }
@@ -174,7 +177,7 @@ impl Trial {
             sleep_until(opened + self.before).await;
             let begun = Instant::now();
             for name in moved {
-                admin.query(&statement(&cluster, name, to, using)).await.context("the move failed")?;
+                admin.query(&self.statement(&cluster, name, to, using)).await.context("the move failed")?;
             }
             let ended = Instant::now();
             sleep(self.after.max(CAUGHT) + TICK).await;
@@ -188,6 +191,14 @@ impl Trial {
         admin.close().await?;
         let outward = outward.filter(|_| goes_back);
         Ok(Observed { outward, ..observed(self, &moments, times, &reports) })
+    }
+
+    /// The statement that moves a tenant. Between sites a copy takes less than the rate of a
+    /// connection, because it shares its connection with heartbeats, which would be late otherwise.
+    fn statement(&self, cluster: &Cluster, tenant: &str, to: usize, using: &str) -> String {
+        let limit_kib = Wan::coasts(OWNERS[1]).bytes_per_s * 3 / 4 / 1024;
+        let limit = if self.is_wide { format!(" LIMIT '{limit_kib}kB'") } else { String::new() };
+        format!("ALTER DATABASE {tenant} MOVE TO '{}' USING '{using}'{limit}", cluster.name(to))
     }
 
     fn setup(&self) -> ClusterSetup {
@@ -217,10 +228,6 @@ impl Trial {
             ..RunOptions::new(cluster.target(GATEWAY).with_database(TENANT))
         }
     }
-}
-
-fn statement(cluster: &Cluster, tenant: &str, to: usize, using: &str) -> String {
-    format!("ALTER DATABASE {tenant} MOVE TO '{}' USING '{using}'", cluster.name(to))
 }
 
 fn observed(

@@ -119,7 +119,8 @@ fn page(arguments: &MigrateArgs, observed: &[Observed], failures: &[String]) -> 
         Net::Wan => {
             let wan = crate::server::Wan::coasts(0);
             format!(
-                "The destination is at another site: {} ms each way, {} MB/s per connection between nodes.",
+                "The destination is at another site: {} ms each way, {} MB/s per connection between nodes, three \
+                 quarters of it for copies.",
                 wan.delay.as_millis(),
                 wan.bytes_per_s / 1_000_000
             )
