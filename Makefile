@@ -4,7 +4,7 @@
 #   make test     install what the tests need and run all tests
 #   make clients  only the tests with real drivers: Python, Go, Java, Node.js
 #   make console  build the page of the web console, which the next build of Fulmar embeds
-#   make tools    build the test dependency that has no package: an S3 server
+#   make tools    build the test dependencies that have no package: an S3 server, a slow network
 #   make check    the contributor's loop: format, structure, lints, unit tests of what you change
 #   make fuzz     fuzz each decoder, and SQL, for 2 minutes; MINUTES=60 TARGET=wire for one of them
 #   make soak     simulate 100,000 clusters under faults (SEEDS=1000000 for more), and run a real one
@@ -23,6 +23,7 @@ CLIENTS := target/clients
 DRIVERS := $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
 TOOLS := target/tools
 VERSITYGW := v1.8.0
+TOXIPROXY := v2.5.0
 CONSOLE := crates/console/web
 # What every build needs: a C compiler, and for the client of etcd the protobuf compiler with its
 # include files. Tests also start etcd.
@@ -58,7 +59,7 @@ $(CONSOLE)/dist/index.html: $(wildcard $(CONSOLE)/src/* $(CONSOLE)/*.json $(CONS
 	npm --prefix $(CONSOLE) run --silent check
 	npm --prefix $(CONSOLE) run --silent build
 
-tools: $(TOOLS)/versitygw
+tools: $(TOOLS)/versitygw $(TOOLS)/toxiproxy
 
 drivers: $(DRIVERS)
 
@@ -117,6 +118,15 @@ $(TOOLS)/versitygw-$(VERSITYGW):
 	GOBIN=$(abspath $(TOOLS)/new) scripts/go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW)
 	mv $(TOOLS)/new/versitygw $@
 	rmdir $(TOOLS)/new
+
+# A proxy that delays connections, for a benchmark of moves between sites.
+$(TOOLS)/toxiproxy: $(TOOLS)/toxiproxy-$(TOXIPROXY)
+	ln --force --symbolic $(<F) $@
+
+$(TOOLS)/toxiproxy-$(TOXIPROXY):
+	GOBIN=$(abspath $(TOOLS)/new-proxy) scripts/go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY)
+	mv $(TOOLS)/new-proxy/server $@
+	rmdir $(TOOLS)/new-proxy
 
 $(CLIENTS)/pgjdbc/ready: $(wildcard tests/clients/pgjdbc/*)
 	@scripts/need javac:default-jdk-headless mvn:maven

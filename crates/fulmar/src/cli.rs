@@ -319,7 +319,7 @@ pub enum BenchAction {
     Compare(Comparison),
     /// Render a run's JSON lines as a self-contained HTML report with charts
     Report(ReportArgs),
-    /// Reproduce a figure of a paper at reduced scale, on a dedicated node, and print CSV
+    /// Reproduce a figure of a paper at reduced scale, on servers of its own, and print CSV
     Figure(FigureArgs),
     /// Measure the overhead and the performance of the store, on this machine
     #[command(after_help = BENCH_STORE_EXAMPLES)]

@@ -1,4 +1,4 @@
-//! `fulmar plan` and `fulmar simulate`: results, files and errors.
+//! `fulmar plan`, `fulmar simulate` and computed figures: results, files and errors.
 
 mod common;
 
@@ -72,4 +72,25 @@ fn a_simulation_reports_policies_and_draws_a_chart() {
         let error = stderr_of_failure(&run(&["simulate", "--trace", damaged.to_str().unwrap()]), 1);
         assert!(error.contains("damaged.csv: ") && error.contains(rule), "{error}");
     }
+}
+
+#[test]
+fn a_computed_figure_needs_no_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("figure.html");
+    let figure = ["bench", "figure", "estore/14", "-o", page.to_str().unwrap()];
+    let csv = stdout(&run(&figure));
+    let header = "figure,line,x,throughput_percent,mean_ms,moved_percent,failed";
+    assert_eq!(csv.lines().next(), Some(header), "{csv}");
+    let last = csv.lines().rfind(|line| line.starts_with("estore/14,\"greedy-extended, high skew\",195,"));
+    assert!(last.is_some_and(|line| line.contains(",100.000,")), "six nodes serve the load: {csv}");
+    let page = std::fs::read_to_string(&page).unwrap();
+    assert!(page.contains("<svg") && page.contains("Scaling out from five nodes to six"), "{page:.300}");
+
+    let list = stdout(&run(&["bench", "figure", "--list"]));
+    for name in ["elastras/31", "thesis/23", "shuttledb/9", "estore/15"] {
+        assert!(list.contains(name), "{list}");
+    }
+    let error = stderr_of_failure(&run(&["bench", "figure", "estore/99"]), 1);
+    assert!(error.contains("unknown figure \"estore/99\""), "{error}");
 }

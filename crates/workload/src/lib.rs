@@ -26,7 +26,8 @@
 //! ```
 //!
 //! No server code links this crate. The crate uses only what any client of a server can use: the
-//! PostgreSQL protocol, `/metrics`, and `/proc` for the processes of the server.
+//! PostgreSQL protocol, `/metrics`, and `/proc` for the processes of the server. Figures without a
+//! server use the planners and the model of `fulmar-control`.
 
 #![deny(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! The network of namespaces: links work, can be cut in one or both directions, and work again.
-//! Needs the rights of root.
+//! The network of namespaces: links work, can be cut in one or both directions, and work again;
+//! connections between two sites are delayed. Needs the rights of root, and `make tools`.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use fulmar_workload::server::{HUB, Network, run_in_private};
+use fulmar_workload::server::{HUB, Network, Wan, WanProxies, run_in_private};
 
 /// Deadline of every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,4 +57,53 @@ fn links_can_be_cut_and_healed() {
     wait_until("nodes reach each other again", || can_connect(&network, 0, network.address(1), 7777));
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+/// Whether a node gets an answer from another one, and the shortest time that it may take.
+fn answers_within(network: &Network, node: usize, to: Ipv4Addr, least: Duration) -> bool {
+    let program = format!(
+        "import socket, time; t = time.time(); c = socket.create_connection(('{to}', 7777)); \
+         c.sendall(b'?'); c.recv(1) == b'!' and time.time() - t >= {} or exit(1)",
+        least.as_secs_f64()
+    );
+    let mut command = network.command(node);
+    command.args(["python3", "-c", &program]).stderr(Stdio::null()).status().unwrap().success()
+}
+
+#[test]
+fn connections_to_another_site_are_delayed() {
+    let arguments = ["--exact", "connections_to_another_site_are_delayed", "--nocapture"].map(str::to_owned);
+    if let Some(status) = run_in_private(&arguments).unwrap() {
+        assert!(status.success(), "the test in the private namespace failed");
+        return;
+    }
+    let mut network = Network::create().unwrap();
+    let mut servers = Vec::new();
+    for node in 0..3 {
+        network.add().unwrap();
+        let program = format!(
+            "import socket; s = socket.create_server(('{}', 7777))\nwhile True:\n c, _ = s.accept(); c.recv(1); \
+             c.sendall(b'!')",
+            network.address(node)
+        );
+        servers.push(network.command(node).args(["python3", "-c", &program]).spawn().unwrap());
+    }
+    let wan = Wan { first_remote: 2, delay: Duration::from_millis(200), bytes_per_s: 1_000_000 };
+    let proxies = WanProxies::start(&network, &[7777; 3], wan).unwrap();
+    let round_trip = wan.delay * 2;
+    for (node, to) in [(0, 2), (1, 2), (2, 0)] {
+        let to = network.address(to);
+        wait_until("the other site answers", || answers_within(&network, node, to, Duration::ZERO));
+        assert!(answers_within(&network, node, to, round_trip), "{node} to {to}");
+    }
+    wait_until("a node of the same site answers", || {
+        answers_within(&network, 0, network.address(1), Duration::ZERO)
+    });
+    drop(proxies);
+    assert!(!answers_within(&network, 0, network.address(2), Duration::ZERO), "the proxies have ended");
+    assert!(answers_within(&network, 0, network.address(1), Duration::ZERO), "no proxy is in between");
+    for mut server in servers {
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
 }

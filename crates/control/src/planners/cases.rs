@@ -22,6 +22,7 @@ const LOW_SKEW: f64 = 0.369_070_246_428_542_6;
 const NODES: usize = 5;
 const UTILISATION: f64 = 0.8;
 
+#[derive(Clone)]
 struct Workload {
     name: &'static str,
     keys: f64,
@@ -121,14 +122,25 @@ impl Workload {
     }
 }
 
+const SKEWS: [(&str, Skew); 3] = [("none", Skew::None), ("low", Skew::Low), ("high", Skew::High)];
+
 /// E-Store's nine cases: the name, and the picture before a plan.
 pub fn estore() -> Vec<(String, Picture)> {
-    let skews = [("none", Skew::None), ("low", Skew::Low), ("high", Skew::High)];
     let cases = WORKLOADS.iter().flat_map(|workload| {
         let of_skew = move |(name, skew)| (format!("{}-{name}", workload.name), workload.picture(skew));
-        skews.into_iter().map(of_skew)
+        SKEWS.into_iter().map(of_skew)
     });
     cases.collect()
+}
+
+/// One of E-Store's nine cases (such as `ycsb-high`), with this number of hot keys if its workload
+/// has any.
+pub fn estore_case(name: &str, hot_keys: u32) -> Option<Picture> {
+    let (workload, skew) = name.split_once('-')?;
+    let workload = WORKLOADS.iter().find(|of| of.name == workload)?;
+    let (_, skew) = SKEWS.into_iter().find(|(name, _)| *name == skew)?;
+    let hot_keys = hot_keys.min(if workload.hot_keys > 0 { u32::MAX } else { 0 });
+    Some(Workload { hot_keys, ..workload.clone() }.picture(skew))
 }
 
 /// A cluster of equal nodes, whose partitions' loads follow a Zipfian distribution, and whose

@@ -17,12 +17,14 @@
 //! and with `static` provisioning for the peak.
 
 pub mod model;
+mod reconfiguration;
 mod report;
 mod run;
 #[cfg(test)]
 mod tests;
 pub mod trace;
 
+pub use reconfiguration::{Reconfiguration, Second, monitored};
 pub use report::{ForecastReport, PolicyReport, Report};
 pub use trace::{Trace, TraceError};
 

@@ -1,11 +1,12 @@
 //! Figures 7 and 8 of CloudTPS: the throughput of TPC-W's shopping path through the death of a node
 //! and through a partition, with 500 browsers (DAS-3) and with 50 (EC2). See [`super::timeline`].
 //!
-//! Figure 13: how much of the data must be in memory for the shopping path. In the paper, 20 transaction managers run 4,800 transactions/s over a slow store. Each keeps
-//! items in memory: at least 397 or 741 of them, and 100,000 when none is evicted. Here a single
-//! node gets a twentieth of the load, and its memory is a share of the data.
+//! Figure 13: how much of the data must be in memory for the shopping path. In the paper, 20
+//! transaction managers run 4,800 transactions/s over a slow store. Each keeps items in memory: at
+//! least 397 or 741 of them, and 100,000 when none is evicted. Here a single node gets a twentieth
+//! of the load, and its memory is a share of the data.
 
-use super::point::{Load, Point};
+use super::point::{Load, Point, Points};
 use super::timeline::Timeline;
 use super::{Figure, Scaling};
 use crate::tpcw::Tpcw;
@@ -19,26 +20,34 @@ const CONNECTIONS: usize = 32;
 const ITEM_BYTES: f64 = 75.0;
 const ORDER_BYTES: f64 = 250.0;
 
-pub(super) const FIGURES: [Figure; 3] = [
+/// What differs in the figures over time.
+const LENGTHS: &str = "the death is at 30 s and the partition lasts 60 s instead of 300 s";
+
+pub(super) static FIGURES: &[Figure] = &[
     Figure {
         name: "cloudtps/7",
         title: "Death of a node and partition, 500 browsers (CloudTPS, figure 7)",
         x: "time, s",
-        timeline: Some(Timeline { browsers: 500, databases: 20 }),
+        experiment: &Timeline { browsers: 500, databases: 20 },
+        minutes: 4,
+        notes: &[LENGTHS],
         ..Figure::DEFAULT
     },
     Figure {
         name: "cloudtps/8",
         title: "Death of a node and partition, 50 browsers (CloudTPS, figure 8)",
         x: "time, s",
-        timeline: Some(Timeline { browsers: 50, databases: 10 }),
+        experiment: &Timeline { browsers: 50, databases: 10 },
+        minutes: 4,
+        notes: &[LENGTHS],
         ..Figure::DEFAULT
     },
     Figure {
         name: "cloudtps/13",
         title: "Response time and memory (CloudTPS, figure 13)",
         x: "memory, % of the data",
-        points,
+        experiment: &Points { points, kinds: &[] },
+        minutes: 3,
         paper_x_label: Some("items in memory at each of 20 nodes"),
         ..Figure::DEFAULT
     },

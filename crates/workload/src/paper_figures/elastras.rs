@@ -7,8 +7,8 @@
 //! - 9 (7.3.3): TPC-C as procedures with 10 warehouses, 2.5 GB of data and a cache of 1 GB.
 //! - 10 to 12 (7.4): many tenants on one node, and one noisy tenant.
 
-use super::point::{Load, Point, ServerName};
-use super::{Figure, Scaling};
+use super::point::{Load, Point, Points, ServerName};
+use super::{Figure, SERVED_BY_TENANT, Scaling};
 use crate::keys::Distribution;
 use crate::tpcc::Tpcc;
 use crate::ycsb::Ycsb;
@@ -41,14 +41,18 @@ const ZIPFIAN: Distribution = Distribution::Zipfian { exponent: 1.0 };
 const ALL: &[Distribution] = &[Distribution::Uniform, ZIPFIAN, HOT_80_20, Distribution::HOT_90_20];
 const REPRESENTATIVE: &[Distribution] = &[Distribution::Uniform, Distribution::HOT_90_20];
 
-pub(super) const FIGURES: [Figure; 10] = [
+pub(super) static FIGURES: &[Figure] = &[
     Figure {
         name: "elastras/4",
         title: "Offered load (ElasTraS, figure 4)",
         x: "offered transactions/s",
-        points: |scaled| {
-            let loads = [20.0, 100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0, 1400.0];
-            sweep(scaled, &loads, ALL, |parameters, x| parameters.rate_tps = x)
+        minutes: 9,
+        experiment: &Points {
+            points: |scaled| {
+                let loads = [20.0, 100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0, 1400.0];
+                sweep(scaled, &loads, ALL, |parameters, x| parameters.rate_tps = x)
+            },
+            kinds: &[],
         },
         ..Figure::DEFAULT
     },
@@ -56,9 +60,13 @@ pub(super) const FIGURES: [Figure; 10] = [
         name: "elastras/5",
         title: "Transaction size (ElasTraS, figure 5)",
         x: "operations per transaction",
-        points: |scaled| {
-            let sizes = [5.0, 10.0, 15.0, 20.0, 25.0, 30.0];
-            sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.operations = x)
+        minutes: 4,
+        experiment: &Points {
+            points: |scaled| {
+                let sizes = [5.0, 10.0, 15.0, 20.0, 25.0, 30.0];
+                sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.operations = x)
+            },
+            kinds: &[],
         },
         ..Figure::DEFAULT
     },
@@ -66,9 +74,13 @@ pub(super) const FIGURES: [Figure; 10] = [
         name: "elastras/6",
         title: "Share of updates (ElasTraS, figure 6)",
         x: "reads, % of the operations",
-        points: |scaled| {
-            let reads = [50.0, 60.0, 70.0, 80.0, 90.0];
-            sweep(scaled, &reads, REPRESENTATIVE, |parameters, x| parameters.read_percent = x)
+        minutes: 3,
+        experiment: &Points {
+            points: |scaled| {
+                let reads = [50.0, 60.0, 70.0, 80.0, 90.0];
+                sweep(scaled, &reads, REPRESENTATIVE, |parameters, x| parameters.read_percent = x)
+            },
+            kinds: &[],
         },
         ..Figure::DEFAULT
     },
@@ -76,9 +88,13 @@ pub(super) const FIGURES: [Figure; 10] = [
         name: "elastras/7",
         title: "Database size (ElasTraS, figure 7)",
         x: "MB of data in the paper",
-        points: |scaled| {
-            let sizes = [500.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0];
-            sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.database_bytes = x * MB)
+        minutes: 4,
+        experiment: &Points {
+            points: |scaled| {
+                let sizes = [500.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0];
+                sweep(scaled, &sizes, REPRESENTATIVE, |parameters, x| parameters.database_bytes = x * MB)
+            },
+            kinds: &[],
         },
         ..Figure::DEFAULT
     },
@@ -86,9 +102,13 @@ pub(super) const FIGURES: [Figure; 10] = [
         name: "elastras/8",
         title: "Cache size (ElasTraS, figure 8)",
         x: "MB of cache in the paper",
-        points: |scaled| {
-            let caches = [200.0, 400.0, 600.0, 800.0, 1000.0];
-            sweep(scaled, &caches, REPRESENTATIVE, |parameters, x| parameters.cache_bytes = x * MB)
+        minutes: 4,
+        experiment: &Points {
+            points: |scaled| {
+                let caches = [200.0, 400.0, 600.0, 800.0, 1000.0];
+                sweep(scaled, &caches, REPRESENTATIVE, |parameters, x| parameters.cache_bytes = x * MB)
+            },
+            kinds: &[],
         },
         ..Figure::DEFAULT
     },
@@ -96,72 +116,85 @@ pub(super) const FIGURES: [Figure; 10] = [
         name: "elastras/7.3.2",
         title: "Peak throughput of one tenant (ElasTraS, table of 7.3.2)",
         x: "connections",
-        points: peaks,
+        minutes: 1,
+        experiment: &Points { points: peaks, kinds: &[] },
         ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/9",
         title: "TPC-C with one tenant (ElasTraS, figure 9)",
         x: "offered transactions/s",
-        points: tpcc,
-        kinds: &["new-order", "payment"],
+        minutes: 3,
+        experiment: &Points { points: tpcc, kinds: &["new-order", "payment"] },
         ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/10",
         title: "Tenants of 500 MB on one node (ElasTraS, figure 10)",
         x: "tenants, 100 transactions/s each",
-        points: |scaled| {
-            let tenants = [1, 2, 4, 6, 8, 10, 12, 14].into_iter();
-            let both = |tenants| {
-                let line = move |distribution| Point {
-                    tenants,
-                    connections: CONNECTIONS_OF_TEN,
-                    rate_tps: Some(f64::from(tenants) * 100.0),
-                    ..many(scaled, distribution, f64::from(tenants), TENANT_BYTES)
+        minutes: 6,
+        experiment: &Points {
+            points: |scaled| {
+                let tenants = [1, 2, 4, 6, 8, 10, 12, 14].into_iter();
+                let both = |tenants| {
+                    let line = move |distribution| Point {
+                        tenants,
+                        connections: CONNECTIONS_OF_TEN,
+                        rate_tps: Some(f64::from(tenants) * 100.0),
+                        ..many(scaled, distribution, f64::from(tenants), TENANT_BYTES)
+                    };
+                    REPRESENTATIVE.iter().copied().map(line)
                 };
-                REPRESENTATIVE.iter().copied().map(line)
-            };
-            tenants.flat_map(both).collect()
+                tenants.flat_map(both).collect()
+            },
+            kinds: &[],
         },
-        by_tenant: true,
+        measures: &SERVED_BY_TENANT,
         ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/11",
         title: "100 small tenants on one node (ElasTraS, figure 11)",
         x: "offered transactions/s, all tenants",
-        points: |scaled| {
-            let loads = [100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0].into_iter();
-            let both = |load| {
-                let line = move |distribution| Point {
-                    tenants: SMALL_TENANTS,
-                    connections: CONNECTIONS_OF_MANY,
-                    rate_tps: Some(load),
-                    ..many(scaled, distribution, load, SMALL_TENANT_BYTES)
+        minutes: 5,
+        experiment: &Points {
+            points: |scaled| {
+                let loads = [100.0, 200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0].into_iter();
+                let both = |load| {
+                    let line = move |distribution| Point {
+                        tenants: SMALL_TENANTS,
+                        connections: CONNECTIONS_OF_MANY,
+                        rate_tps: Some(load),
+                        ..many(scaled, distribution, load, SMALL_TENANT_BYTES)
+                    };
+                    REPRESENTATIVE.iter().copied().map(line)
                 };
-                REPRESENTATIVE.iter().copied().map(line)
-            };
-            loads.flat_map(both).collect()
+                loads.flat_map(both).collect()
+            },
+            kinds: &[],
         },
-        by_tenant: true,
+        measures: &SERVED_BY_TENANT,
         ..Figure::DEFAULT
     },
     Figure {
         name: "elastras/12",
         title: "Nine tenants with a noisy neighbour (ElasTraS, figure 12)",
         x: "load of the noisy tenant, times 25 transactions/s",
-        points: |scaled| {
-            let noisier = |factor: f64| Point {
-                tenants: NEIGHBOURS,
-                connections: CONNECTIONS_OF_TEN,
-                rate_tps: Some(f64::from(NEIGHBOURS - 1) * NEIGHBOUR_TPS),
-                noisy_tps: Some(factor * NEIGHBOUR_TPS),
-                ..many(scaled, Distribution::HOT_90_20, factor, TENANT_BYTES)
-            };
-            [1.0, 5.0, 10.0].map(noisier).into_iter().collect()
+        minutes: 2,
+        experiment: &Points {
+            points: |scaled| {
+                let noisier = |factor: f64| Point {
+                    tenants: NEIGHBOURS,
+                    connections: CONNECTIONS_OF_TEN,
+                    rate_tps: Some(f64::from(NEIGHBOURS - 1) * NEIGHBOUR_TPS),
+                    noisy_tps: Some(factor * NEIGHBOUR_TPS),
+                    ..many(scaled, Distribution::HOT_90_20, factor, TENANT_BYTES)
+                };
+                [1.0, 5.0, 10.0].map(noisier).into_iter().collect()
+            },
+            kinds: &[],
         },
-        by_tenant: true,
+        measures: &SERVED_BY_TENANT,
         over_first: true,
         ..Figure::DEFAULT
     },
@@ -258,7 +291,7 @@ mod tests {
 
     fn points(name: &str) -> Vec<Point> {
         let figure = FIGURES.iter().find(|figure| figure.name == name).unwrap();
-        (figure.points)(&Scaling { scale: 0.1, memory_bytes: None })
+        figure.experiment.points(&Scaling { scale: 0.1, memory_bytes: None })
     }
 
     fn ycsb(point: &Point) -> &Ycsb {

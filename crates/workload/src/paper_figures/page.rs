@@ -1,56 +1,38 @@
 //! The HTML page of a figure: charts and tables of the measured values and of the paper's numbers.
 
 use super::papers::{self, Number};
-use super::{Figure, FigureArgs, FigureRow, Measured};
+use super::{Course, Figure, FigureArgs, FigureRow, Measure};
 use crate::report::chart::{Chart, Scale, Series, escape};
 use crate::report::page::frame;
 
-/// A measured quantity: its name in the paper's numbers, and its title and unit in the charts.
-struct Measure {
-    name: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    value: fn(&Measured) -> f64,
-}
-
-const THROUGHPUT: Measure = Measure {
-    name: "throughput_tps",
-    title: "Throughput",
-    unit: "transactions/s",
-    value: |measured| measured.throughput_tps,
-};
-const MEAN: Measure = Measure {
-    name: "mean_ms",
-    title: "Mean latency from the scheduled start",
-    unit: "ms",
-    value: |measured| measured.mean_ms,
-};
-const P99: Measure =
-    Measure { name: "p99_ms", title: "99th percentile", unit: "ms", value: |measured| measured.p99_ms };
-
-/// The quantities of charts relative to the first point.
-const OVER_FIRST: [(Measure, &str, &str); 2] = [
-    (THROUGHPUT, "throughput_over_first", "Throughput relative to the first point"),
-    (MEAN, "mean_over_first", "Mean latency relative to the first point"),
+/// The quantities that may be shown relative to the first point: their measure, the name in the
+/// paper's numbers, and the title.
+const OVER_FIRST: [(&str, &str, &str); 2] = [
+    ("throughput_tps", "throughput_over_first", "Throughput relative to the first point"),
+    ("mean_ms", "mean_over_first", "Mean latency relative to the first point"),
 ];
 
-pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow], notes: &[String]) -> String {
+/// The measure of charts of the paper's numbers alone.
+const P99: &str = "p99_ms";
+
+pub(super) fn html(figure: &Figure, arguments: &FigureArgs, course: &Course) -> String {
     let papers = papers::of(figure.name);
     let mut body = format!(
-        "<p>Data and memory: {} times the paper's. {} s per point. Dashed lines are the paper's \
+        "<p>Data and memory: {} times the paper's. {} s per point or phase. Dashed lines are the paper's \
          numbers.</p>\n",
         arguments.scale,
         arguments.time().as_secs_f64()
     );
-    notes.iter().for_each(|note| body.push_str(&format!("<p>{}</p>\n", escape(note))));
-    charts(figure, rows, &papers).iter().for_each(|chart| body.push_str(&chart.svg()));
-    body.push_str(&failures(rows));
-    body.push_str(&measured_table(figure, rows));
+    course.notes.iter().for_each(|note| body.push_str(&format!("<p>{}</p>\n", escape(note))));
+    charts(figure, course, &papers).iter().for_each(|chart| body.push_str(&chart.svg()));
+    body.push_str(&failures(&course.rows));
+    body.push_str(&measured_table(figure, &course.rows));
     body.push_str(&papers_table(&papers));
     frame(figure.title, &body)
 }
 
-fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> {
+fn charts(figure: &Figure, course: &Course, papers: &[Number]) -> Vec<Chart> {
+    let rows = &course.rows;
     let chart = |title, unit, mut series: Vec<Series>, measure: &str| {
         if figure.paper_x_label.is_none() {
             series.extend(papers_lines(papers, measure, rows));
@@ -59,39 +41,38 @@ fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> 
         Chart { title, x, y, series, measured_from: None }
     };
     let mut charts = Vec::new();
-    for Measure { name, title, unit, value } in [THROUGHPUT, MEAN, P99] {
-        charts.push(chart(title, unit, lines(rows, "", value), name));
+    for (number, measure) in figure.measures.iter().enumerate() {
+        charts.push(chart(measure.title, measure.unit, lines(course, number), measure.name));
     }
-    if figure.by_tenant {
-        let mut both = lines(rows, ", lowest", |measured| measured.tenant_mean_ms[0]);
-        both.extend(lines(rows, ", highest", |measured| measured.tenant_mean_ms[1]));
-        charts.push(chart("Lowest and highest mean latency of a tenant", "ms", both, ""));
-    }
-    if figure.over_first {
-        for (Measure { value, .. }, name, title) in OVER_FIRST {
-            let series = lines(rows, "", value).into_iter().map(over_first);
+    for (measure, name, title) in OVER_FIRST.into_iter().filter(|_| figure.over_first) {
+        if let Some(number) = figure.measures.iter().position(|of| of.name == measure) {
+            let series = lines(course, number).into_iter().map(over_first);
             charts.push(chart(title, "times", series.collect(), name));
         }
     }
     charts.extend(figure.paper_x_label.map(|x| {
-        let series = papers_lines(papers, P99.name, &[]);
-        let (x, y) = ((x, Scale::Log), (P99.unit, Scale::Log));
+        let series = papers_lines(papers, P99, &[]);
+        let (x, y) = ((x, Scale::Log), ("ms", Scale::Log));
         Chart { title: "99th percentile, the paper's", x, y, series, measured_from: None }
     }));
     charts
 }
 
-/// Returns a series per line, in the order of the rows.
-fn lines(rows: &[FigureRow], suffix: &str, value: fn(&Measured) -> f64) -> Vec<Series> {
+/// Returns a series per line that has values of a measure, in the order of the rows.
+fn lines(course: &Course, measure: usize) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
-    for row in rows {
-        let name = format!("{}{suffix}", row.line);
-        let point = (row.x, row.measured.as_ref().map_or(f64::NAN, value));
-        match series.iter_mut().find(|series| series.name == name) {
+    for row in &course.rows {
+        let point = (row.x, row.values.as_ref().map_or(f64::NAN, |values| values[measure]));
+        match series.iter_mut().find(|series| series.name == row.line) {
             Some(line) => line.points.push(point),
-            None => series.push(Series::new(name, vec![point])),
+            None => {
+                let of_line = course.spans.iter().filter(|(line, ..)| *line == row.line);
+                let spans = of_line.map(|(_, from, to)| (*from, *to)).collect();
+                series.push(Series { spans, ..Series::new(row.line.clone(), vec![point]) });
+            }
         }
     }
+    series.retain(|series| series.points.iter().any(|(_, value)| value.is_finite()));
     series
 }
 
@@ -125,7 +106,7 @@ fn papers_lines(papers: &[Number], measure: &str, rows: &[FigureRow]) -> Vec<Ser
 }
 
 fn failures(rows: &[FigureRow]) -> String {
-    let failed = rows.iter().filter_map(|row| Some((row, row.measured.as_ref().err()?)));
+    let failed = rows.iter().filter_map(|row| Some((row, row.values.as_ref().err()?)));
     let warning = |(row, reason): (&FigureRow, &String)| {
         let (line, reason) = (escape(&row.line), escape(reason));
         format!("<p class=\"warning\">{line} at {} could not be measured: {reason}</p>\n", row.x)
@@ -134,20 +115,21 @@ fn failures(rows: &[FigureRow]) -> String {
 }
 
 fn measured_table(figure: &Figure, rows: &[FigureRow]) -> String {
-    let heads =
-        ["transactions/s", "mean, ms", "p99, ms", "lowest tenant mean, ms", "highest tenant mean, ms"];
-    let shown = if figure.by_tenant { &heads[..] } else { &heads[..3] };
-    let head = |head: &&str| format!("<th class=\"n\">{head}</th>");
+    let head = |measure: &Measure| {
+        let unit = if measure.unit.is_empty() { String::new() } else { format!(", {}", measure.unit) };
+        format!("<th class=\"n\">{}{}</th>", escape(measure.title), escape(&unit))
+    };
     let mut table = format!(
         "<h2>Measured values</h2>\n<table>\n<tr><th>line</th><th class=\"n\">{}</th>{}</tr>\n",
         escape(figure.x),
-        shown.iter().map(head).collect::<String>()
+        figure.measures.iter().map(head).collect::<String>()
     );
-    for (row, measured) in rows.iter().filter_map(|row| Some((row, row.measured.as_ref().ok()?))) {
-        let Measured { throughput_tps, mean_ms, p99_ms, tenant_mean_ms: [least, most] } = *measured;
-        let cells = [throughput_tps, mean_ms, p99_ms, least, most];
-        let cells = cells.iter().take(shown.len()).map(|value| format!("<td class=\"n\">{value:.2}</td>"));
-        let (line, cells) = (escape(&row.line), cells.collect::<String>());
+    for (row, values) in rows.iter().filter_map(|row| Some((row, row.values.as_ref().ok()?))) {
+        let cell = |value: &f64| match value.is_finite() {
+            true => format!("<td class=\"n\">{value:.2}</td>"),
+            false => "<td class=\"n\"></td>".to_owned(),
+        };
+        let (line, cells) = (escape(&row.line), values.iter().map(cell).collect::<String>());
         table.push_str(&format!("<tr><td>{line}</td><td class=\"n\">{}</td>{cells}</tr>\n", row.x));
     }
     table + "</table>\n"
@@ -177,30 +159,22 @@ fn papers_table(papers: &[Number]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures;
+    use super::super::{figures, tests::arguments};
     use super::*;
 
     fn page(name: &str, rows: &[FigureRow]) -> String {
         let figure = figures().find(|figure| figure.name == name).unwrap();
-        let arguments = FigureArgs {
-            name: name.to_owned(),
-            scale: 0.1,
-            line: None,
-            memory_mib: None,
-            seconds: Some(10),
-            output: None,
-        };
-        html(figure, &arguments, rows, &[])
+        let course = Course { rows: rows.to_vec(), ..Course::default() };
+        html(figure, &arguments(&[name, "--seconds", "10"]), &course)
     }
 
     fn row(x: f64, mean_ms: f64) -> FigureRow {
-        let measured = Measured { throughput_tps: 99.5, mean_ms, p99_ms: 4.0, tenant_mean_ms: [1.0, 2.0] };
-        FigureRow { line: "uniform".to_owned(), x, measured: Ok(measured) }
+        FigureRow { line: "uniform".to_owned(), x, values: Ok(vec![99.5, mean_ms, 4.0]) }
     }
 
     #[test]
     fn page_has_measured_and_published_numbers() {
-        let failed = FigureRow { measured: Err("memory is full".to_owned()), ..row(200.0, 0.0) };
+        let failed = FigureRow { values: Err("memory is full".to_owned()), ..row(200.0, 0.0) };
         let page = page("elastras/4", &[row(100.0, 1.5), failed]);
         for text in ["uniform", "memory is full", "1100", "plateaus", "<svg", "stroke-dasharray", "99.50"] {
             assert!(page.contains(text), "{text}");
@@ -212,8 +186,10 @@ mod tests {
     fn pages_have_the_charts_of_their_figure() {
         let no_numbers = page("elastras/5", &[row(5.0, 1.5)]);
         assert!(no_numbers.contains("The text of the paper has no numbers"));
-        let noisy = page("elastras/12", &[row(1.0, 2.0), row(5.0, 2.2), row(10.0, 3.0)]);
-        for text in ["uniform, highest", "Mean latency relative to the first point", "1.4", "about 40%"] {
+        let by_tenant =
+            |x, mean_ms| FigureRow { values: Ok(vec![99.5, mean_ms, 4.0, 1.0, 2.0]), ..row(x, 0.0) };
+        let noisy = page("elastras/12", &[by_tenant(1.0, 2.0), by_tenant(5.0, 2.2), by_tenant(10.0, 3.0)]);
+        for text in ["Highest mean latency", "Mean latency relative to the first point", "1.4", "about 40%"] {
             assert!(noisy.contains(text), "{text}");
         }
         let memory = page("cloudtps/13", &[row(5.0, 2.0)]);
@@ -221,5 +197,19 @@ mod tests {
             memory.contains("10,000 items, the paper") && memory.contains("items in memory at each of 20")
         );
         assert!(!memory.contains("NaN"));
+    }
+
+    #[test]
+    fn values_that_do_not_apply_are_left_out() {
+        let figure = figures().find(|figure| figure.name == "elastras/4").unwrap();
+        let values = |values: [f64; 3]| Ok(values.to_vec());
+        let row = |line: &str, values| FigureRow { line: line.to_owned(), x: 1.0, values };
+        let rows = vec![row("a", values([1.0, 2.0, f64::NAN])), row("b", values([f64::NAN, 3.0, f64::NAN]))];
+        let course = Course { rows, spans: vec![("b".to_owned(), 0.5, 0.7)], ..Course::default() };
+        let names = |measure| lines(&course, measure).into_iter().map(|line| line.name).collect::<Vec<_>>();
+        assert_eq!((names(0), names(1)), (vec!["a".to_owned()], vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(lines(&course, 1)[1].spans, [(0.5, 0.7)]);
+        let page = html(figure, &arguments(&["elastras/4"]), &course);
+        assert!(page.contains("class=\"span\"") && !page.contains("NaN"));
     }
 }

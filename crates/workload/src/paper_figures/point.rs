@@ -1,14 +1,16 @@
-//! A point of a figure: its load, its server, and its measured values.
+//! A figure of points: the load of each point, its server, and its measured values.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
-use serde::Serialize;
 
+use super::{Bench, Course, Experiment, FigureRow, Scaling};
 use crate::arrival::Arrival;
 use crate::run::{KindReport, Report, RunOptions, run, run_with_background_load};
-use crate::server::Server;
+use crate::server::{Fulmar, Postgres, Product, Server};
 use crate::tenants;
 use crate::tpcc::Tpcc;
 use crate::tpcw::Tpcw;
@@ -19,8 +21,101 @@ use crate::ycsb::Ycsb;
 /// point.
 const MAX_WARM_UP: Duration = Duration::from_secs(5);
 
+/// The maximum warm-up of a new server before its first point, in addition to the warm-up of each
+/// point. If a point is shorter, the warm-up is as long as the point.
+const MAX_SERVER_WARM_UP: Duration = Duration::from_secs(3);
+
 /// The prefix of the names of databases.
 const DATABASE_PREFIX: &str = "figure_";
+
+/// Points, each with a load on one server.
+pub(super) struct Points {
+    /// Returns the points. Points with the same server, memory and data are adjacent.
+    pub(super) points: fn(&Scaling) -> Vec<Point>,
+    /// Kinds of transactions that have a line each. Empty: one line for all kinds.
+    pub(super) kinds: &'static [&'static str],
+}
+
+impl Experiment for Points {
+    fn run<'a>(&'a self, bench: &'a Bench<'a>) -> LocalBoxFuture<'a, anyhow::Result<Course>> {
+        async move { Ok(Course { rows: self.measure(bench).await?, ..Course::default() }) }.boxed_local()
+    }
+
+    #[cfg(test)]
+    fn points(&self, scaled: &Scaling) -> Vec<Point> {
+        (self.points)(scaled)
+    }
+}
+
+impl Points {
+    async fn measure(&self, bench: &Bench<'_>) -> anyhow::Result<Vec<FigureRow>> {
+        let (points, time) = (self.wanted(bench)?, bench.arguments.time());
+        let warm_up = time.min(MAX_SERVER_WARM_UP);
+        let mut servers = Servers { fulmar_binary: bench.binary.to_owned(), warm_up, running: None };
+        let mut rows = Vec::new();
+        for (number, point) in points.iter().enumerate() {
+            let (number, of) = (number + 1, points.len());
+            bench.step(&format!("point {number} of {of}: {} at {}", point.line, point.x));
+            let measured = async { point.measure(servers.of(point).await?, time, self.kinds).await };
+            let (line, x) = (point.line.clone(), point.x);
+            match measured.await {
+                Ok(lines) => rows.extend(lines.into_iter().map(|(line, measured)| {
+                    let values = Ok(measured.into_iter().take(bench.figure.measures.len()).collect());
+                    FigureRow { line, x, values }
+                })),
+                Err(error) => rows.push(FigureRow { line, x, values: Err(format!("{error:#}")) }),
+            }
+        }
+        Ok(rows)
+    }
+
+    /// The points of a figure, or of one of its lines if requested.
+    fn wanted(&self, bench: &Bench<'_>) -> anyhow::Result<Vec<Point>> {
+        let mut points = (self.points)(&bench.arguments.scaled());
+        if let Some(wanted) = &bench.arguments.line {
+            let mut lines: Vec<String> = points.iter().map(|point| point.line.clone()).collect();
+            lines.sort_unstable();
+            lines.dedup();
+            points.retain(|point| point.line == *wanted);
+            anyhow::ensure!(
+                !points.is_empty(),
+                "{} has no line \"{wanted}\"; its lines are {}",
+                bench.figure.name,
+                lines.join(", ")
+            );
+        }
+        Ok(points)
+    }
+}
+
+/// The running server, shared by successive points with the same data and memory.
+struct Servers {
+    fulmar_binary: PathBuf,
+    warm_up: Duration,
+    running: Option<(Node, Server)>,
+}
+
+impl Servers {
+    async fn of(&mut self, point: &Point) -> anyhow::Result<&Server> {
+        let node = point.node();
+        if self.running.as_ref().is_none_or(|(running, _)| *running != node) {
+            // The previous server is stopped first, because both may not fit into memory.
+            self.running = None;
+            let product: Box<dyn Product> = match point.server {
+                ServerName::Fulmar => Box::new(Fulmar::at(self.fulmar_binary.clone())),
+                ServerName::Postgres => Box::new(Postgres::installed()?),
+            };
+            let connections = point.tenants * point.connections as u32;
+            let server = Server::start(product, point.memory_bytes, connections).await?;
+            tenants::create(&server.target(), &point.databases(), |_| ()).await?;
+            // Loads the data and warms up the server. If it fails, the points fail with the same
+            // error.
+            let _ = point.measure(&server, self.warm_up, &[]).await;
+            self.running = Some((node, server));
+        }
+        self.running.as_ref().map(|(_, server)| server).context("the server has just been started")
+    }
+}
 
 /// A point of a figure.
 pub(super) struct Point {
@@ -59,18 +154,10 @@ pub(super) enum Load {
 /// The key of a server: points with the same server, memory, tenants and rows share a node.
 pub(super) type Node = (ServerName, u64, u32, u64);
 
-/// The measured values of a point.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Measured {
-    /// Transactions per second.
-    pub throughput_tps: f64,
-    /// Mean latency from the scheduled start, in milliseconds.
-    pub mean_ms: f64,
-    /// The 99th percentile of the latency, in milliseconds.
-    pub p99_ms: f64,
-    /// The lowest and the highest mean latency of a tenant, in milliseconds.
-    pub tenant_mean_ms: [f64; 2],
-}
+/// The measured values of a point, in the order of `SERVED_BY_TENANT`: transactions per second,
+/// mean latency from the scheduled start, its 99th percentile, and the lowest and the highest mean
+/// latency of a tenant.
+type Measured = [f64; 5];
 
 impl Point {
     /// A point with a single tenant in a closed loop.
@@ -112,17 +199,13 @@ impl Point {
             };
             let report = report.complete()?;
             if kinds.is_empty() {
-                return Ok(vec![(self.line.clone(), Measured::of(&report))]);
+                return Ok(vec![(self.line.clone(), measured(&report))]);
             }
             let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
             let row = |kind: &KindReport| {
-                let measured = Measured {
-                    throughput_tps: kind.succeeded() as f64 / report.seconds,
-                    mean_ms: kind.latency.mean_ms,
-                    p99_ms: kind.latency.p99_ms,
-                    ..Measured::of(&report)
-                };
-                (kind.kind.clone(), measured)
+                let [_, _, _, least, most] = measured(&report);
+                let throughput_tps = kind.succeeded() as f64 / report.seconds;
+                (kind.kind.clone(), [throughput_tps, kind.latency.mean_ms, kind.latency.p99_ms, least, most])
             };
             Ok(wanted.map(row).collect())
         }
@@ -160,13 +243,26 @@ impl Load {
     }
 }
 
-impl Measured {
-    fn of(report: &Report) -> Measured {
-        Measured {
-            throughput_tps: report.throughput_tps,
-            mean_ms: report.latency.mean_ms,
-            p99_ms: report.latency.p99_ms,
-            tenant_mean_ms: report.tenant_mean_ms,
+fn measured(report: &Report) -> Measured {
+    let [least, most] = report.tenant_mean_ms;
+    [report.throughput_tps, report.latency.mean_ms, report.latency.p99_ms, least, most]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paper_figures::figures;
+
+    #[test]
+    fn points_of_a_server_are_adjacent() {
+        for figure in figures() {
+            let points = figure.experiment.points(&Scaling { scale: 1.0, memory_bytes: None });
+            let mut nodes: Vec<_> = points.iter().map(|point| format!("{:?}", point.node())).collect();
+            nodes.dedup();
+            let number = nodes.len();
+            nodes.sort_unstable();
+            nodes.dedup();
+            assert_eq!(nodes.len(), number, "{}", figure.name);
         }
     }
 }

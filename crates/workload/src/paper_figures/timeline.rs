@@ -6,9 +6,9 @@
 //!                      kill -9            cut             end of the cut
 //! ```
 //!
-//! The nodes run in network namespaces with etcd and an S3 server. The browsers of all databases are
-//! connected to the first node, so most of their statements are relayed to other nodes, like those
-//! of the paper's clients.
+//! The nodes run in network namespaces with etcd and an S3 server. The browsers of all databases
+//! are connected to the first node, so most of their statements are relayed to other nodes, like
+//! those of the paper's clients.
 //!
 //! Differences from the paper: its partition lasts 300 s and leaves each node alone, so that
 //! transactions block until it ends. Here one node is cut off, the others take its databases over,
@@ -18,10 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::{FigureRow, Measured, Scaling};
+use super::{Bench, Course, Experiment, FigureRow};
 use crate::client::Client;
 use crate::run::{Report, RunEvent, RunOptions, RunTick, run};
 use crate::server::{Cluster, ClusterSetup, ClusterStore};
@@ -56,18 +58,18 @@ const STABLE: usize = 3;
 /// The line of the throughput.
 const LINE: &str = "committed transactions";
 
-/// The rows, and the times of recovery.
-pub(super) struct Course {
-    pub(super) rows: Vec<FigureRow>,
-    pub(super) notes: Vec<String>,
+impl Experiment for Timeline {
+    fn run<'a>(&'a self, bench: &'a Bench<'a>) -> LocalBoxFuture<'a, anyhow::Result<Course>> {
+        measure(self, bench).boxed_local()
+    }
+
+    fn is_isolated(&self) -> bool {
+        true
+    }
 }
 
-pub(super) async fn measure(
-    timeline: &Timeline,
-    scaled: &Scaling,
-    binary: &std::path::Path,
-    step: impl Fn(&str),
-) -> anyhow::Result<Course> {
+async fn measure(timeline: &Timeline, bench: &Bench<'_>) -> anyhow::Result<Course> {
+    let (scaled, step) = (bench.arguments.scaled(), |text: &str| bench.step(text));
     step("starting etcd, the store and five nodes");
     let setup = ClusterSetup {
         nodes: NODES,
@@ -76,7 +78,7 @@ pub(super) async fn measure(
         memory_bytes: scaled.memory_bytes.unwrap_or(MEMORY_BYTES),
         ..ClusterSetup::default()
     };
-    let mut cluster = Cluster::start(binary, setup).await?;
+    let mut cluster = Cluster::start(bench.binary, setup).await?;
     let databases = tenants::names("figure_", timeline.databases);
     tenants::create(&cluster.target(0), &databases, |_| ()).await?;
     let mut admin = Client::connect(&cluster.target(0)).await?;
@@ -141,12 +143,7 @@ fn course(ticks: &[RunTick], report: &Report) -> anyhow::Result<Course> {
     let row = |tick: &RunTick| FigureRow {
         line: LINE.to_owned(),
         x: end(tick).round(),
-        measured: Ok(Measured {
-            throughput_tps: tick.throughput_tps,
-            mean_ms: tick.mean_ms,
-            p99_ms: tick.p99_ms,
-            tenant_mean_ms: [0.0; 2],
-        }),
+        values: Ok(vec![tick.throughput_tps, tick.mean_ms, tick.p99_ms]),
     };
     let rows = ticks.iter().filter(|tick| end(tick) > 0.5).map(row).collect();
     let recovery = |event, next| recovery_s(&intervals, event, next);
@@ -163,11 +160,11 @@ fn course(ticks: &[RunTick], report: &Report) -> anyhow::Result<Course> {
             report.availability.longest_outage_s
         ),
     ];
-    Ok(Course { rows, notes })
+    Ok(Course { rows, notes, ..Course::default() })
 }
 
-/// The seconds from an event until the throughput stays at [`RECOVERED_SHARE`] of that before the event
-/// for [`STABLE`] intervals. All seconds until the next event, if it never does.
+/// The seconds from an event until the throughput stays at [`RECOVERED_SHARE`] of that before the
+/// event for [`STABLE`] intervals. All seconds until the next event, if it never does.
 fn recovery_s(intervals: &[(f64, f64)], event: u32, next: u32) -> f64 {
     let (event, next) = (f64::from(event), f64::from(next));
     let between = |from: f64, to: f64| -> Vec<(f64, f64)> {

@@ -20,6 +20,9 @@ const TICKS: f64 = 6.0;
 /// Points are drawn as dots if no series of a chart has more than this many.
 const MAX_DOTTED_POINTS: usize = 40;
 
+/// The minimum width of a marked range.
+const MIN_SPAN: f64 = 2.0;
+
 /// The colours of series. The style of the page defines them for light and for dark pages.
 const COLOURS: [&str; 8] =
     ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
@@ -28,12 +31,14 @@ const COLOURS: [&str; 8] =
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
-    dashed: bool,
+    /// Ranges of x that are marked in the colour of the series.
+    pub(crate) spans: Vec<(f64, f64)>,
+    pub(crate) dashed: bool,
 }
 
 impl Series {
     pub(crate) fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
-        Series { name: name.into(), points, dashed: false }
+        Series { name: name.into(), points, spans: Vec::new(), dashed: false }
     }
 
     /// A dashed series, for values that this run did not measure.
@@ -214,6 +219,16 @@ impl Chart {
         let dotted = self.series.iter().all(|series| series.points.len() <= MAX_DOTTED_POINTS);
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let path = path(&series.points, &x, &y);
+            for (from, to) in &series.spans {
+                let Some((from, to)) = x.place(*from).zip(x.place(*to)) else { continue };
+                let (left, height) = (x_pixel(from), HEIGHT - TOP - BOTTOM);
+                let width = (x_pixel(to) - left).max(MIN_SPAN);
+                let _ = writeln!(
+                    svg,
+                    "<rect x=\"{left:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height}\" \
+                     class=\"span\" style=\"fill:{colour};opacity:.25\"/>"
+                );
+            }
             let dashes = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
             let _ = writeln!(
                 svg,

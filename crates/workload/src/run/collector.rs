@@ -16,7 +16,7 @@ use anyhow::Context;
 use super::message::{Message, Parent};
 use super::record::{IntervalRecord, Record, UsageRecord};
 use super::{RunEvent, RunOptions, RunTick, Watcher};
-use crate::measure::{Interval, Latencies};
+use crate::measure::{Counts, Interval, Latencies};
 use crate::workload::Kind;
 
 pub(super) struct Collector {
@@ -153,15 +153,18 @@ impl Collector {
     fn tick(&self, state: &mut State, interval: &Interval, ends_s: f64, seconds: f64) -> RunTick {
         interval.kinds.iter().for_each(|(_, samples)| state.latencies.add(samples));
         let latency = state.latencies.summary();
-        state.latencies.take();
-        let ended: u64 = interval.kinds.iter().map(|(counts, _)| counts.succeeded()).sum();
+        let samples_us = state.latencies.take();
+        let sum = |of: fn(&Counts) -> u64| interval.kinds.iter().map(|(counts, _)| of(counts)).sum::<u64>();
         RunTick {
             elapsed: Duration::from_secs_f64((self.warm_up.as_secs_f64() + ends_s).max(0.0)),
             of: self.warm_up + self.measure,
-            throughput_tps: ended as f64 / seconds,
+            throughput_tps: sum(|counts| counts.succeeded()) as f64 / seconds,
             mean_ms: latency.mean_ms,
             p50_ms: latency.p50_ms,
             p99_ms: latency.p99_ms,
+            samples_us,
+            failed: sum(|counts| counts.failed),
+            rejected: interval.refused,
             lost_connections: state.lost_connections,
         }
     }

@@ -26,6 +26,7 @@ mod message;
 mod part;
 mod prices;
 mod record;
+mod recorder;
 mod remote;
 mod report;
 mod sampler;
@@ -46,10 +47,12 @@ pub use self::prices::{Prices, ServerUsage};
 pub use self::record::{
     IntervalRecord, KindRecord, KindReport, Record, RunRecord, TenantRecord, UsageRecord,
 };
+pub(crate) use self::recorder::{Moment, Moments, Recorder, run_while};
 pub use self::report::{Availability, Driver, Report};
 use crate::Target;
 use crate::arrival::Arrival;
 use crate::keys::Distribution;
+use crate::measure::Sample;
 use crate::workload::Workload;
 
 /// Options of a run.
@@ -248,6 +251,12 @@ pub struct RunTick {
     pub p50_ms: f64,
     /// 99th percentile of latency, in milliseconds.
     pub p99_ms: f64,
+    /// All latencies of the interval: microseconds with three significant digits, and their counts.
+    pub samples_us: Vec<Sample>,
+    /// Transactions that failed in the interval.
+    pub failed: u64,
+    /// Attempts that the server rejected in the interval.
+    pub rejected: u64,
     /// Connections lost since the start of the run.
     pub lost_connections: u64,
 }

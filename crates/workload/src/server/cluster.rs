@@ -16,6 +16,7 @@ use super::control_group::ControlGroup;
 use super::network::{HUB, Network};
 use super::ports::ReservedPort;
 use super::usage::ProcessTree;
+use super::wan::{Wan, WanProxies};
 use super::{Etcd, EtcdSetup, POLL_INTERVAL, S3Server, START_TIMEOUT, STOP_TIMEOUT, first_answer, tail};
 use crate::Target;
 use crate::client::Client;
@@ -58,6 +59,8 @@ pub struct ClusterSetup {
     /// ([`Cluster::network`]). This process must be in a private namespace
     /// ([`run_in_private`](super::run_in_private)). Clients then log in with a password.
     pub isolated: bool,
+    /// Two sites with a wide-area network between them. The nodes have to be isolated.
+    pub wan: Option<Wan>,
     /// Additional arguments of `fulmar start`.
     pub arguments: Vec<String>,
 }
@@ -73,6 +76,7 @@ impl Default for ClusterSetup {
             put_delay: None,
             memory_bytes: 64 << 20,
             isolated: false,
+            wan: None,
             arguments: Vec::new(),
         }
     }
@@ -100,6 +104,7 @@ pub struct Cluster {
     nodes: Vec<ClusterNode>,
     etcd: Etcd,
     s3: Option<S3Server>,
+    wan: Option<WanProxies>,
     network: Option<Network>,
     // Dropped last, after the processes have ended.
     directory: TempDir,
@@ -120,8 +125,13 @@ impl Cluster {
 
     /// Waits until the first node knows that this number of nodes is alive.
     pub async fn wait_until_alive(&self, nodes: usize) -> anyhow::Result<()> {
+        self.wait_until_hears(0, nodes).await
+    }
+
+    /// Waits until a node knows that this number of nodes is alive.
+    pub async fn wait_until_hears(&self, number: usize, nodes: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let mut client = Client::connect(&self.target(0)).await?;
+        let mut client = Client::connect(&self.target(number)).await?;
         loop {
             let rows = client.query("SELECT count(*) FROM fulmar.nodes WHERE state = 'alive'").await?;
             let count = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
@@ -148,9 +158,14 @@ impl Cluster {
             s3.delay_puts(host, delay.clone())?;
         }
         let (binary, nodes) = (binary.to_owned(), Vec::new());
-        let mut cluster = Cluster { binary, nodes, etcd, s3, network, directory, setup };
+        let mut cluster = Cluster { binary, nodes, etcd, s3, wan: None, network, directory, setup };
         for _ in 0..cluster.setup.nodes {
             cluster.add_node()?;
+        }
+        if let Some(wan) = cluster.setup.wan {
+            let network = cluster.network.as_ref().context("the nodes are not isolated")?;
+            let ports: Vec<u16> = (0..cluster.nodes()).map(|node| cluster.rpc_port(node)).collect();
+            cluster.wan = Some(WanProxies::start(network, &ports, wan)?);
         }
         Ok(cluster)
     }

@@ -17,6 +17,7 @@ mod postgres;
 mod s3;
 mod slow_puts;
 mod usage;
+mod wan;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -40,6 +41,7 @@ use self::ports::ReservedPort;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
+pub use self::wan::{Wan, WanProxies};
 use crate::Target;
 use crate::client::Client;
 use crate::cpu_affinity::{CpuHalf, restrict_to};

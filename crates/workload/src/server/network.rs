@@ -30,6 +30,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// The address of this process and of the servers that are not nodes.
 pub const HUB: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
+/// The network of the second addresses of nodes.
+const SECOND_NETWORK: &str = "10.99.2.0/24";
+
+/// The second address of a node, if it has one.
+pub(super) fn second_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 99, 2, number as u8 + 1)
+}
+
 /// Runs this program again, with these arguments, in its own namespaces for the network and for
 /// mounts, and returns how it ended. Returns None if it already runs in such.
 pub fn run_in_private(arguments: &[String]) -> anyhow::Result<Option<ExitStatus>> {
@@ -121,6 +129,20 @@ impl Network {
     /// The address of a node.
     pub fn address(&self, number: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 99, 1, number as u8 + 1)
+    }
+
+    /// Adds a second address of a node, which it also connects from to second addresses of others.
+    pub(super) fn add_second_address(&self, number: usize) -> anyhow::Result<()> {
+        let address = second_address(number);
+        let host = format!("{address}/32");
+        self.run_in(number, &["ip", "address", "add", &host, "dev", "eth0"])?;
+        let source = address.to_string();
+        self.run_in(number, &["ip", "route", "add", SECOND_NETWORK, "dev", "eth0", "src", &source])
+    }
+
+    /// Makes an address of another node a local one in the namespace of a node.
+    pub(super) fn add_loopback_address(&self, number: usize, address: Ipv4Addr) -> anyhow::Result<()> {
+        self.run_in(number, &["ip", "address", "add", &format!("{address}/32"), "dev", "lo"])
     }
 
     /// A command that runs in the namespace of a node. The process keeps its id.

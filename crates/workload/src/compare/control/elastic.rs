@@ -1,12 +1,12 @@
 //! A cluster for the cases in which the controller acts: nodes with a share of a core each, and one
 //! without a limit, which clients connect to and which owns nothing.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Bench;
 use crate::arrival::Arrival;
 use crate::client::Client;
 use crate::run::{Report, RunEvent, RunOptions, Watcher, run};
@@ -15,11 +15,11 @@ use crate::tenants;
 use crate::ycsb::Ycsb;
 
 /// CPUs of each node that owns tenants.
-pub(super) const CPUS: f64 = 1.0 / 3.0;
+pub(crate) const CPUS: f64 = 1.0 / 3.0;
 /// The latency that tenants are promised.
-pub(super) const OBJECTIVE_MS: f64 = 300.0;
+pub(crate) const OBJECTIVE_MS: f64 = 300.0;
 /// The node that clients connect to.
-pub(super) const GATEWAY: usize = 0;
+pub(crate) const GATEWAY: usize = 0;
 /// Connections of a tenant for each run.
 const CONNECTIONS: usize = 4;
 /// Connections of a run on a single tenant, which has to get the load of several.
@@ -30,7 +30,7 @@ const CALIBRATE: Duration = Duration::from_secs(10);
 /// Statements whose execution takes longer than passing them on, so that the nodes with a limit are
 /// the bottleneck: reads, sorts and joins (ShuttleDB 6.4). Few are updates, because their CPU time is
 /// not proportional to their number: the busier a node is, the more of them share an object of the log.
-pub(super) fn workload() -> Ycsb {
+pub(crate) fn workload() -> Ycsb {
     Ycsb {
         records: 2_000,
         tables: 2,
@@ -42,50 +42,73 @@ pub(super) fn workload() -> Ycsb {
     }
 }
 
-pub(super) struct Elastic {
-    pub(super) cluster: Cluster,
-    pub(super) databases: Vec<String>,
+/// Which of the nodes a tenant is on at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// One after the other.
+    Spread,
+    /// Neighbouring tenants on the same node, equally many on each.
+    Blocks,
+    /// All on the first one.
+    First,
+}
+
+impl Placement {
+    /// The node of a tenant, from 0.
+    fn node(self, number: usize, tenants: usize, owners: usize) -> usize {
+        match self {
+            Placement::Spread => number % owners,
+            Placement::Blocks => number * owners / tenants,
+            Placement::First => 0,
+        }
+    }
+}
+
+pub(crate) struct Elastic {
+    pub(crate) cluster: Cluster,
+    pub(crate) databases: Vec<String>,
     /// Transactions per second that the nodes can serve together.
-    pub(super) capacity_tps: f64,
+    pub(crate) capacity_tps: f64,
 }
 
 impl Elastic {
-    /// Starts `owners` nodes, and loads `count` tenants that are spread over them evenly. The
-    /// controller is off. It can add nodes to `added`.
-    pub(super) async fn start(
-        bench: &Bench<'_>,
-        owners: usize,
+    /// Starts `owners` nodes, and loads `count` tenants on them. The controller is off. It can add nodes
+    /// to `added`.
+    pub(crate) async fn start(
+        binary: &Path,
+        step: &dyn Fn(&str),
+        (owners, placement): (usize, Placement),
         count: u32,
         added: Option<&AddedNodes>,
     ) -> anyhow::Result<Elastic> {
-        bench.progress.step("starting etcd and the nodes");
+        step("starting etcd and the nodes");
         let mut arguments = vec!["--cpus".to_owned(), CPUS.to_string()];
         arguments.extend(added.into_iter().flat_map(AddedNodes::arguments));
         let setup = ClusterSetup { nodes: owners + 1, arguments, ..ClusterSetup::default() };
-        let cluster = Cluster::start(bench.binary, setup).await?;
+        let cluster = Cluster::start(binary, setup).await?;
         let databases = tenants::names("tenant_", count);
         tenants::create(&cluster.target(GATEWAY), &databases, |_| ()).await?;
         let mut elastic = Elastic { cluster, databases, capacity_tps: 0.0 };
         elastic.control(&[&format!("ALTER NODE '{}' FORBID", elastic.cluster.name(GATEWAY))]).await?;
         for (number, database) in elastic.databases.iter().enumerate() {
-            let to = elastic.cluster.name(1 + number % owners);
+            let to = elastic.cluster.name(1 + placement.node(number, count as usize, owners));
             let objective = format!("ALTER DATABASE {database} SET latency_objective = '{OBJECTIVE_MS} ms'");
             let moved = format!("ALTER DATABASE {database} MOVE TO '{to}' USING flush");
             elastic.control(&[&objective, &moved]).await?;
         }
-        bench.progress.step("loading");
+        step("loading");
         run(workload(), elastic.options(&elastic.databases, Duration::from_secs(1))).await?;
         for node in 1..=owners {
             elastic.cluster.limit_cpus(node, CPUS)?;
         }
-        bench.progress.step("measuring the capacity");
+        step("measuring the capacity");
         let closed = run(workload(), elastic.options(&elastic.databases, CALIBRATE)).await?.complete()?;
         elastic.capacity_tps = closed.throughput_tps;
         Ok(elastic)
     }
 
     /// Executes administrative statements.
-    pub(super) async fn control(&self, statements: &[&str]) -> anyhow::Result<()> {
+    pub(crate) async fn control(&self, statements: &[&str]) -> anyhow::Result<()> {
         let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
         for statement in statements {
             admin.query(statement).await?;
@@ -94,14 +117,14 @@ impl Elastic {
     }
 
     /// Changes settings of the controller.
-    pub(super) async fn configure(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
+    pub(crate) async fn configure(&self, settings: &[(&str, &str)]) -> anyhow::Result<()> {
         let change = |(name, value): &(&str, &str)| format!("ALTER SYSTEM SET control.{name} = '{value}'");
         let statements: Vec<String> = settings.iter().map(change).collect();
         self.control(&statements.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
     /// The only column of a query's rows.
-    pub(super) async fn column(&self, sql: &str) -> anyhow::Result<Vec<String>> {
+    pub(crate) async fn column(&self, sql: &str) -> anyhow::Result<Vec<String>> {
         let mut admin = Client::connect(&self.cluster.target(GATEWAY)).await?;
         let rows = admin.query(sql).await?;
         admin.close().await?;
@@ -109,13 +132,13 @@ impl Elastic {
     }
 
     /// What the controller has decided, why, and what came of it.
-    pub(super) async fn decisions(&self) -> anyhow::Result<Vec<String>> {
+    pub(crate) async fn decisions(&self) -> anyhow::Result<Vec<String>> {
         let sql = "SELECT substr(time, 12, 8) || ' ' || what || ': ' || why || coalesce('; ' || outcome, '') \
                    FROM fulmar.decisions ORDER BY number";
         self.column(sql).await
     }
 
-    fn options(&self, databases: &[String], time: Duration) -> RunOptions {
+    pub(crate) fn options(&self, databases: &[String], time: Duration) -> RunOptions {
         RunOptions {
             databases: databases.to_vec(),
             connections: if databases.len() == 1 { SINGLE_CONNECTIONS } else { CONNECTIONS },
@@ -126,7 +149,7 @@ impl Elastic {
     }
 
     /// Runs tenants at a rate, or a rate over time, and records their latency.
-    pub(super) async fn load(
+    pub(crate) async fn load(
         &self,
         databases: &[String],
         arrival: Arrival,
@@ -146,19 +169,19 @@ impl Elastic {
 
 /// The latency of some tenants in each second of a run.
 #[derive(Clone, Default)]
-pub(super) struct Watched(Arc<Mutex<Vec<Second>>>);
+pub(crate) struct Watched(Arc<Mutex<Vec<Second>>>);
 
 /// One second of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Second {
+pub(crate) struct Second {
     /// Its end.
-    pub(super) at: Instant,
+    pub(crate) at: Instant,
     /// `None` if nothing was answered.
-    pub(super) p99_ms: Option<f64>,
+    pub(crate) p99_ms: Option<f64>,
 }
 
 impl Second {
-    pub(super) fn is_late(&self) -> bool {
+    pub(crate) fn is_late(&self) -> bool {
         self.p99_ms.is_none_or(|p99_ms| p99_ms > OBJECTIVE_MS)
     }
 }
@@ -180,7 +203,7 @@ impl Watched {
 
     /// The highest p99 of each five seconds from a time on, in milliseconds. A second without answers
     /// counts as `-`.
-    pub(super) fn timeline(&self, begun: Instant) -> String {
+    pub(crate) fn timeline(&self, begun: Instant) -> String {
         let mut worst: Vec<Option<f64>> = Vec::new();
         for second in self.since(begun) {
             let bucket = second.at.duration_since(begun).as_secs() as usize / 5;
@@ -192,7 +215,7 @@ impl Watched {
     }
 
     /// The seconds that ended after a time.
-    pub(super) fn since(&self, time: Instant) -> Vec<Second> {
+    pub(crate) fn since(&self, time: Instant) -> Vec<Second> {
         let seconds = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         seconds.iter().copied().filter(|second| second.at > time).collect()
     }

@@ -1,10 +1,10 @@
 //! `bench control`: what elasticity costs and does, on this machine. `docs/benchmarks.md` describes
 //! each case.
 
-mod elastic;
+pub(crate) mod elastic;
 mod model;
 mod monitor;
-mod scale;
+pub(crate) mod scale;
 mod spike;
 
 use std::path::{Path, PathBuf};

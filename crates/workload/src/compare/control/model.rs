@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::elastic::{Elastic, Watched};
+use super::elastic::{Elastic, Placement, Watched};
 use super::{Bench, MODEL, case};
 use crate::arrival::Arrival;
 use crate::compare::result::CaseResult;
@@ -20,7 +20,14 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
     let (mut knees, mut notes) = (Vec::new(), Vec::new());
     let time = Duration::from_secs(bench.arguments.seconds);
     for round in 1..=rounds {
-        let elastic = Elastic::start(bench, 1, TENANTS, None).await?;
+        let elastic = Elastic::start(
+            bench.binary,
+            &|text| bench.progress.step(text),
+            (1, Placement::Spread),
+            TENANTS,
+            None,
+        )
+        .await?;
         let mut points = Vec::new();
         for utilisation in UTILISATIONS {
             bench.progress.step(&format!("{MODEL}: round {round} of {rounds}, {:.0} %", utilisation * 100.0));

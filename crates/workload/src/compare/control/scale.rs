@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::elastic::{CPUS, Elastic, Second, Watched};
+use super::elastic::{CPUS, Elastic, Placement, Second, Watched};
 use super::{Bench, SCALE, case};
 use crate::arrival::Arrival;
 use crate::compare::result::CaseResult;
@@ -29,7 +29,14 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
     let (mut shares, mut notes) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         let nodes = AddedNodes::new()?;
-        let elastic = Elastic::start(bench, OWNERS, TENANTS, Some(&nodes)).await?;
+        let elastic = Elastic::start(
+            bench.binary,
+            &|text| bench.progress.step(text),
+            (OWNERS, Placement::Spread),
+            TENANTS,
+            Some(&nodes),
+        )
+        .await?;
         bench.progress.step(&format!("{SCALE}: round {round} of {rounds}"));
         let least = OWNERS.to_string();
         let most = (OWNERS + 1).to_string();
@@ -82,7 +89,7 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
 }
 
 /// The nodes that the provisioner has started.
-struct Counts<'a> {
+pub(crate) struct Counts<'a> {
     nodes: &'a AddedNodes,
     /// The control group of each, by process id.
     groups: HashMap<i32, ControlGroup>,
@@ -91,7 +98,7 @@ struct Counts<'a> {
 }
 
 impl<'a> Counts<'a> {
-    fn new(nodes: &'a AddedNodes) -> Counts<'a> {
+    pub(crate) fn new(nodes: &'a AddedNodes) -> Counts<'a> {
         Counts { nodes, groups: HashMap::new(), changes: Vec::new() }
     }
 
@@ -106,7 +113,8 @@ impl<'a> Counts<'a> {
         }
     }
 
-    async fn poll(&mut self, elastic: &Elastic) -> anyhow::Result<()> {
+    /// Looks for new nodes once, and counts.
+    pub(crate) async fn poll(&mut self, elastic: &Elastic) -> anyhow::Result<()> {
         for pid in self.nodes.pids()? {
             if let std::collections::hash_map::Entry::Vacant(new) = self.groups.entry(pid) {
                 let group = ControlGroup::with_cpus("added", CPUS)?;
@@ -120,6 +128,11 @@ impl<'a> Counts<'a> {
             self.changes.push((Instant::now(), count));
         }
         Ok(())
+    }
+
+    /// How many nodes owned tenants when they were counted last.
+    pub(crate) fn nodes(&self) -> usize {
+        self.changes.last().map_or(0, |(_, count)| *count)
     }
 
     fn described(&self, begun: Instant) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::elastic::{Elastic, Second, Watched};
+use super::elastic::{Elastic, Placement, Second, Watched};
 use super::{Bench, FAILED, RELIEF, case};
 use crate::arrival::Arrival;
 use crate::compare::result::CaseResult;
@@ -30,7 +30,14 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
     let rounds = bench.arguments.rounds.min(MAX_ROUNDS);
     let (mut reliefs, mut failures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=rounds {
-        let elastic = Elastic::start(bench, OWNERS, TENANTS, None).await?;
+        let elastic = Elastic::start(
+            bench.binary,
+            &|text| bench.progress.step(text),
+            (OWNERS, Placement::Spread),
+            TENANTS,
+            None,
+        )
+        .await?;
         bench.progress.step(&format!("{RELIEF}: round {round} of {rounds}"));
         let nodes = OWNERS.to_string();
         let settings = [

@@ -8,8 +8,12 @@
 //! Failed transactions are counted in many more moves, one after the other, of a small tenant.
 //!
 //! `live` has three more cases: [`dump`], [`relief`] and [`scale_out`].
+//!
+//! `--mechanism all` is the [`laboratory`] instead: one move by each mechanism, in one picture.
 
 mod dump;
+pub(crate) mod laboratory;
+mod picture;
 mod relief;
 mod scale_out;
 
@@ -17,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
 use super::cases::Case;
@@ -58,11 +62,21 @@ pub struct MigrateArgs {
     /// and lost-work-s
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
-    /// How the tenant is moved. albatross, flush and stop: in a common store; the others: between stores
-    /// of the nodes
+    /// How the tenant is moved. albatross, flush and stop: in a common store; the others: between
+    /// stores of the nodes. all: one move by each of them, in one picture instead of cases
     #[arg(long, default_value = "albatross", value_name = "NAME")]
-    #[arg(value_parser = ["albatross", "flush", "stop", "live", "delta", "on-demand", "bulk"])]
+    #[arg(value_parser = ["all", "albatross", "flush", "stop", "live", "delta", "on-demand", "bulk"])]
     pub mechanism: String,
+    /// With --mechanism all: the load of the tenant
+    #[arg(long, default_value_t, value_enum, value_name = "NAME")]
+    pub workload: LaboratoryLoad,
+    /// With --mechanism all: the network between the owners. wan: another site, 40 ms away (as
+    /// root)
+    #[arg(long, default_value_t, value_enum, value_name = "NAME")]
+    pub net: Net,
+    /// With --mechanism all: the HTML file for the picture
+    #[arg(long, short, default_value = "migrate.html", value_name = "FILE.html")]
+    pub output: PathBuf,
     /// Number of moves
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub moves: u32,
@@ -84,6 +98,35 @@ pub struct MigrateArgs {
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The load of the laboratory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LaboratoryLoad {
+    /// YCSB of ElasTraS, table III.
+    #[default]
+    Ycsb,
+    /// TPC-C.
+    Tpcc,
+}
+
+impl std::fmt::Display for LaboratoryLoad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LaboratoryLoad::Ycsb => "ycsb",
+            LaboratoryLoad::Tpcc => "tpcc",
+        })
+    }
+}
+
+/// The network between the nodes of the laboratory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Net {
+    /// One machine.
+    #[default]
+    Lan,
+    /// Two sites.
+    Wan,
 }
 
 const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be: Bound) -> Case {
@@ -177,7 +220,7 @@ impl MigrateArgs {
 
     /// Whether each node has a store of its own.
     fn is_private(&self) -> bool {
-        !matches!(self.mechanism.as_str(), "albatross" | "flush" | "stop")
+        laboratory::is_private(&self.mechanism)
     }
 
     /// Whether one of these cases was asked for.
@@ -221,9 +264,13 @@ struct Control {
     mean_ms: f64,
 }
 
-/// Runs the moves, prints the results to stdout and returns them. `binary` is the `fulmar` executable
-/// to start.
+/// Runs the moves, prints the results to stdout and returns them. `binary` is the `fulmar`
+/// executable to start.
 pub async fn migrate(arguments: &MigrateArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
+    if arguments.mechanism == "all" {
+        picture::measure(arguments, &binary).await?;
+        return Ok(Vec::new());
+    }
     print_results(measure(arguments, &binary), arguments.json).await
 }
 
@@ -348,7 +395,7 @@ impl Bench<'_> {
         let mut admin = self.load(tenant).await?;
         let mut client = Client::connect(&self.cluster.target(GATEWAY).with_database(tenant.name)).await?;
         admin.query(&self.move_statement(tenant.name, OWNERS[1], "live")).await?;
-        let full = newest_move(&mut admin, tenant).await?;
+        let full = newest_move(&mut admin, tenant.name).await?;
         let (mut ratios, mut durations) = (Vec::new(), Vec::new());
         for number in 0..self.arguments.moves.min(MAX_MOVES_BACK) {
             self.progress.step(&format!(
@@ -365,7 +412,7 @@ impl Bench<'_> {
                 client.query(&sql).await?;
             }
             admin.query(&self.move_statement(tenant.name, OWNERS[number as usize % 2], "delta")).await?;
-            let moved = newest_move(&mut admin, tenant).await?;
+            let moved = newest_move(&mut admin, tenant.name).await?;
             ratios.push(moved.bytes / full.bytes.max(1.0));
             durations.push(moved.total_ms);
         }
@@ -412,7 +459,7 @@ impl Bench<'_> {
         };
         let (during, _) = tokio::try_join!(self.window(tenant, seed + 1), moving)?;
         let after = self.window(tenant, seed + 2).await?;
-        let reported = newest_move(admin, tenant).await?;
+        let reported = newest_move(admin, tenant.name).await?;
         Ok(Moved {
             longest_ms: during.latency.max_ms,
             freeze_ms: reported.freeze_ms,
@@ -424,19 +471,19 @@ impl Bench<'_> {
     }
 }
 
-/// What a move's report says.
-struct Reported {
-    bytes: f64,
-    total_ms: f64,
-    freeze_ms: f64,
+/// The report of a move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reported {
+    pub(crate) bytes: f64,
+    pub(crate) total_ms: f64,
+    pub(crate) freeze_ms: f64,
 }
 
 /// The newest move. Its report is stored a little later than it ends.
-async fn newest_move(admin: &mut Client, tenant: Loaded) -> anyhow::Result<Reported> {
+async fn newest_move(admin: &mut Client, tenant: &str) -> anyhow::Result<Reported> {
     let sql = &format!(
-        "SELECT bytes, total_ms, freeze_ms, step FROM fulmar.migrations WHERE tenant = '{}' \
-         ORDER BY number DESC LIMIT 1",
-        tenant.name
+        "SELECT bytes, total_ms, freeze_ms, step FROM fulmar.migrations WHERE tenant = '{tenant}' \
+         ORDER BY number DESC LIMIT 1"
     );
     let deadline = Instant::now() + REPORT_TIMEOUT;
     let row = loop {
