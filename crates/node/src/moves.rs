@@ -111,6 +111,10 @@ impl Node {
                 Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
             }
             Request::LoadReport { keys } => Ok(Answer::LoadReport(self.load_report(keys)?)),
+            Request::StatementReport { partitions } => {
+                let report = self.partitions()?.statement_report(partitions.as_deref());
+                Ok(Answer::StatementReport(report))
+            }
             Request::Forecasts => Ok(Answer::Forecasts { series: self.own_forecasts() }),
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);

@@ -8,7 +8,7 @@ import { bytes, milliseconds, short, time } from "./format";
 import { createEvents, createMoves, createStatements } from "./lists";
 import { merge } from "./load";
 import { describe, type Page } from "./map";
-import { LEVELS, level, type ForecastRow, type Model, type StatementRow } from "./model";
+import { LEVELS, level, type ForecastRow, type Model, type StatementRow, type TopStatementRow } from "./model";
 import { combine } from "./pages";
 
 /** A part that could not be read has an error instead of rows. */
@@ -19,6 +19,7 @@ interface Details {
   stats: Part;
   latencies: Part;
   statements: Part;
+  top_statements?: Part;
   history: Part;
   forecast?: Part;
 }
@@ -45,6 +46,7 @@ export function tenantPage(model: Model, name: string): Page {
     summaryPart(model, name, () => failure),
     chartPart(model, name, () => rows<ForecastRow>(table(details?.forecast))),
     latencyPart(() => details),
+    topStatementsPart(() => details),
     createMoves(model, name, 5),
     createStatements(
       () => rows<StatementRow>(table(details?.statements)),
@@ -258,6 +260,54 @@ function latencyPart(details: () => Details | null): Page {
         if (bar) {
           bar.style.width = `${(bucket.statements / most) * 100}%`;
         }
+      },
+    );
+  };
+  return { element, update };
+}
+
+/** The statements that took the most time in total, since the tenant's nodes have started. */
+function topStatementsPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const titles = ["Statement", "Calls", "Total", "Mean", "Longest", "Rows", "Errors"];
+  const element = h(
+    "section",
+    { class: "panel top-statements", "aria-labelledby": "top-statements-title" },
+    h("h2", { id: "top-statements-title" }, "Top statements"),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "top-statements-title" },
+      h("table", {}, h("thead", {}, h("tr", {}, ...titles.map((title) => h("th", { scope: "col" }, title)))), body),
+    ),
+    empty,
+    h("p", { class: "note" }, "By total time, per node. Constants are shown as ?."),
+  );
+  const update = () => {
+    const part = details()?.top_statements;
+    const statements = rows<TopStatementRow>(table(part));
+    setText(empty, problem(part) || (statements.length === 0 ? "No statements yet" : ""));
+    reconcile(
+      body,
+      statements,
+      (of) => `${of.node} ${of.fingerprint}`,
+      (of) =>
+        h(
+          "tr",
+          { title: `At ${of.node}` },
+          h("th", { scope: "row" }, h("code", {}, of.statement)),
+          ...titles.slice(1).map(() => h("td", { class: "number" })),
+        ),
+      (row, of) => {
+        const values = [
+          short(of.calls),
+          milliseconds(of.total_ms),
+          milliseconds(of.mean_ms),
+          milliseconds(of.max_ms),
+          short(of.rows),
+          short(of.errors),
+        ];
+        values.forEach((value, index) => setText(row.cells[index + 1] ?? row, value));
       },
     );
   };
