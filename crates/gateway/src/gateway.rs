@@ -165,6 +165,12 @@ impl GatewaySessions {
         self.load.report(with_keys)
     }
 
+    /// Requests that accesses per key are counted for a window, if that is not done always or
+    /// never.
+    pub fn request_keys(&self) {
+        self.load.request_keys();
+    }
+
     /// The statistics of the statements of these partitions on this node, or of all.
     pub fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport {
         self.tenants.statement_report(partitions)

@@ -20,22 +20,48 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a report: some hundred bytes for each partition that was used or is in memory.
 const MAX_REPORT_BYTES: usize = 64 << 20;
 
+/// What a load report contains about accesses per key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Observation {
+    /// The most accessed keys of the last window.
+    pub keys: bool,
+    /// Accesses are to be counted for a window from now (E-Store's second phase).
+    pub count: bool,
+}
+
 impl Node {
     /// What this node and its partitions did in the last second, with their most accessed keys if
     /// `with_keys` and if they are monitored. Fails while the node starts.
     pub fn load_report(&self, with_keys: bool) -> Result<NodeReport> {
-        Ok(self.partitions()?.load_report(with_keys))
+        self.own_report(Observation { keys: with_keys, count: false })
+    }
+
+    pub(crate) fn own_report(&self, observation: Observation) -> Result<NodeReport> {
+        let partitions = self.partitions()?;
+        if observation.count {
+            partitions.request_keys();
+        }
+        Ok(partitions.load_report(observation.keys))
     }
 
     /// The reports of all nodes that live, by name, or why there is none: one that does not answer
     /// within 2 s has none.
     pub async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)> {
-        let reports = self.alive_nodes().into_iter().map(|known| async move {
+        self.observe_load(|_| Observation { keys: with_keys, count: false }).await
+    }
+
+    /// Like [`Node::load_reports`], with what is to be known about the keys of each node.
+    pub(crate) async fn observe_load(
+        &self,
+        observation: impl Fn(&str) -> Observation,
+    ) -> Vec<(String, Result<NodeReport>)> {
+        let nodes = self.alive_nodes().into_iter().map(|known| (observation(&known.name), known));
+        let reports = nodes.map(|(observation, known)| async move {
             let report = match known.id == self.id() {
-                true => self.load_report(with_keys),
+                true => self.own_report(observation),
                 false => {
-                    let request = Request::LoadReport { keys: with_keys };
-                    let asked = self.request_report(&known, request).await;
+                    let Observation { keys, count } = observation;
+                    let asked = self.request_report(&known, Request::LoadReport { keys, count }).await;
                     asked.and_then(|answer| match answer {
                         Answer::LoadReport(report) => Ok(report),
                         _ => Err(no_report(&known, "it sent another answer")),

@@ -101,8 +101,13 @@ pub(crate) enum Request {
     },
     /// Report the number of clients of the partition at this node.
     Sessions { partition: u64 },
-    /// Report the load of this node and its partitions, and the most accessed keys if `keys`.
-    LoadReport { keys: bool },
+    /// Report the load of this node and its partitions, and the most accessed keys if `keys`. If
+    /// `count`, also count accesses per key for a window from now.
+    LoadReport {
+        keys: bool,
+        #[serde(default)]
+        count: bool,
+    },
     /// Report the statistics of the statements of these partitions, or of all.
     StatementReport { partitions: Option<Vec<u64>> },
     /// Report the forecasts of this node, if it is the controller.

@@ -92,6 +92,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
 
+    /// Requests that accesses per key are counted for a window.
+    fn request_keys(&self);
+
     /// The statistics of the statements of these partitions on this node, or of all.
     fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport;
 
@@ -264,6 +267,10 @@ impl Partitions for EnginePartitions {
 
     fn load_report(&self, with_keys: bool) -> NodeReport {
         self.1.load_report(with_keys)
+    }
+
+    fn request_keys(&self) {
+        self.1.request_keys();
     }
 
     fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport {

@@ -4,7 +4,7 @@ import { get, rows, type Table } from "./api";
 import { createChart } from "./charts";
 import { confirm, errorText, moveDialog, restoreDialog } from "./dialogs";
 import { fill, h, reconcile, setAttribute, setText } from "./dom";
-import { bytes, milliseconds, short, time } from "./format";
+import { bytes, milliseconds, percent, short, time } from "./format";
 import { createEvents, createMoves, createStatements } from "./lists";
 import { merge } from "./load";
 import { describe, type Page } from "./map";
@@ -20,6 +20,7 @@ interface Details {
   latencies: Part;
   statements: Part;
   top_statements?: Part;
+  hot_keys?: Part;
   history: Part;
   forecast?: Part;
 }
@@ -53,6 +54,7 @@ export function tenantPage(model: Model, name: string): Page {
       () => "",
     ),
     limitsPart(() => details),
+    hotKeysPart(() => details),
     restorePart(name, () => details),
     createEvents(model, name, 20, false),
   ];
@@ -261,6 +263,38 @@ function latencyPart(details: () => Details | null): Page {
           bar.style.width = `${(bucket.statements / most) * 100}%`;
         }
       },
+    );
+  };
+  return { element, update };
+}
+
+/** The keys that are accessed most, while accesses are counted. */
+function hotKeysPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const titles = ["Table", "Key", "Share"];
+  const element = h(
+    "section",
+    { class: "panel hot-keys", "aria-labelledby": "hot-keys-title" },
+    h("h2", { id: "hot-keys-title" }, "Hot keys"),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "hot-keys-title" },
+      h("table", {}, h("thead", {}, h("tr", {}, ...titles.map((title) => h("th", { scope: "col" }, title)))), body),
+    ),
+    empty,
+    h("p", { class: "note" }, "Counted while the tenant's node is overloaded, or as --key-monitoring states."),
+  );
+  const update = () => {
+    const part = details()?.hot_keys;
+    const keys = rows<{ table_name: string; key: string; share: number }>(table(part));
+    setText(empty, problem(part) || (keys.length === 0 ? "None counted lately" : ""));
+    reconcile(
+      body,
+      keys,
+      (of) => JSON.stringify([of.table_name, of.key]),
+      (of) => h("tr", {}, h("th", { scope: "row" }, of.table_name), h("td", {}, of.key), h("td", { class: "number" })),
+      (row, of) => setText(row.cells[2] ?? row, percent(of.share)),
     );
   };
   return { element, update };

@@ -75,6 +75,8 @@ pub enum Mechanism {
     ReplicateTenant,
     /// Take a replica away.
     DropReplica,
+    /// Move single keys of a large tenant to another node (E-Store). Not in Table 1.
+    MoveRows,
 }
 
 impl Mechanism {

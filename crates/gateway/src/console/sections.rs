@@ -157,6 +157,13 @@ pub(super) async fn tenant(
                  FROM fulmar.statements WHERE tenant = {quoted} ORDER BY total_ms DESC, statement LIMIT 20"
             ),
         ),
+        (
+            "hot_keys",
+            format!(
+                "SELECT table_name, key, share, error, sampled FROM fulmar.hot_keys \
+                 WHERE tenant = {quoted} AND key IS NOT NULL ORDER BY share DESC, table_name, key LIMIT 20"
+            ),
+        ),
         ("history", "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned()),
         (
             "forecast",

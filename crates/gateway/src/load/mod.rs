@@ -123,6 +123,11 @@ impl LoadMonitor {
         report
     }
 
+    /// Requests that accesses per key are counted for a window.
+    pub(crate) fn request_keys(&self) {
+        self.keys.request();
+    }
+
     /// The reports of all nodes.
     pub(crate) async fn reports(&self, with_keys: bool) -> Vec<NodeLoad> {
         match &self.observed.cluster {
