@@ -391,8 +391,12 @@ impl Controller {
             };
             let cell = Cell { tenancy, need, link };
             let (mut steps, missing) = which::steps(cell);
-            let is_move =
-                |step: &Step| matches!(step, Step::Extract | Step::Use(which::Mechanism::MoveTenant));
+            let is_move = |step: &Step| match step {
+                Step::Extract => true,
+                Step::Use(mechanism) => {
+                    matches!(mechanism, which::Mechanism::MoveTenant | which::Mechanism::MoveMachine)
+                }
+            };
             let moves = steps.iter().any(is_move);
             if to.is_none() {
                 steps.retain(|step| !is_move(step));

@@ -234,7 +234,7 @@ fn table_1_covers_every_cell() {
     }
     assert_eq!(TABLE_1.len(), 6);
     let up = Cell { tenancy: Tenancy::Dedicated, need: Need::ScaleUp, link: Link::Lan };
-    assert_eq!(steps(up), (vec![Step::Use(Mechanism::MoveTenant)], vec![Mechanism::MoveMachine]));
+    assert_eq!(steps(up), (vec![Step::Use(Mechanism::MoveMachine)], vec![]));
     let out = Cell { tenancy: Tenancy::Shared, need: Need::ScaleOut, link: Link::Wan };
     assert_eq!(steps(out), (vec![Step::Extract], vec![Mechanism::ReplicateTenant]));
 }

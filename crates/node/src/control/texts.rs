@@ -1,6 +1,6 @@
 //! Decisions in words, for operators.
 
-use fulmar_control::policy::which::{Cell, Link, Mechanism, Need, Tenancy};
+use fulmar_control::policy::which::{Cell, Link, Mechanism, Need, Step, Tenancy};
 use fulmar_control::policy::{Action, Effect, HotKey, Reason};
 
 /// How many names a text lists.
@@ -33,7 +33,11 @@ pub(super) fn what(action: &Action) -> String {
                 .collect();
             format!("move {} ({planner}): {}", counted(moves.len(), "tenant"), listed(&each))
         }
-        Action::Tenant { tenant, to: Some(to), .. } => format!("move {tenant} to {to}"),
+        Action::Tenant { tenant, to: Some(to), steps } => {
+            let is_machine = steps.contains(&Step::Use(Mechanism::MoveMachine));
+            let all = if is_machine { ", the only tenant of its node (machine)," } else { "" };
+            format!("move {tenant}{all} to {to}")
+        }
         Action::Tenant { tenant, to: None, .. } => format!("nothing that can be done helps {tenant}"),
     }
 }
@@ -191,8 +195,10 @@ mod tests {
         let drain = what(&Action::Drain { nodes: nodes.clone() });
         assert_eq!(drain, "remove nodes n1, n2, n3, n4, n5 and 2 more");
         let to = Some("n2".to_owned());
-        let tenant = Action::Tenant { tenant: "shop".to_owned(), to, steps: Vec::new() };
-        assert_eq!(what(&tenant), "move shop to n2");
+        let tenant = |steps| Action::Tenant { tenant: "shop".to_owned(), to: to.clone(), steps };
+        assert_eq!(what(&tenant(Vec::new())), "move shop to n2");
+        let machine = vec![Step::Use(Mechanism::MoveMachine)];
+        assert_eq!(what(&tenant(machine)), "move shop, the only tenant of its node (machine), to n2");
         let reason =
             Reason::Threshold { quantity: "mean utilisation", value: 0.8, threshold: 0.77, for_s: 61.0 };
         assert_eq!(why(&reason), "mean utilisation is 80 % (threshold 77 %) for 61 s");
