@@ -77,6 +77,17 @@ pub enum AdminStatement {
         /// Whether it is pinned.
         is_pinned: bool,
     },
+    /// `ALTER NODE ... MOVE TO`: all databases of a node.
+    MoveNode {
+        /// The name of the node that has them.
+        name: String,
+        /// The name of the node that gets them.
+        node: String,
+        /// The name of the mechanism for each.
+        mechanism: Option<String>,
+        /// The size of what may be copied per second, for each.
+        limit: Option<String>,
+    },
     /// `ALTER NODE ... FORBID` or `ALLOW`: whether the controller may move databases to it.
     ForbidNode {
         /// The name of the node.
@@ -206,7 +217,7 @@ impl AdminStatement {
             AdminStatement::CreateToken { .. } => "CREATE TOKEN",
             AdminStatement::DropToken { .. } => "DROP TOKEN",
             AdminStatement::DropNode { .. } => "DROP NODE",
-            AdminStatement::ForbidNode { .. } => "ALTER NODE",
+            AdminStatement::ForbidNode { .. } | AdminStatement::MoveNode { .. } => "ALTER NODE",
             AdminStatement::AlterSystem { .. } | AdminStatement::CancelPlan => "ALTER SYSTEM",
         }
     }
@@ -255,14 +266,26 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<AdminStatement
     Ok(Some(admin))
 }
 
-/// `name FORBID` or `name ALLOW`.
+/// `name FORBID`, `name ALLOW` or `name MOVE TO`.
 fn alter_node(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     let name = name_or_string(cursor)?;
+    if cursor.words(&["move", "to"]) {
+        let (node, mechanism, limit) = destination(cursor)?;
+        return Ok(AdminStatement::MoveNode { name, node, mechanism, limit });
+    }
     let is_forbidden = cursor.word("forbid");
     if !is_forbidden && !cursor.word("allow") {
-        return Err(unexpected(cursor).hint("The actions are FORBID and ALLOW."));
+        return Err(unexpected(cursor).hint("The actions are FORBID, ALLOW and MOVE TO."));
     }
     Ok(AdminStatement::ForbidNode { name, is_forbidden })
+}
+
+/// `node [USING mechanism] [LIMIT rate]`.
+fn destination(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<String>, Option<String>)> {
+    let node = name_or_string(cursor)?;
+    let mechanism = cursor.word("using").then(|| name_or_string(cursor)).transpose()?;
+    let limit = cursor.word("limit").then(|| name_or_string(cursor)).transpose()?;
+    Ok((node, mechanism, limit))
 }
 
 /// `SET name = value`, `RESET name` or `CANCEL PLAN`.
@@ -389,9 +412,7 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<AdminStatement> {
     } else if cursor.word("resume") {
         Ok(AdminStatement::ResumeDatabase { name: database })
     } else if cursor.words(&["move", "to"]) {
-        let node = name_or_string(cursor)?;
-        let mechanism = cursor.word("using").then(|| name_or_string(cursor)).transpose()?;
-        let limit = cursor.word("limit").then(|| name_or_string(cursor)).transpose()?;
+        let (node, mechanism, limit) = destination(cursor)?;
         Ok(AdminStatement::MoveDatabase { name: database, node, mechanism, limit })
     } else if cursor.words(&["cancel", "move"]) {
         Ok(AdminStatement::CancelMove { name: database })

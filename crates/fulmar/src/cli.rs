@@ -37,8 +37,8 @@ pub use cluster::{ClusterAction, ClusterArgs, ClusterCommandArgs, ConvertArgs, J
 pub use control::{ControlAction, ControlArgs, DecisionsArgs, ForecastArgs};
 pub use events::EventsArgs;
 pub use load::{LoadReportArgs, Switch};
-pub use moves::{MoveArgs, MovesArgs};
-pub use node::{NodeAction, NodeArgs};
+pub use moves::{MoveArgs, MoveMechanism, MovesArgs};
+pub use node::{NodeAction, NodeArgs, NodeMoveArgs};
 pub use plan::PlanArgs;
 pub use security::{MetaSecurityArgs, RpcTlsArgs};
 pub use simulate::SimulateArgs;

@@ -8,7 +8,7 @@ use indicatif::ProgressFinish;
 use tokio::time::Instant;
 use tokio_postgres::{Client, Row};
 
-use crate::cli::{MoveArgs, MovesArgs};
+use crate::cli::{MoveArgs, MoveMechanism, MovesArgs};
 use crate::client::{connect, server_error};
 use crate::output;
 use crate::size::Bytes;
@@ -34,14 +34,7 @@ pub async fn run(arguments: MoveArgs) -> anyhow::Result<()> {
             false => output::line(&format!("cancelled the move of {name}")),
         };
     };
-    let mut clauses = String::new();
-    if let Some(using) = arguments.using.and_then(|using| using.to_possible_value()) {
-        clauses += &format!(" USING {}", literal(using.get_name()));
-    }
-    if let Some(rate) = arguments.max_rate {
-        // Rates below 1 kB are not useful.
-        clauses += &format!(" LIMIT '{}kB'", (rate.0 / 1024).max(1));
-    }
+    let clauses = clauses(arguments.using, arguments.max_rate);
     // A connection runs one statement at a time.
     let watching = connect(&arguments.server, SYSTEM_DATABASE).await?;
     let is_there = owner(&watching, name).await?.as_deref() == Some(to);
@@ -58,6 +51,19 @@ pub async fn run(arguments: MoveArgs) -> anyhow::Result<()> {
         (false, None) if is_there => output::line(&format!("{name} is at {to}")),
         (false, None) => output::line(&format!("moved {name} to {to}")),
     }
+}
+
+/// The clauses of a statement that moves databases.
+pub fn clauses(using: Option<MoveMechanism>, max_rate: Option<Bytes>) -> String {
+    let mut clauses = String::new();
+    if let Some(using) = using.and_then(|using| using.to_possible_value()) {
+        clauses += &format!(" USING {}", literal(using.get_name()));
+    }
+    if let Some(rate) = max_rate {
+        // Rates below 1 kB are not useful.
+        clauses += &format!(" LIMIT '{}kB'", (rate.0 / 1024).max(1));
+    }
+    clauses
 }
 
 /// The node that owns a tenant.

@@ -1,18 +1,23 @@
-//! `fulmar node`: lists, drains and removes the nodes of a cluster with SQL statements.
+//! `fulmar node`: lists, drains, moves and removes the nodes of a cluster with SQL statements.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use futures::stream::{self, StreamExt};
+use indicatif::ProgressFinish;
 use serde::Serialize;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::cli::{NodeAction, NodeArgs};
+use crate::cli::{NodeAction, NodeArgs, NodeMoveArgs};
 use crate::client::{connect, from_row, server_error};
-use crate::moves::move_tenant;
+use crate::moves::{clauses, move_tenant};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, quoted};
+use crate::size::Bytes;
+use crate::tenant::{SYSTEM_DATABASE, literal, quoted};
 
+/// How often the progress of a move of a node is read.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of databases that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
 
@@ -47,6 +52,7 @@ pub async fn run(arguments: NodeArgs) -> anyhow::Result<()> {
     match &arguments.action {
         NodeAction::List => list(&nodes, arguments.json),
         NodeAction::Drain { name } => drain(&client, name, &nodes, &arguments).await,
+        NodeAction::Move(of) => move_all(&client, of, &arguments).await,
         NodeAction::Forget { name } => forget(&client, name, arguments.json).await,
     }
 }
@@ -129,5 +135,53 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
     match arguments.json {
         true => output::json(&moves),
         false => output::line(&format!("moved {} databases from {name}", moves.len())),
+    }
+}
+
+/// Moves all databases of a node to another one.
+async fn move_all(client: &Client, of: &NodeMoveArgs, arguments: &NodeArgs) -> anyhow::Result<()> {
+    let (name, to) = (&of.name, &of.to);
+    let clauses = clauses(of.using, of.max_rate);
+    let statement = format!("ALTER NODE {} MOVE TO {}{clauses}", quoted(name), literal(to));
+    // A connection runs one statement at a time.
+    let watching = connect(&arguments.server, SYSTEM_DATABASE).await?;
+    let moved = tokio::select! {
+        moved = client.simple_query(&statement) => moved.map_err(|error| server_error(&error)),
+        never = show_moved(&watching, name) => never,
+    };
+    let messages = moved.with_context(|| format!("node \"{name}\" was not moved to node \"{to}\""))?;
+    let report = messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    let report: serde_json::Value = serde_json::from_str(report.context("the node has sent no report")?)?;
+    if arguments.json {
+        return output::json(&report);
+    }
+    let number = |field: &str| report[field].as_u64().unwrap_or_default();
+    output::line(&format!(
+        "moved {} databases from {name} to {to} in {} ms: {} copied, longest freeze {} ms, longest wait of a \
+         client {} ms, {} transactions failed",
+        number("databases"),
+        number("total_ms"),
+        Bytes(number("bytes")),
+        number("freeze_ms"),
+        number("pause_ms"),
+        number("failed")
+    ))
+}
+
+/// Shows how many databases have left a node, for as long as it is polled.
+async fn show_moved(client: &Client, node: &str) -> anyhow::Result<Vec<SimpleQueryMessage>> {
+    let sql = "SELECT count(*) FROM fulmar.partitions WHERE node = $1 AND tenant <> 'fulmar'";
+    let count = async || -> anyhow::Result<u64> {
+        let row = client.query_one(sql, &[&node]).await.map_err(|error| server_error(&error))?;
+        Ok(row.try_get::<_, i64>(0)? as u64)
+    };
+    let total = count().await?;
+    let bar = output::progress("moved", total).with_finish(ProgressFinish::AndClear);
+    loop {
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
+        bar.set_position(total.saturating_sub(count().await?));
     }
 }

@@ -17,7 +17,7 @@ use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::Stream;
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
+use crate::{Result, StatementReport};
 
 /// The owner of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,6 +337,10 @@ pub trait Cluster: Send + Sync + 'static {
     /// The load reports of all nodes that live, by name, or why there is none: one that does not
     /// answer within 2 s has none. With the most accessed keys of their partitions if `with_keys`.
     async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)>;
+
+    /// The statistics of statements of all nodes that live, by name, as [`Cluster::load_reports`]:
+    /// of these partitions, or of all.
+    async fn statement_reports(&self, partitions: Option<&[u64]>) -> Vec<(String, Result<StatementReport>)>;
 
     /// The series of loads that the controller keeps, with their forecasts. None if no node controls
     /// the cluster.

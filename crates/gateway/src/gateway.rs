@@ -33,6 +33,7 @@ use crate::memory::SessionMemory;
 use crate::monitoring::MetricsSource;
 use crate::registry::Registry;
 use crate::session::{self, SlowLog};
+use crate::statement_stats::StatementReport;
 use crate::system::Sources;
 use crate::tenant_stats::TenantStatsRegistry;
 use crate::tokens::Authorizer;
@@ -162,6 +163,17 @@ impl GatewaySessions {
     /// `with_keys` and if they are monitored.
     pub fn load_report(&self, with_keys: bool) -> NodeReport {
         self.load.report(with_keys)
+    }
+
+    /// Requests that accesses per key are counted for a window, if that is not done always or
+    /// never.
+    pub fn request_keys(&self) {
+        self.load.request_keys();
+    }
+
+    /// The statistics of the statements of these partitions on this node, or of all.
+    pub fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport {
+        self.tenants.statement_report(partitions)
     }
 
     /// How long the clients of a partition have waited since the last call.

@@ -25,6 +25,7 @@
 //! | workers | `worker`, `worker_scaling` and `cpu_stats` (scaling), `fair` (scheduling), `idle_time` |
 //! | memory and connections | `memory`, `connection_slots`, `login_throttle` (login throttling) |
 //! | monitoring | [`http`], `monitoring`, `metrics`, `tenant_stats`, `activity`, [`events`] |
+//! | statements | `statement_stats`: executions by normalized text, slow statements |
 //! | console | `console`: the web page's API, which runs SQL in internal sessions |
 //!
 //! # State
@@ -77,6 +78,7 @@ mod relay;
 mod session;
 mod settings;
 mod startup;
+mod statement_stats;
 mod system;
 mod tenant_stats;
 mod tokens;
@@ -87,5 +89,6 @@ pub use fulmar_pgwire::auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig, GatewaySessions, RelayAcceptor};
 pub use load::{KeyMode, KeyMonitoring};
 pub use memory::session_memory_bytes;
+pub use statement_stats::{SlowStatement, StatementCounts, StatementReport};
 
 pub(crate) use fulmar_pgwire::Result;

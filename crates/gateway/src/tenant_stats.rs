@@ -1,4 +1,5 @@
-//! Statistics of each tenant at the gateway: statements, execution times, rows, errors.
+//! Statistics of each tenant at the gateway: statements, execution times, rows, errors; and those
+//! of its statements ([`crate::statement_stats`]).
 //!
 //! Counters belong to a partition, like those of the engine; a tenant has one partition. They exist
 //! from its first session on, and outlive its sessions. All workers update the same counters, with
@@ -14,6 +15,9 @@ use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
 
 use crate::histogram::{BUCKETS, bucket, bucket_bound_us};
+use crate::statement_stats::{
+    MAX_NODE_BYTES, SlowStatements, StatementEntry, StatementReport, StatementTable,
+};
 
 /// The weight of a new sample in the smoothed time is 1/8.
 const SMOOTHING_SHIFT: u32 = 3;
@@ -31,6 +35,8 @@ pub(crate) struct TenantStats {
     /// would add up.
     busy_ns: AtomicU64,
     buckets: [AtomicU64; BUCKETS + 1],
+    /// The statistics of its statements.
+    statements: StatementTable,
 }
 
 /// The values of the counters.
@@ -182,17 +188,27 @@ fn add(counter: &AtomicU64, amount: u64) {
 
 /// The counters of all tenants that have had a session.
 #[derive(Default)]
-pub(crate) struct TenantStatsRegistry(Mutex<HashMap<PartitionId, Arc<TenantStats>>>);
+pub(crate) struct TenantStatsRegistry {
+    tenants: Mutex<HashMap<PartitionId, Arc<TenantStats>>>,
+    /// The memory of the statistics of all statements.
+    statement_bytes: Arc<AtomicU64>,
+    /// The newest slow statements of all tenants.
+    pub(crate) slow: SlowStatements,
+}
 
 impl TenantStatsRegistry {
     /// The counters of a tenant, for one of its sessions.
     pub(crate) fn of(&self, tenant: PartitionId) -> Arc<TenantStats> {
-        self.0.lock().entry(tenant).or_default().clone()
+        let create = || {
+            let statements = StatementTable::new(self.statement_bytes.clone());
+            Arc::new(TenantStats { statements, ..TenantStats::default() })
+        };
+        self.tenants.lock().entry(tenant).or_insert_with(create).clone()
     }
 
     /// The values of a tenant's counters. `None` if it has had no session.
     pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
-        let stats = self.0.lock().get(&tenant).cloned();
+        let stats = self.tenants.lock().get(&tenant).cloned();
         stats.map(|stats| stats.counts())
     }
 
@@ -200,21 +216,67 @@ impl TenantStatsRegistry {
     /// microseconds.
     pub(crate) fn all(&self) -> Vec<(PartitionId, u64)> {
         let busy_us = |stats: &TenantStats| stats.busy_ns.load(Ordering::Relaxed) / 1000;
-        self.0.lock().iter().map(|(tenant, stats)| (*tenant, busy_us(stats))).collect()
+        self.tenants.lock().iter().map(|(tenant, stats)| (*tenant, busy_us(stats))).collect()
     }
 
     /// The `count` tenants that have kept workers busy longest.
     pub(crate) fn busiest(&self, count: usize) -> HashMap<PartitionId, TenantCounts> {
         let busy_ns = |stats: &Arc<TenantStats>| stats.busy_ns.load(Ordering::Relaxed);
-        let mut all: Vec<(u64, PartitionId, Arc<TenantStats>)> =
-            self.0.lock().iter().map(|(tenant, stats)| (busy_ns(stats), *tenant, stats.clone())).collect();
+        let mut all: Vec<(u64, PartitionId, Arc<TenantStats>)> = self
+            .tenants
+            .lock()
+            .iter()
+            .map(|(tenant, stats)| (busy_ns(stats), *tenant, stats.clone()))
+            .collect();
         all.sort_unstable_by_key(|(busy_ns, tenant, _)| (Reverse(*busy_ns), *tenant));
         all.iter().take(count).map(|(_, tenant, stats)| (*tenant, stats.counts())).collect()
     }
 
     /// Removes a tenant that has been dropped.
     pub(crate) fn forget(&self, tenant: PartitionId) {
-        self.0.lock().remove(&tenant);
+        self.tenants.lock().remove(&tenant);
+        self.slow.forget(tenant.0);
+    }
+
+    /// The statistics of a tenant's statement, by its text.
+    #[cold]
+    pub(crate) fn statement(&self, tenant: &TenantStats, sql: &str) -> Arc<StatementEntry> {
+        let entry = tenant.statements.entry(sql);
+        self.limit_statements();
+        entry
+    }
+
+    /// The statistics that replace those of a statement that were evicted.
+    #[cold]
+    pub(crate) fn statement_again(
+        &self,
+        tenant: &TenantStats,
+        evicted: &Arc<StatementEntry>,
+    ) -> Arc<StatementEntry> {
+        let entry = tenant.statements.keep_again(evicted);
+        self.limit_statements();
+        entry
+    }
+
+    /// Evicts the least used statements of each tenant if those of all tenants take too much
+    /// memory.
+    fn limit_statements(&self) {
+        if self.statement_bytes.load(Ordering::Relaxed) > MAX_NODE_BYTES {
+            let all: Vec<Arc<TenantStats>> = self.tenants.lock().values().cloned().collect();
+            all.iter().for_each(|stats| stats.statements.evict());
+        }
+    }
+
+    /// The statistics of the statements of these partitions; of all without.
+    pub(crate) fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport {
+        let is_wanted = |partition: u64| partitions.is_none_or(|wanted| wanted.contains(&partition));
+        let tenants: Vec<(PartitionId, Arc<TenantStats>)> = {
+            let all = self.tenants.lock();
+            let wanted = all.iter().filter(|(partition, _)| is_wanted(partition.0));
+            wanted.map(|(partition, stats)| (*partition, stats.clone())).collect()
+        };
+        let statements = tenants.iter().flat_map(|(partition, stats)| stats.statements.counts(partition.0));
+        StatementReport { statements: statements.collect(), slow: self.slow.list(is_wanted) }
     }
 }
 
@@ -258,6 +320,24 @@ mod tests {
         // A counter passes 2^32.
         let at = |reads: u64| TenantCounts { reads, ..TenantCounts::default() };
         assert_eq!(at((1 << 32) + 5).since(&at((1 << 32) - 2).to_earlier()).reads, 7);
+    }
+
+    #[test]
+    fn statements_of_all_tenants_are_bounded() {
+        let tenants = TenantStatsRegistry::default();
+        let column = "c".repeat(500);
+        for tenant in 1..=100 {
+            let stats = tenants.of(PartitionId(tenant));
+            (0..300).for_each(|number| drop(tenants.statement(&stats, &format!("SELECT {column}{number}"))));
+        }
+        let bytes = tenants.statement_bytes.load(Ordering::Relaxed);
+        assert!((MAX_NODE_BYTES / 2..=MAX_NODE_BYTES).contains(&bytes), "{bytes} bytes");
+        let report = tenants.statement_report(None);
+        assert!(report.statements.iter().any(|counts| counts.partition == 1), "all tenants keep some");
+        let of_one = tenants.statement_report(Some(&[7])).statements;
+        assert!(!of_one.is_empty() && of_one.iter().all(|counts| counts.partition == 7));
+        tenants.forget(PartitionId(7));
+        assert!(tenants.statement_report(Some(&[7])).statements.is_empty());
     }
 
     #[test]

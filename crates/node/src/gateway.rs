@@ -12,6 +12,7 @@ use fulmar_cluster::{Incarnation, LogKind, NodeId, NodeState, PartitionRecord, P
 use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::StatementReport;
 use fulmar_gateway::cluster::{
     Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, ForecastError, MigrationInfo,
     Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
@@ -276,6 +277,10 @@ impl Cluster for Node {
 
     async fn load_reports(&self, with_keys: bool) -> Vec<(String, Result<NodeReport>)> {
         Node::load_reports(self, with_keys).await
+    }
+
+    async fn statement_reports(&self, partitions: Option<&[u64]>) -> Vec<(String, Result<StatementReport>)> {
+        Node::statement_reports(self, partitions).await
     }
 
     async fn forecasts(&self) -> Result<Vec<SeriesReport>> {

@@ -16,6 +16,7 @@ use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
 use fulmar_control::forecast::series::SeriesReport;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{Error, Result, sqlstate};
+use fulmar_gateway::StatementReport;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
 use serde::{Deserialize, Serialize};
@@ -100,8 +101,15 @@ pub(crate) enum Request {
     },
     /// Report the number of clients of the partition at this node.
     Sessions { partition: u64 },
-    /// Report the load of this node and its partitions, and the most accessed keys if `keys`.
-    LoadReport { keys: bool },
+    /// Report the load of this node and its partitions, and the most accessed keys if `keys`. If
+    /// `count`, also count accesses per key for a window from now.
+    LoadReport {
+        keys: bool,
+        #[serde(default)]
+        count: bool,
+    },
+    /// Report the statistics of the statements of these partitions, or of all.
+    StatementReport { partitions: Option<Vec<u64>> },
     /// Report the forecasts of this node, if it is the controller.
     Forecasts,
     /// Report the outcome of a transaction.
@@ -160,6 +168,8 @@ pub(crate) enum Answer {
     Sessions { count: u64 },
     /// The load of the node.
     LoadReport(NodeReport),
+    /// The statistics of statements.
+    StatementReport(StatementReport),
     /// The controller's series and their forecasts.
     Forecasts { series: Vec<SeriesReport> },
     /// The transaction was committed.

@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
+use crate::load::Observation;
 use crate::logs::position;
 use crate::messages::{Answer, Request};
 use crate::migrations::{Progress, local_stays};
@@ -110,7 +111,13 @@ impl Node {
             Request::Sessions { partition } => {
                 Ok(Answer::Sessions { count: self.partitions()?.sessions(PartitionId(partition)) })
             }
-            Request::LoadReport { keys } => Ok(Answer::LoadReport(self.load_report(keys)?)),
+            Request::LoadReport { keys, count } => {
+                Ok(Answer::LoadReport(self.own_report(Observation { keys, count })?))
+            }
+            Request::StatementReport { partitions } => {
+                let report = self.partitions()?.statement_report(partitions.as_deref());
+                Ok(Answer::StatementReport(report))
+            }
             Request::Forecasts => Ok(Answer::Forecasts { series: self.own_forecasts() }),
             Request::Outcome { partition, transaction } => {
                 let partition = PartitionId(partition);

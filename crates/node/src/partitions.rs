@@ -8,9 +8,9 @@ use fulmar_engine::{
     Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
     IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, Timeline,
 };
-use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
+use fulmar_gateway::{GatewaySessions, StatementReport};
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
 use fulmar_store::{LogPosition, Piece, Span};
 use fulmar_transport::Stream;
@@ -91,6 +91,12 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
+
+    /// Requests that accesses per key are counted for a window.
+    fn request_keys(&self);
+
+    /// The statistics of the statements of these partitions on this node, or of all.
+    fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport;
 
     /// Stores a manifest of a partition in this incarnation, unless it has no contents.
     async fn cover(&self, partition: PartitionId) -> Result<()>;
@@ -261,6 +267,14 @@ impl Partitions for EnginePartitions {
 
     fn load_report(&self, with_keys: bool) -> NodeReport {
         self.1.load_report(with_keys)
+    }
+
+    fn request_keys(&self) {
+        self.1.request_keys();
+    }
+
+    fn statement_report(&self, partitions: Option<&[u64]>) -> StatementReport {
+        self.1.statement_report(partitions)
     }
 
     async fn cover(&self, partition: PartitionId) -> Result<()> {

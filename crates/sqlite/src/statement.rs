@@ -1,6 +1,7 @@
 //! Prepared statements and their results: descriptions, command tags, rows.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
 
 use crate::sql::StatementKind;
 use crate::value::ValueRef;
@@ -38,6 +39,8 @@ pub struct Statement {
     pub columns: Vec<ColumnInfo>,
     /// What the engine has derived from its text.
     pub plan: crate::sql::Plan,
+    /// What the caller keeps with the statement, set once.
+    pub note: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The message for a prepared statement whose result columns have changed. It is PostgreSQL's text:

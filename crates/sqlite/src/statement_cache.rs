@@ -85,6 +85,7 @@ mod tests {
             parameters: Vec::new(),
             columns: (0..columns).map(column).collect(),
             plan: Plan::default(),
+            note: std::sync::OnceLock::new(),
         })
     }
 

@@ -2,9 +2,9 @@
 
 import { confirm } from "./dialogs";
 import { h, reconcile, setText } from "./dom";
-import { bytes, duration, milliseconds, parseTime, time } from "./format";
+import { bytes, count, duration, milliseconds, parseTime, time } from "./format";
 import { tenantLink, type Page } from "./map";
-import type { DecisionRow, EventRow, Model, MoveRow, StatementRow } from "./model";
+import type { DecisionRow, EventRow, Model, MoveRow, SlowStatementRow, StatementRow } from "./model";
 
 function part(element: HTMLElement, selector: string): HTMLElement {
   return element.querySelector<HTMLElement>(selector) ?? element;
@@ -199,4 +199,39 @@ function createStatement(statement: StatementRow): HTMLElement {
 function updateStatement(element: HTMLElement, statement: StatementRow): void {
   const since = statement.query_start === null ? 0 : Date.now() - parseTime(statement.query_start);
   setText(part(element, ".since"), duration(since));
+}
+
+/** The newest statements that took longer than `--slow-statement`, of all nodes. */
+export function createSlowStatements(model: Model, most: number): Page {
+  const list = h("ul", { class: "rows statements slow-statements" });
+  const empty = h("p", { class: "empty" }, "No slow statements");
+  const element = section("slow-statements-title", "Slow statements", list, empty);
+  const update = () => {
+    const shown = model.slowStatements.slice(0, most);
+    setEmpty(empty, shown.length === 0);
+    reconcile(list, shown, slowKey, createSlowStatement, () => undefined);
+  };
+  return { element, update };
+}
+
+function slowKey(of: SlowStatementRow): string {
+  return [of.node, of.time, of.tenant, of.ms, of.rows, of.fingerprint].join(" ");
+}
+
+function createSlowStatement(of: SlowStatementRow): HTMLElement {
+  const failed = of.sqlstate === null ? "" : `, failed with ${of.sqlstate}`;
+  return h(
+    "li",
+    {},
+    h(
+      "div",
+      { class: "line" },
+      h("time", {}, time(of.time)),
+      " ",
+      h("a", { href: tenantLink(of.tenant) }, of.tenant),
+      h("strong", {}, ` ${milliseconds(of.ms)}`),
+    ),
+    h("code", {}, of.statement),
+    h("div", { class: "about" }, `${count(of.rows, "row")}, by ${of.user} at ${of.node}${failed}`),
+  );
 }

@@ -94,6 +94,31 @@ export interface StatementRow {
   query: string;
 }
 
+export interface SlowStatementRow {
+  node: string;
+  time: string;
+  tenant: string;
+  user: string;
+  ms: number;
+  rows: number;
+  sqlstate: string | null;
+  fingerprint: string;
+  statement: string;
+}
+
+/** What a node has counted of the statements with one text. */
+export interface TopStatementRow {
+  node: string;
+  fingerprint: string;
+  statement: string;
+  calls: number;
+  total_ms: number;
+  mean_ms: number;
+  max_ms: number;
+  rows: number;
+  errors: number;
+}
+
 export interface ForecastRow {
   series: string;
   name: string;
@@ -171,6 +196,7 @@ export class Model {
   decisions: DecisionRow[] = [];
   events: EventRow[] = [];
   statements: StatementRow[] = [];
+  slowStatements: SlowStatementRow[] = [];
   forecast: ForecastRow[] = [];
   control = new Map<string, string>();
   /** Why the node cannot be read at the moment. */
@@ -205,6 +231,9 @@ export class Model {
         break;
       case "statements":
         this.statements = rows<StatementRow>(table);
+        break;
+      case "slow_statements":
+        this.slowStatements = rows<SlowStatementRow>(table);
         break;
       case "forecast":
         this.forecast = rows<ForecastRow>(table);

@@ -3,7 +3,7 @@
 import { confirm } from "./dialogs";
 import { h, reconcile, setAttribute, setText } from "./dom";
 import { bytes, milliseconds, short } from "./format";
-import { createDecisions, createEvents, createMoves, createStatements } from "./lists";
+import { createDecisions, createEvents, createMoves, createSlowStatements, createStatements } from "./lists";
 import { createLoad } from "./load";
 import { createMap, tenantLink, type Page } from "./map";
 import { LEVELS, level, type Model, type Tenant } from "./model";
@@ -29,7 +29,14 @@ export function combine(title: string, parts: Page[], layout: string): Page {
 }
 
 export function overviewPage(model: Model): Page {
-  const parts = [createMap(model), createLoad(model), createMoves(model, null, 5), createDecisions(model, 6), createEvents(model, null, 8, true)];
+  const parts = [
+    createMap(model),
+    createLoad(model),
+    createMoves(model, null, 5),
+    createDecisions(model, 6),
+    createSlowStatements(model, 5),
+    createEvents(model, null, 8, true),
+  ];
   return combine("Cluster", parts, "columns");
 }
 
@@ -38,7 +45,8 @@ export function activityPage(model: Model): Page {
     () => model.statements,
     () => (model.isCluster ? `Statements of tenants that ${model.thisNode} serves.` : ""),
   );
-  return combine("Activity", [statements, createEvents(model, null, 100, true)], "stack");
+  const parts = [statements, createSlowStatements(model, 20), createEvents(model, null, 100, true)];
+  return combine("Activity", parts, "stack");
 }
 
 /** The controller: its mode, its plan, and all decisions. */

@@ -4,11 +4,11 @@ import { get, rows, type Table } from "./api";
 import { createChart } from "./charts";
 import { confirm, errorText, moveDialog, restoreDialog } from "./dialogs";
 import { fill, h, reconcile, setAttribute, setText } from "./dom";
-import { bytes, milliseconds, short, time } from "./format";
+import { bytes, milliseconds, percent, short, time } from "./format";
 import { createEvents, createMoves, createStatements } from "./lists";
 import { merge } from "./load";
 import { describe, type Page } from "./map";
-import { LEVELS, level, type ForecastRow, type Model, type StatementRow } from "./model";
+import { LEVELS, level, type ForecastRow, type Model, type StatementRow, type TopStatementRow } from "./model";
 import { combine } from "./pages";
 
 /** A part that could not be read has an error instead of rows. */
@@ -19,6 +19,8 @@ interface Details {
   stats: Part;
   latencies: Part;
   statements: Part;
+  top_statements?: Part;
+  hot_keys?: Part;
   history: Part;
   forecast?: Part;
 }
@@ -45,12 +47,14 @@ export function tenantPage(model: Model, name: string): Page {
     summaryPart(model, name, () => failure),
     chartPart(model, name, () => rows<ForecastRow>(table(details?.forecast))),
     latencyPart(() => details),
+    topStatementsPart(() => details),
     createMoves(model, name, 5),
     createStatements(
       () => rows<StatementRow>(table(details?.statements)),
       () => "",
     ),
     limitsPart(() => details),
+    hotKeysPart(() => details),
     restorePart(name, () => details),
     createEvents(model, name, 20, false),
   ];
@@ -258,6 +262,86 @@ function latencyPart(details: () => Details | null): Page {
         if (bar) {
           bar.style.width = `${(bucket.statements / most) * 100}%`;
         }
+      },
+    );
+  };
+  return { element, update };
+}
+
+/** The keys that are accessed most, while accesses are counted. */
+function hotKeysPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const titles = ["Table", "Key", "Share"];
+  const element = h(
+    "section",
+    { class: "panel hot-keys", "aria-labelledby": "hot-keys-title" },
+    h("h2", { id: "hot-keys-title" }, "Hot keys"),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "hot-keys-title" },
+      h("table", {}, h("thead", {}, h("tr", {}, ...titles.map((title) => h("th", { scope: "col" }, title)))), body),
+    ),
+    empty,
+    h("p", { class: "note" }, "Counted while the tenant's node is overloaded, or as --key-monitoring states."),
+  );
+  const update = () => {
+    const part = details()?.hot_keys;
+    const keys = rows<{ table_name: string; key: string; share: number }>(table(part));
+    setText(empty, problem(part) || (keys.length === 0 ? "None counted lately" : ""));
+    reconcile(
+      body,
+      keys,
+      (of) => JSON.stringify([of.table_name, of.key]),
+      (of) => h("tr", {}, h("th", { scope: "row" }, of.table_name), h("td", {}, of.key), h("td", { class: "number" })),
+      (row, of) => setText(row.cells[2] ?? row, percent(of.share)),
+    );
+  };
+  return { element, update };
+}
+
+/** The statements that took the most time in total, since the tenant's nodes have started. */
+function topStatementsPart(details: () => Details | null): Page {
+  const body = h("tbody", {});
+  const empty = h("p", { class: "empty" });
+  const titles = ["Statement", "Calls", "Total", "Mean", "Longest", "Rows", "Errors"];
+  const element = h(
+    "section",
+    { class: "panel top-statements", "aria-labelledby": "top-statements-title" },
+    h("h2", { id: "top-statements-title" }, "Top statements"),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "top-statements-title" },
+      h("table", {}, h("thead", {}, h("tr", {}, ...titles.map((title) => h("th", { scope: "col" }, title)))), body),
+    ),
+    empty,
+    h("p", { class: "note" }, "By total time, per node. Constants are shown as ?."),
+  );
+  const update = () => {
+    const part = details()?.top_statements;
+    const statements = rows<TopStatementRow>(table(part));
+    setText(empty, problem(part) || (statements.length === 0 ? "No statements yet" : ""));
+    reconcile(
+      body,
+      statements,
+      (of) => `${of.node} ${of.fingerprint}`,
+      (of) =>
+        h(
+          "tr",
+          { title: `At ${of.node}` },
+          h("th", { scope: "row" }, h("code", {}, of.statement)),
+          ...titles.slice(1).map(() => h("td", { class: "number" })),
+        ),
+      (row, of) => {
+        const values = [
+          short(of.calls),
+          milliseconds(of.total_ms),
+          milliseconds(of.mean_ms),
+          milliseconds(of.max_ms),
+          short(of.rows),
+          short(of.errors),
+        ];
+        values.forEach((value, index) => setText(row.cells[index + 1] ?? row, value));
       },
     );
   };

@@ -50,6 +50,8 @@ pub struct Settings {
     /// A partition that was moved is not moved again for this long, in seconds. Leaving nodes are
     /// exempt.
     pub cool_down_s: f64,
+    /// Hot keys and blocks stay with their partition: there is no mechanism that moves them.
+    pub whole_partitions: bool,
     /// The time limit of an integer program, in seconds.
     pub time_limit_s: f64,
     /// How long moves take.
@@ -62,6 +64,7 @@ impl Default for Settings {
             epsilon: 0.02,
             acceptable: 0.0,
             cool_down_s: 600.0,
+            whole_partitions: false,
             time_limit_s: 60.0,
             cost: CostModel::default(),
         }

@@ -1,7 +1,8 @@
 //! What all planners work on: a picture as numbered items and nodes.
 //!
 //! A partition contributes one item for each hot key, one for each block, and one for its rest. Of
-//! a partition without pieces the rest is the whole partition.
+//! a partition without pieces the rest is the whole partition, as of all partitions with
+//! [`Settings::whole_partitions`].
 
 use std::collections::HashMap;
 
@@ -91,6 +92,10 @@ impl<'a> Problem<'a> {
             let Some(home) = by_name.get(partition.owner.as_str()) else { continue };
             let cools = partition.moved_at_s.is_some_and(|at| picture.at_s - at < settings.cool_down_s);
             let is_movable = |owner: u32| !partition.pinned && (!cools || nodes[owner as usize].leaving);
+            if settings.whole_partitions {
+                items.push(whole(partition, number, *home, is_movable(*home)));
+                continue;
+            }
             for (kind, pieces) in
                 [(ItemKind::HotKey, &partition.hot_keys), (ItemKind::Block, &partition.blocks)]
             {
@@ -162,9 +167,9 @@ fn targets<'n>(picture: &'n Picture) -> Vec<Target> {
     picture.nodes.iter().map(target).collect()
 }
 
-/// What a partition has beyond its pieces, if that is anything or if it has no pieces.
-fn rest(partition: &Partition, number: u32, owner: u32, movable: bool) -> Option<Item> {
-    let mut item = Item {
+/// A partition with its pieces.
+fn whole(partition: &Partition, number: u32, owner: u32, movable: bool) -> Item {
+    Item {
         kind: ItemKind::Partition,
         partition: number,
         piece: 0,
@@ -173,7 +178,12 @@ fn rest(partition: &Partition, number: u32, owner: u32, movable: bool) -> Option
         memory: partition.memory,
         owner,
         movable,
-    };
+    }
+}
+
+/// What a partition has beyond its pieces, if that is anything or if it has no pieces.
+fn rest(partition: &Partition, number: u32, owner: u32, movable: bool) -> Option<Item> {
+    let mut item = whole(partition, number, owner, movable);
     if partition.hot_keys.is_empty() && partition.blocks.is_empty() {
         return Some(item);
     }

@@ -5,8 +5,9 @@
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
 //! 3. Moves are planned if nodes leave, lack memory, are new and empty, or will be above the high
-//!    threshold at the forecast load, and have been for [`HOLD_S`]. In the last two cases they must be
-//!    worth it ([`MIN_GAIN`]).
+//!    threshold at the forecast load, and have been for [`HOLD_S`]. In the last two cases they must
+//!    be worth it ([`MIN_GAIN`]). An overload's reasons contain the hot keys of the tenant that has
+//!    most of them (E-Store).
 //! 4. A tenant that is late on a node that is not overloaded is helped by itself
 //!    ([`super::which`]).
 
@@ -17,7 +18,7 @@ use super::place::{Places, Purpose};
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
-use super::{Action, Decision, Effect, MIN_GAIN, Reason, Settings, full_s};
+use super::{Action, Decision, Effect, HotKey, MIN_GAIN, Reason, Settings, full_s};
 use crate::picture::{Node, NodeState, Partition, Picture};
 use crate::planners;
 
@@ -31,6 +32,9 @@ const MIN_RELIEF: f64 = 0.5;
 /// if nodes are added sooner than that. At the first round above it the load is still rising, so that
 /// too few tenants would move.
 const HOLD_S: f64 = 10.0;
+
+/// Number of hot keys that a decision lists.
+const MAX_HOT_KEYS: usize = 20;
 
 /// A new node counts as empty below this share of the mean utilisation.
 const EMPTY_SHARE: f64 = 0.5;
@@ -253,7 +257,7 @@ impl Controller {
         if over_memory > 0 {
             reasons.push(Reason::Memory { nodes: over_memory });
         }
-        let is_required = !reasons.is_empty();
+        let (is_required, is_overloaded) = (!reasons.is_empty(), overload.is_some());
         if let Some(overload) = overload {
             reasons.push(overload);
             reasons.extend(ahead.reason());
@@ -275,13 +279,51 @@ impl Controller {
         let planning = planners::Settings { acceptable, ..self.settings.planning };
         let plan = planners::plan(&ahead.picture(), self.planner, &planning);
         let gain = plan.evaluation.highest_before - plan.evaluation.highest;
+        let keys = is_overloaded.then(|| self.hot_keys(ahead, uses, &planning)).flatten();
+        let hot = keys.as_ref().map(|(tenant, _)| tenant.clone());
+        reasons.extend(keys.into_iter().flat_map(|(_, reasons)| reasons));
         if plan.moves.is_empty() || (gain < MIN_GAIN && !is_required) {
-            return None;
+            let action = Action::Tenant { tenant: hot?, to: None, steps: Vec::new() };
+            return Some(self.decision(view, action, reasons, view.nodes));
         }
         let action = Action::Move { planner: plan.planner, moves: plan.moves };
         let mut decision = self.decision(view, action, reasons, view.nodes);
         decision.predicted.moves = Some(plan.evaluation);
         Some(decision)
+    }
+
+    /// The tenant of an overloaded node with the most load on hot keys, its keys, and the mechanism
+    /// that is missing to move them (E-Store).
+    fn hot_keys(
+        &self,
+        ahead: &Ahead<'_>,
+        uses: &[NodeUse],
+        planning: &planners::Settings,
+    ) -> Option<(String, [Reason; 2])> {
+        if !planning.whole_partitions {
+            return None;
+        }
+        let picture = ahead.picture();
+        let threshold = self.settings.high / ahead.factor;
+        let nodes = picture.nodes.iter().zip(uses);
+        let is_over = |(node, used): &(&Node, &NodeUse)| used.load / node.capacity > threshold;
+        let overloaded: BTreeSet<&str> = nodes.filter(is_over).map(|(node, _)| &*node.name).collect();
+        let hot_load = |of: &Partition| of.hot_keys.iter().map(|key| key.load).sum::<f64>();
+        let hottest = picture
+            .partitions
+            .iter()
+            .filter(|of| !of.hot_keys.is_empty() && overloaded.contains(of.owner.as_str()))
+            .max_by(|left, right| hot_load(left).total_cmp(&hot_load(right)))?;
+        let mut keys: Vec<HotKey> =
+            hottest.hot_keys.iter().map(|key| HotKey { key: key.name.clone(), load: key.load }).collect();
+        keys.sort_by(|left, right| right.load.total_cmp(&left.load));
+        keys.truncate(MAX_HOT_KEYS);
+        let with_keys = planners::Settings { whole_partitions: false, ..*planning };
+        let highest = planners::plan(&picture, self.planner, &with_keys).evaluation.highest;
+        let tenant = hottest.name.clone();
+        let reason = Reason::HotKeys { tenant: tenant.clone(), keys, highest };
+        let mechanism = which::Mechanism::MoveRows;
+        Some((tenant, [reason, Reason::MissingMechanism { mechanism }]))
     }
 
     fn help_late_tenants(&self, picture: &Picture, view: &View, uses: &[NodeUse]) -> Vec<Decision> {
@@ -349,8 +391,12 @@ impl Controller {
             };
             let cell = Cell { tenancy, need, link };
             let (mut steps, missing) = which::steps(cell);
-            let is_move =
-                |step: &Step| matches!(step, Step::Extract | Step::Use(which::Mechanism::MoveTenant));
+            let is_move = |step: &Step| match step {
+                Step::Extract => true,
+                Step::Use(mechanism) => {
+                    matches!(mechanism, which::Mechanism::MoveTenant | which::Mechanism::MoveMachine)
+                }
+            };
             let moves = steps.iter().any(is_move);
             if to.is_none() {
                 steps.retain(|step| !is_move(step));

@@ -231,6 +231,15 @@ pub enum Reason {
         /// The bytes to transfer.
         bytes: f64,
     },
+    /// A tenant on an overloaded node has hot keys (E-Store).
+    HotKeys {
+        /// The tenant.
+        tenant: String,
+        /// The keys, the hottest first.
+        keys: Vec<HotKey>,
+        /// The highest utilisation of a node that the planner would reach if it could move them.
+        highest: f64,
+    },
     /// Nodes were added and are empty.
     NewNodes {
         /// How many.
@@ -243,6 +252,15 @@ pub enum Reason {
         /// The mechanism.
         mechanism: which::Mechanism,
     },
+}
+
+/// A key that is accessed often.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HotKey {
+    /// Its table and value.
+    pub key: String,
+    /// Its load in CPUs.
+    pub load: f64,
 }
 
 /// The predicted effect of a decision.

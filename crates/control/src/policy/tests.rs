@@ -234,7 +234,7 @@ fn table_1_covers_every_cell() {
     }
     assert_eq!(TABLE_1.len(), 6);
     let up = Cell { tenancy: Tenancy::Dedicated, need: Need::ScaleUp, link: Link::Lan };
-    assert_eq!(steps(up), (vec![Step::Use(Mechanism::MoveTenant)], vec![Mechanism::MoveMachine]));
+    assert_eq!(steps(up), (vec![Step::Use(Mechanism::MoveMachine)], vec![]));
     let out = Cell { tenancy: Tenancy::Shared, need: Need::ScaleOut, link: Link::Wan };
     assert_eq!(steps(out), (vec![Step::Extract], vec![Mechanism::ReplicateTenant]));
 }
@@ -250,6 +250,50 @@ fn an_overloaded_node_is_balanced_with_reasons_and_effect() {
     assert!(effect.highest < 0.7 && effect.highest_before > 0.89, "{effect:?}");
     let text = serde_json::to_string(decision).expect("a decision can be written");
     assert!(text.contains("\"action\":\"move\"") && text.contains("\"reason\":\"threshold\""), "{text}");
+}
+
+#[test]
+fn hot_keys_are_reported_and_stay_with_their_tenant() {
+    use crate::picture::Piece;
+    use crate::planners::ItemKind;
+
+    let settings = || {
+        let planning = planners::Settings { whole_partitions: true, ..Settings::default().planning };
+        Settings { max_nodes: 2, planning, ..Settings::default() }
+    };
+    let decide = |picture: &Picture| {
+        let decisions = controller("node-share", settings()).decide(picture, &outlook(&[]));
+        let is_hot = |one: &Decision| one.reasons.iter().any(|one| matches!(one, Reason::HotKeys { .. }));
+        decisions.into_iter().find(is_hot)
+    };
+    // No tenant can be moved to advantage, but keys could be.
+    let mut alone = picture(2, &[("n1", 0.95)]);
+    assert!(decide(&alone).is_none(), "no keys are known");
+    alone.partitions[0].hot_keys = vec![Piece::new("t 8", 0.1, 0), Piece::new("t 7", 0.5, 0)];
+    let decision = decide(&alone).expect("the keys are reported");
+    let action = Action::Tenant { tenant: "t0".to_owned(), to: None, steps: Vec::new() };
+    assert_eq!(decision.action, action);
+    let found = decision.reasons.iter().find_map(|reason| match reason {
+        Reason::HotKeys { tenant, keys, highest } => Some((tenant.as_str(), keys.clone(), *highest)),
+        _ => None,
+    });
+    let (tenant, keys, highest) = found.expect("a reason");
+    assert_eq!((tenant, keys[0].key.as_str(), keys[0].load, keys.len()), ("t0", "t 7", 0.5, 2));
+    assert!(highest < 0.6, "0.95 without the moves of keys: {highest}");
+    let missing = Reason::MissingMechanism { mechanism: Mechanism::MoveRows };
+    assert!(decision.reasons.contains(&missing), "{decision:?}");
+
+    // Tenants are moved as a whole.
+    let mut both = picture(2, &[("n1", 0.5), ("n1", 0.4), ("n2", 0.1)]);
+    both.partitions[0].hot_keys = alone.partitions[0].hot_keys.drain(..1).collect();
+    let decision = decide(&both).expect("the keys are reported");
+    let Action::Move { moves, .. } = &decision.action else { panic!("{decision:?}") };
+    assert!(moves.iter().all(|one| one.kind == ItemKind::Partition && one.piece.is_none()), "{moves:?}");
+    assert_eq!(moves.len(), 1);
+    // The other node's keys are of no interest.
+    both.partitions[0].hot_keys.clear();
+    both.partitions[2].hot_keys = vec![Piece::new("t 7", 0.05, 0)];
+    assert!(decide(&both).is_none());
 }
 
 #[test]

@@ -15,8 +15,7 @@
 //! extraction, and replication by the database between sites "due to the premium placed on
 //! bandwidth".
 //!
-//! Some mechanisms do not exist in Fulmar yet ([`Mechanism::exists`]). [`steps`] then falls back to
-//! moving the tenant where that helps, and reports the missing one.
+//! Some mechanisms do not exist in Fulmar yet ([`Mechanism::exists`]); [`steps`] reports them.
 
 use serde::Serialize;
 
@@ -69,18 +68,21 @@ pub struct Cell {
 pub enum Mechanism {
     /// Move one tenant to another node (the paper's database-level migration).
     MoveTenant,
-    /// Move a node's tenants together to a new node (virtual machine migration).
+    /// Move a node's tenants together to a new node (virtual machine migration): `ALTER NODE ...
+    /// MOVE TO`. A dedicated tenant is the only one of its node.
     MoveMachine,
     /// Give a tenant a further node that serves its reads (database-level replication).
     ReplicateTenant,
     /// Take a replica away.
     DropReplica,
+    /// Move single keys of a large tenant to another node (E-Store). Not in Table 1.
+    MoveRows,
 }
 
 impl Mechanism {
     /// Returns true if Fulmar has the mechanism.
     pub fn exists(self) -> bool {
-        self == Mechanism::MoveTenant
+        matches!(self, Mechanism::MoveTenant | Mechanism::MoveMachine)
     }
 }
 
@@ -120,18 +122,13 @@ pub fn table_1(cell: Cell) -> &'static [Step] {
     }
 }
 
-/// The steps of a cell that Fulmar can do, and the mechanisms that are missing. Moving a machine is
-/// replaced by moving its only tenant; without replication a shared tenant is still extracted.
+/// The steps of a cell that Fulmar can do, and the mechanisms that are missing. Without replication
+/// a shared tenant is still extracted.
 pub fn steps(cell: Cell) -> (Vec<Step>, Vec<Mechanism>) {
     let (mut steps, mut missing) = (Vec::new(), Vec::new());
     for step in table_1(cell) {
         match step {
-            Step::Use(mechanism) if !mechanism.exists() => {
-                missing.push(*mechanism);
-                if *mechanism == MoveMachine {
-                    steps.push(Step::Use(MoveTenant));
-                }
-            }
+            Step::Use(mechanism) if !mechanism.exists() => missing.push(*mechanism),
             step => steps.push(*step),
         }
     }

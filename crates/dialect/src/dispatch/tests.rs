@@ -251,6 +251,13 @@ fn parses_statements_about_databases() {
     for (sql, is_forbidden) in [("ALTER NODE 'n-2' FORBID", true), ("alter node \"n-2\" allow", false)] {
         assert_eq!(admin(sql), AdminStatement::ForbidNode { name: "n-2".into(), is_forbidden });
     }
+    let (name, node) = ("n1".to_owned(), "n-2".to_owned());
+    let (mechanism, limit) = (Some("flush".to_owned()), Some("20MB".to_owned()));
+    assert_eq!(
+        admin("ALTER NODE n1 MOVE TO 'n-2' USING flush LIMIT '20MB'"),
+        AdminStatement::MoveNode { name, node, mechanism, limit }
+    );
+    assert_eq!(failure("ALTER NODE n1 MOVE"), sqlstate::SYNTAX_ERROR);
     for (sql, value) in [
         ("ALTER SYSTEM SET control.high = 0.8", Some("0.8")),
         ("ALTER SYSTEM SET control.high TO '80%'", Some("80%")),

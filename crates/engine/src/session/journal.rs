@@ -314,6 +314,7 @@ mod tests {
             parameters: Vec::new(),
             columns: Vec::new(),
             plan: Plan::default(),
+            note: std::sync::OnceLock::new(),
         })
     }
 

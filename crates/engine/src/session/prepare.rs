@@ -1,6 +1,6 @@
 //! Prepares statements: turns a text into a [`Statement`] with its parameters, columns and plan.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fulmar_mvcc::Partition;
 use fulmar_sqlite::sql::{
@@ -166,6 +166,7 @@ async fn describe<'a>(
         parameters: Vec::new(),
         columns: Vec::new(),
         plan,
+        note: OnceLock::new(),
     };
     // Only a CALL needs its tokens while SQLite prepares; of other statements they are freed.
     let words = if kind == StatementKind::Call { first } else { Vec::new() };

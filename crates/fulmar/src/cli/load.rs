@@ -17,7 +17,7 @@ pub struct LoadReportArgs {
     pub load_monitor: Switch,
     /// Count accesses per primary key, for fulmar.hot_keys: off, on (a sample), full (every access,
     /// with up to 200 MB of memory), or auto: a sample while the node's CPU utilisation is at
-    /// --key-watermark or above
+    /// --key-watermark or above, or above the controller's threshold control.high
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub key_monitoring: KeyMode,
     /// How long accesses are counted for a list of keys, in seconds

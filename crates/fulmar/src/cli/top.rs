@@ -16,6 +16,9 @@ Superusers see all tenants. Other users see the tenants that they may connect to
 of them in the URL:
   fulmar top --server postgres://ada@127.0.0.1:5433/shop
 
+Statements that take the most time, in SQL:
+  SELECT tenant, calls, total_ms, statement FROM fulmar.statements ORDER BY total_ms DESC LIMIT 10;
+
 Press Ctrl-C to exit. If stdout is not a terminal, one table is printed per interval (with --json,
 one line).";
 

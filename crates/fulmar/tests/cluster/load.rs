@@ -1,4 +1,4 @@
-//! Load reports of all nodes, through any node.
+//! Load reports and statistics of statements of all nodes, through any node.
 
 use super::*;
 
@@ -26,5 +26,38 @@ async fn every_node_shows_the_load_of_all_nodes() {
         let rows = observer.query(nodes, &[]).await.unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
         assert_eq!(names, (0..cluster.nodes()).map(|node| cluster.name(node)).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_node_shows_the_statements_of_all_nodes() {
+    let arguments = ["--slow-statement", "1"].map(str::to_owned).to_vec();
+    let setup = ClusterSetup { arguments, ..ClusterSetup::default() };
+    let cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
+    create(&cluster, "shop").await;
+    for node in 0..3 {
+        // At a new node each.
+        move_to(&cluster, 0, "shop", node).await;
+        for round in 0..=node {
+            execute(&cluster, round, "shop", &format!("SELECT v FROM t WHERE v = {round}")).await;
+        }
+        let slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300000) \
+                    SELECT count(*) FROM n WHERE i <> 4711";
+        execute(&cluster, 2, "shop", slow).await;
+    }
+    let counted = "SELECT node || ' ' || calls FROM fulmar.statements \
+                   WHERE tenant = 'shop' AND statement = 'SELECT v FROM t WHERE v = ?' ORDER BY node";
+    let slow = "SELECT node || ' ' || count(*) FROM fulmar.slow_statements \
+                WHERE tenant = 'shop' AND statement LIKE '%FROM n WHERE i <> ?' GROUP BY node \
+                ORDER BY node";
+    for through in 0..3 {
+        for database in ["fulmar", "shop"] {
+            let client = connect(&cluster, through, database).await;
+            for (sql, expected) in [(counted, ["n1 1", "n2 2", "n3 3"]), (slow, ["n1 1", "n2 1", "n3 1"])] {
+                let rows = with_timeout(sql, client.query(sql, &[])).await.unwrap();
+                let found: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+                assert_eq!(found, expected, "{sql} through n{}", through + 1);
+            }
+        }
     }
 }

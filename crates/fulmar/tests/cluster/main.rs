@@ -10,6 +10,7 @@ mod driver;
 mod full_etcd;
 mod garbage;
 mod load;
+mod machine;
 mod migrations;
 mod outages;
 mod private_stores;

@@ -115,6 +115,30 @@ fn move_tenant(browser: &mut Browser, tenant: &str, node: &str) {
     browser.wait_for("!document.querySelector('dialog')");
 }
 
+/// A slow statement is shown with its tenant, and on the tenant's page, without its constants.
+async fn check_statements(browser: &mut Browser, shop: &Client) {
+    let slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000) \
+                SELECT count(*) AS total FROM n WHERE i <> 4711";
+    shop.query(slow, &[]).await.unwrap();
+    let shown = "SELECT count(*) AS total FROM n WHERE i <> ?";
+    let is_listed = |selector: &str| {
+        let (selector, shown) = (json!(selector), json!(shown));
+        format!(
+            "[...document.querySelectorAll({selector})].some((code) => code.textContent.includes({shown}))"
+        )
+    };
+    browser.evaluate("location.hash = '#/activity'");
+    browser.wait_for(&is_listed(".slow-statements code"));
+    browser.evaluate("location.hash = '#/tenant/shop'");
+    browser.wait_for(&is_listed(".top-statements code"));
+    let texts =
+        "[...document.querySelectorAll('.top-statements code')].map((code) => code.textContent).join()";
+    let texts = browser.evaluate(texts);
+    assert!(!texts.as_str().unwrap().contains("4711"), "{texts}");
+    browser.evaluate("location.hash = '#/'");
+    browser.wait_for("document.querySelector('#slow-statements-title')");
+}
+
 /// Every page fits into a window of 400 px.
 fn check_narrow(browser: &mut Browser) {
     browser.set_window(400, 800, "light");
@@ -180,7 +204,8 @@ fn screenshots(browser: &mut Browser) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn operator_watches_and_moves_a_tenant() {
-    let setup = ClusterSetup { nodes: 3, ..ClusterSetup::default() };
+    let arguments = ["--slow-statement", "40"].map(str::to_owned).to_vec();
+    let setup = ClusterSetup { nodes: 3, arguments, ..ClusterSetup::default() };
     let cluster = Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap();
     let (admin, stop) = (client(&cluster, 0, "fulmar").await, Arc::<AtomicBool>::default());
     create_tenants(&cluster, &admin, &stop).await;
@@ -215,6 +240,7 @@ async fn operator_watches_and_moves_a_tenant() {
     browser.evaluate("location.hash = '#/'");
     browser.wait_for(&is_at("shop", to));
 
+    check_statements(&mut browser, &client(&cluster, 0, "shop").await).await;
     check_escaping(&mut browser);
     check_names(&mut browser);
     check_narrow(&mut browser);

@@ -6,6 +6,7 @@ mod common;
 
 mod balance;
 mod forecast;
+mod keys;
 mod kills;
 mod nodes;
 mod provisioners;

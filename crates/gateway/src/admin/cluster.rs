@@ -1,13 +1,14 @@
 //! Administration in a cluster: the partition of a database is created, restored, dropped and moved
 //! through the cluster, because any node may own it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Tenant, Unit};
 use fulmar_pages::{Durability, PartitionId};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 
 use super::context::{Context, in_use, to_postgres_error};
 use crate::Result;
@@ -87,56 +88,93 @@ pub(super) async fn forget_node(name: &str, context: &Context) -> Result<()> {
     require_cluster(context)?.forget_node(name).await
 }
 
-/// The start of a statement's migration. It completes also if the statement is interrupted: otherwise
-/// nothing would know which migration to cancel.
-pub(super) struct Started {
+/// The migrations that a statement has started and that have not ended.
+#[derive(Default)]
+pub(super) struct Running(Mutex<Vec<Started>>);
+
+/// The start of a migration. It completes also if the statement is interrupted: otherwise nothing
+/// would know which migration to cancel.
+#[derive(Clone)]
+struct Started {
     partition: PartitionId,
     /// The number of the migration; `None` if the node owns the database.
     number: Shared<BoxFuture<'static, Result<Option<u64>>>>,
 }
 
-/// Moves a database to the node with this name. Sets `started` when the migration is about to start.
+/// Fails if no node has this name.
+pub(super) fn check_node(node: &str, cluster: &dyn Cluster) -> Result<()> {
+    let nodes = cluster.nodes();
+    if nodes.iter().any(|known| known.name == node) {
+        return Ok(());
+    }
+    let names = nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
+    let message = format!("node \"{}\" does not exist", fulmar_dialect::shorten(node));
+    Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message).hint(format!("Available values: {names}.")))
+}
+
+/// Moves a database to the node with this name.
 pub(super) async fn move_database(
     database: &str,
     node: &str,
     options: Move,
     context: &Context,
-    started: &OnceLock<Started>,
+    running: &Running,
 ) -> Result<Arc<Tenant>> {
     let cluster = require_cluster(context)?;
     let tenant = context.find(database)?;
-    let nodes = cluster.nodes();
-    if !nodes.iter().any(|known| known.name == node) {
-        let names = nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
-        let message = format!("node \"{}\" does not exist", fulmar_dialect::shorten(node));
-        return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-            .hint(format!("Available values: {names}.")));
-    }
-    let partition = tenant.partition;
-    let (starting, to) = (cluster.clone(), node.to_owned());
-    let number = async move { starting.start_move(partition, &to, options).await }.boxed().shared();
-    let started = started.get_or_init(|| Started { partition, number });
-    if let Some(number) = started.number.clone().await? {
-        cluster.wait_for_move(partition, number).await?;
-    }
+    check_node(node, &**cluster)?;
+    move_partition(tenant.partition, node, options, cluster, running).await?;
     Ok(tenant)
 }
 
-/// Cancels the migration of a statement that was cancelled with this error. Returns the error for the
-/// client.
-pub(super) async fn cancel_started(error: Error, started: Option<&Started>, context: &Context) -> Error {
-    let Some(Started { partition, number }) = started else { return error };
-    let cancelling = async {
-        match number.clone().await? {
-            Some(number) => require_cluster(context)?.cancel_move(*partition, Some(number)).await,
-            None => Ok(()),
-        }
+/// Moves a partition. Returns the number of the migration; `None` if the node owns the partition.
+/// If it is interrupted, the migration stays in `running`.
+pub(super) async fn move_partition(
+    partition: PartitionId,
+    node: &str,
+    options: Move,
+    cluster: &Arc<dyn Cluster>,
+    running: &Running,
+) -> Result<Option<u64>> {
+    let (starting, to) = (cluster.clone(), node.to_owned());
+    let number = async move { starting.start_move(partition, &to, options).await }.boxed().shared();
+    running.0.lock().push(Started { partition, number: number.clone() });
+    let ended = match number.await {
+        Ok(Some(number)) => cluster.wait_for_move(partition, number).await.map(|()| Some(number)),
+        other => other,
     };
-    match cancelling.await {
-        Ok(()) => error.detail("The move was cancelled. The database stays where it was."),
-        Err(_) => error
+    running.0.lock().retain(|started| started.partition != partition);
+    ended
+}
+
+/// Cancels the migrations of a statement that was cancelled with this error. Returns the error for
+/// the client.
+pub(super) async fn cancel_running(error: Error, running: &Running, context: &Context) -> Error {
+    let started = running.0.lock().clone();
+    let (mut cancelled, mut continuing) = (0, 0);
+    for Started { partition, number } in started {
+        let cancelling = async {
+            match number.await? {
+                Some(number) => require_cluster(context)?.cancel_move(partition, Some(number)).await,
+                None => Ok(()),
+            }
+        };
+        match cancelling.await {
+            Ok(()) => cancelled += 1,
+            Err(_) => continuing += 1,
+        }
+    }
+    match (cancelled, continuing) {
+        (0, 0) => error,
+        (1, 0) => error.detail("The move was cancelled. The database stays where it was."),
+        (0, 1) => error
             .detail("The move can no longer be cancelled.")
             .hint("The table fulmar.migrations shows how it ends."),
+        (cancelled, continuing) => error
+            .detail(format!(
+                "{cancelled} moves were cancelled. {continuing} moves can no longer be cancelled."
+            ))
+            .hint("The table fulmar.migrations shows them. Repeat the statement to move what is left."),
     }
 }
 

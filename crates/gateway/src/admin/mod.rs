@@ -20,11 +20,12 @@ mod cluster;
 mod context;
 mod control;
 mod durability;
+mod machine;
 mod restore;
 mod tokens;
 mod users;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use fulmar_dialect::admin::{AdminStatement, Source};
 use fulmar_engine::{Error, sqlstate};
@@ -67,43 +68,65 @@ pub(crate) async fn run(
     }
 }
 
-/// A statement that moves a database. It can be cancelled.
-pub(crate) struct MoveDatabase<'a> {
+/// A statement that moves a database, or all databases of a node. It can be cancelled.
+pub(crate) struct MoveStatement<'a> {
     admin: &'a AdminStatement,
     context: &'a Context,
     identity: &'a Identity,
-    started: OnceLock<cluster::Started>,
+    running: cluster::Running,
 }
 
-impl<'a> MoveDatabase<'a> {
+impl<'a> MoveStatement<'a> {
     /// `None` for other statements.
     pub(crate) fn new(
         admin: &'a AdminStatement,
         context: &'a Context,
         identity: &'a Identity,
-    ) -> Option<MoveDatabase<'a>> {
-        let is_move = matches!(admin, AdminStatement::MoveDatabase { .. });
-        is_move.then_some(MoveDatabase { admin, context, identity, started: OnceLock::new() })
+    ) -> Option<MoveStatement<'a>> {
+        let is_move = matches!(admin, AdminStatement::MoveDatabase { .. } | AdminStatement::MoveNode { .. });
+        is_move.then(|| MoveStatement { admin, context, identity, running: cluster::Running::default() })
     }
 
-    /// Runs the statement, and records it as an event.
-    pub(crate) async fn run(&self) -> Result<()> {
-        let MoveDatabase { admin, context, identity, started } = self;
-        let AdminStatement::MoveDatabase { name, node, mechanism, limit } = admin else { return Ok(()) };
+    /// Runs the statement, and records it as an event. Returns the report of the move of a node, as
+    /// JSON.
+    pub(crate) async fn run(&self) -> Result<Option<String>> {
+        let MoveStatement { admin, context, identity, running } = self;
         check_right(admin.tag(), identity)?;
         context.engine.check_primary()?;
-        let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
-        let options = Move { mechanism: mechanism.clone(), max_bytes_per_s };
-        let tenant = cluster::move_database(name, node, options, context, started).await?;
-        let moved = Event::new(Kind::DatabaseMoved).database(&tenant).detail("node", node.as_str());
-        context.record(moved, identity);
-        Ok(())
+        let options = |mechanism: &Option<String>, limit: &Option<String>| -> Result<Move> {
+            let max_bytes_per_s = limit.as_deref().map(cluster::rate).transpose()?;
+            Ok(Move { mechanism: mechanism.clone(), max_bytes_per_s })
+        };
+        match admin {
+            AdminStatement::MoveDatabase { name, node, mechanism, limit } => {
+                let options = options(mechanism, limit)?;
+                let tenant = cluster::move_database(name, node, options, context, running).await?;
+                let moved = Event::new(Kind::DatabaseMoved).database(&tenant);
+                context.record(moved.detail("node", node.as_str()), identity);
+                Ok(None)
+            }
+            AdminStatement::MoveNode { name, node, mechanism, limit } => {
+                let options = options(mechanism, limit)?;
+                let report = machine::move_node(name, node, &options, context, running).await?;
+                let moved = Event::new(Kind::NodeMoved)
+                    .detail("node", report.source.as_str())
+                    .detail("to", report.destination.as_str())
+                    .detail("databases", report.databases)
+                    .detail("bytes", report.bytes)
+                    .detail("total_ms", report.total_ms)
+                    .detail("pause_ms", report.pause_ms)
+                    .detail("failed", report.failed);
+                context.record(moved, identity);
+                Ok(Some(serde_json::to_string(&report).unwrap_or_default()))
+            }
+            _ => Ok(None),
+        }
     }
 
-    /// After a cancel request or a timeout ended [`MoveDatabase::run`] with this error: cancels the
-    /// move. Returns the error for the client.
+    /// After a cancel request or a timeout ended [`MoveStatement::run`] with this error: cancels
+    /// the moves. Returns the error for the client.
     pub(crate) async fn cancel(&self, error: Error) -> Error {
-        cluster::cancel_started(error, self.started.get(), self.context).await
+        cluster::cancel_running(error, &self.running, self.context).await
     }
 }
 

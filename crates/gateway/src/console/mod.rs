@@ -39,6 +39,8 @@ mod sections;
 mod sql;
 mod stream;
 
+pub(crate) use sections::APPLICATION;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;

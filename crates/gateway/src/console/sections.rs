@@ -10,7 +10,7 @@ use super::answer::Failure;
 use super::sql::{Sessions, SqlError, SqlSession, Table, string};
 
 /// The application name of the console's sessions.
-pub(super) const APPLICATION: &str = "fulmar console";
+pub(crate) const APPLICATION: &str = "fulmar console";
 /// `statement_timeout` of queries.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The error for a table that does not exist.
@@ -25,7 +25,7 @@ pub(super) struct Section {
 }
 
 /// All sections.
-pub(super) const SECTIONS: [Section; 10] = [
+pub(super) const SECTIONS: [Section; 11] = [
     Section {
         name: "nodes",
         sql: "SELECT id, name, state, sql, partitions, heard_ms, is_this, slow, site, rack \
@@ -69,6 +69,12 @@ pub(super) const SECTIONS: [Section; 10] = [
               FROM pg_stat_activity WHERE state = 'active' AND query <> '' \
               AND application_name NOT LIKE 'fulmar console%' ORDER BY query_start, pid LIMIT 20",
         every: 1,
+    },
+    Section {
+        name: "slow_statements",
+        sql: "SELECT node, time, tenant, \"user\", ms, rows, sqlstate, fingerprint, statement \
+              FROM fulmar.slow_statements ORDER BY time DESC, tenant LIMIT 20",
+        every: 2,
     },
     Section { name: "control", sql: "SELECT name, value FROM fulmar.control LIMIT 100", every: 2 },
     Section {
@@ -142,6 +148,20 @@ pub(super) async fn tenant(
                 "SELECT pid, usename, application_name, client_addr, query_start, query FROM pg_stat_activity \
                  WHERE datname = {quoted} AND state = 'active' AND query <> '' \
                  AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
+            ),
+        ),
+        (
+            "top_statements",
+            format!(
+                "SELECT node, fingerprint, statement, calls, total_ms, mean_ms, max_ms, rows, errors \
+                 FROM fulmar.statements WHERE tenant = {quoted} ORDER BY total_ms DESC, statement LIMIT 20"
+            ),
+        ),
+        (
+            "hot_keys",
+            format!(
+                "SELECT table_name, key, share, error, sampled FROM fulmar.hot_keys \
+                 WHERE tenant = {quoted} AND key IS NOT NULL ORDER BY share DESC, table_name, key LIMIT 20"
             ),
         ),
         ("history", "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned()),

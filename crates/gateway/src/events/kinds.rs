@@ -75,6 +75,8 @@ kinds! {
     ControllerElected Info "controller.elected" "this node controls the cluster"
     /// By ALTER SYSTEM, ALTER DATABASE ... PIN or ALTER NODE ... FORBID.
     ControlChanged Info "control.changed" "what the controller may do was changed"
+    /// By ALTER NODE ... MOVE TO. Details: `node`, `to`, and what it has cost.
+    NodeMoved Info "node.moved" "the databases of a node were moved to another one"
     /// The controller has added a node, which serves now.
     NodeAdded Info "node.added" "node added"
     /// The controller has removed a node.

@@ -16,7 +16,7 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use fulmar_control::report::{KeyAccess, KeyReport};
@@ -40,8 +40,8 @@ const KEPT_WINDOWS: u32 = 10;
 pub enum KeyMode {
     /// Never.
     Off,
-    /// For a window when the node's CPU utilisation has reached the watermark, and again while it
-    /// stays there (E-Store's second phase).
+    /// For a window when the node's CPU utilisation has reached the watermark or the controller
+    /// asks for it, and again while that lasts (E-Store's second phase).
     #[default]
     Auto,
     /// Always.
@@ -134,6 +134,8 @@ pub(crate) struct KeyMonitor {
     settings: KeyMonitoring,
     /// One of this many statements is sampled; 0 while no window is open.
     interval: AtomicU32,
+    /// A window was requested.
+    requested: AtomicBool,
     window: Mutex<Window>,
     finished: Mutex<Finished>,
 }
@@ -149,6 +151,7 @@ impl KeyMonitor {
         let monitor = KeyMonitor {
             settings,
             interval: AtomicU32::new(0),
+            requested: AtomicBool::new(false),
             window: Mutex::new(Window::new(settings.mode, now)),
             finished: Mutex::new(Finished { at: now, reports: HashMap::new() }),
         };
@@ -194,14 +197,22 @@ impl KeyMonitor {
         total.unkeyed += u64::from(accesses == 0);
     }
 
+    /// Requests a window in [`KeyMode::Auto`].
+    pub(crate) fn request(&self) {
+        self.requested.store(true, Ordering::Relaxed);
+    }
+
     /// Opens and closes windows. `utilisation` is the share of its CPUs that the node uses.
     pub(crate) fn tick(&self, now: Instant, utilisation: f64) {
         let KeyMonitoring { mode, window: length, watermark, .. } = self.settings;
         let is_open = self.interval.load(Ordering::Relaxed) > 0;
+        if is_open && now.saturating_duration_since(self.window.lock().begun) < length {
+            return;
+        }
         let continues = match mode {
             KeyMode::Off => return,
             KeyMode::On | KeyMode::Full => true,
-            KeyMode::Auto => utilisation >= watermark,
+            KeyMode::Auto => self.requested.swap(false, Ordering::Relaxed) || utilisation >= watermark,
         };
         if !is_open {
             if continues {
@@ -213,9 +224,6 @@ impl KeyMonitor {
                     finished.reports = HashMap::new();
                 }
             }
-            return;
-        }
-        if now.saturating_duration_since(self.window.lock().begun) < length {
             return;
         }
         if !continues {
@@ -305,6 +313,31 @@ mod tests {
         assert_eq!(monitor.report(SHOP), Some(report), "no window was open, and reports are kept");
         monitor.tick(at(131), 0.1);
         assert_eq!(monitor.report(SHOP), None);
+    }
+
+    #[test]
+    fn requests_open_one_window_each() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let monitor = monitor(KeyMode::Auto, start);
+        let mut sampler = KeySampler::default();
+        let mut use_it = || (0..100).for_each(|_| monitor.record(&mut sampler, SHOP, None, &[]));
+        monitor.tick(at(1), 0.1);
+        monitor.request();
+        monitor.tick(at(2), 0.1);
+        use_it();
+        // A request during a window continues it.
+        monitor.request();
+        monitor.tick(at(5), 0.1);
+        monitor.tick(at(12), 0.1);
+        let first = monitor.report(SHOP).unwrap();
+        (0..10).for_each(|_| use_it());
+        monitor.tick(at(22), 0.1);
+        let second = monitor.report(SHOP).unwrap();
+        assert!(second.sampled > first.sampled, "{first:?}, {second:?}");
+        use_it();
+        monitor.tick(at(32), 0.1);
+        assert_eq!(monitor.report(SHOP), Some(second), "no window was open");
     }
 
     #[test]

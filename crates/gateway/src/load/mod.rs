@@ -32,7 +32,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Number of windows after which the sizes of unused partitions are read again.
 const IDLE_WINDOWS: u32 = 10;
 /// The name of a node without a cluster in its report.
-const SINGLE_NODE: &str = "local";
+pub(crate) const SINGLE_NODE: &str = "local";
 
 /// A node, and its report or why there is none.
 pub(crate) type NodeLoad = (String, Result<NodeReport>);
@@ -137,6 +137,11 @@ impl LoadMonitor {
             }
         }
         report
+    }
+
+    /// Requests that accesses per key are counted for a window.
+    pub(crate) fn request_keys(&self) {
+        self.keys.request();
     }
 
     /// The reports of all nodes.

@@ -15,7 +15,7 @@ use super::link::Interrupted;
 use super::outcome::{MessageError, PlanOutcome};
 use super::rows::{Collector, Layout, Output, RowWriter, ValueRow};
 use super::state::Session;
-use crate::admin::MoveDatabase;
+use crate::admin::MoveStatement;
 use crate::events::{Event, Kind};
 use crate::settings::AS_OF;
 use crate::{Result, admin};
@@ -88,20 +88,16 @@ impl Session {
             }
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
-                if self.move_database(admin).await? {
-                    return Ok(PlanOutcome::Done {
-                        tag: CommandTag::Plain(admin.tag()),
-                        rows: 0,
-                        spill: None,
-                    });
-                }
-                let secret = admin::run(admin, &self.context.administration, &self.identity).await?;
+                let answer = match self.move_databases(admin).await? {
+                    Some(report) => report,
+                    None => admin::run(admin, &self.context.administration, &self.identity).await?,
+                };
                 if matches!(admin, AdminStatement::AlterPassword { name, .. } if *name == self.identity.user)
                 {
                     self.renew_account();
                 }
-                if let Some(secret) = secret {
-                    let rows = vec![vec![Value::Text(secret)]];
+                if let Some(answer) = answer {
+                    let rows = vec![vec![Value::Text(answer)]];
                     return self.write_rows(rows, CommandTag::Plain(admin.tag()), layout, output);
                 }
                 admin.tag()
@@ -130,23 +126,25 @@ impl Session {
         Ok(PlanOutcome::Copying)
     }
 
-    /// Runs a statement that moves a database; returns false if it is another one. A cancel request, or
-    /// `statement_timeout`, cancels the move if it is still copying. If the client disconnects, the move
-    /// continues.
-    async fn move_database(&mut self, admin: &AdminStatement) -> Result<bool, MessageError> {
-        let Some(moving) = MoveDatabase::new(admin, &self.context.administration, &self.identity) else {
-            return Ok(false);
+    /// Runs a statement that moves databases, and returns its report if it has one; returns `None`
+    /// if it is another statement. A cancel request, or `statement_timeout`, cancels moves that are
+    /// still copying. If the client disconnects, moves in progress continue.
+    async fn move_databases(
+        &mut self,
+        admin: &AdminStatement,
+    ) -> Result<Option<Option<String>>, MessageError> {
+        let Some(moving) = MoveStatement::new(admin, &self.context.administration, &self.identity) else {
+            return Ok(None);
         };
         match self.link.run_cancellable(moving.run()).await {
-            Ok(ended) => ended?,
+            Ok(ended) => Ok(Some(ended?)),
             Err(Interrupted { error, is_client_gone: false })
                 if error.state() == sqlstate::QUERY_CANCELED =>
             {
-                return Err(moving.cancel(error).await.into());
+                Err(moving.cancel(error).await.into())
             }
-            Err(Interrupted { error, .. }) => return Err(error.into()),
+            Err(Interrupted { error, .. }) => Err(error.into()),
         }
-        Ok(true)
     }
 
     /// Verifies the checksums of all data, and writes a row for each damaged file.

@@ -151,8 +151,8 @@ impl Session {
         self.viewer_of(Remote::default())
     }
 
-    /// Like [`Session::viewer`], with the loads of all nodes and the forecasts of the controller if the
-    /// statement reads their tables.
+    /// Like [`Session::viewer`], with the loads and statistics of all nodes and the forecasts of
+    /// the controller if the statement reads their tables.
     pub(super) async fn viewer_with_loads(&mut self, sql: &str) -> Arc<Catalog<Viewer>> {
         let sources = &self.context.sources;
         let mut remote = Remote::default();
@@ -161,6 +161,13 @@ impl Session {
         }
         if let Some(cluster) = sources.cluster.as_ref().filter(|_| system::forecasts_needed(sql)) {
             remote.forecasts = cluster.forecasts().await;
+        }
+        if system::statements_needed(sql) {
+            let owned = (!self.identity.superuser).then(|| {
+                let tenants = system::owned_tenants(&self.context.catalog, &self.identity);
+                tenants.iter().map(|tenant| tenant.partition.0).collect::<Vec<u64>>()
+            });
+            remote.statements = sources.statement_reports(owned.as_deref()).await;
         }
         self.viewer_of(remote)
     }

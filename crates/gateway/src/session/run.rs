@@ -13,6 +13,8 @@ use super::slow::redact;
 use super::state::Session;
 use super::statements::Plan;
 use crate::Result;
+use crate::activity::now_ms;
+use crate::statement_stats::{SlowStatement, StatementEntry, identify};
 use crate::tenant_stats::DataAccess;
 
 impl Session {
@@ -137,7 +139,7 @@ impl Session {
             let partition = self.identity.tenant.partition;
             self.context.keys.record(&mut self.keys, partition, plan.keys(), values);
         }
-        self.log_if_slow(plan, time, rows, &ran);
+        self.count_statement(plan, time, rows, &ran);
         ran
     }
 
@@ -185,19 +187,43 @@ impl Session {
         }
     }
 
-    /// Logs a completed statement if it was slow.
-    pub(super) fn log_if_slow(
+    /// Adds a completed statement to the statistics of its text, and reports it if it was slow.
+    fn count_statement(
         &self,
         plan: &Plan,
         time: Duration,
         rows: u64,
         ran: &Result<PlanOutcome, MessageError>,
     ) {
-        let log = &self.context.slow;
-        if !log.is_slow(time) {
+        // It is repeated at another node.
+        if matches!(ran, Err(MessageError::End(End::Moved | End::Fenced))) {
             return;
         }
-        let Some(left_out) = log.admit(Instant::now()) else { return };
+        let tenants = &self.context.tenants;
+        match plan {
+            _ if !self.counts_statements => {}
+            Plan::Engine(statement) => {
+                let note = statement.note.get_or_init(|| tenants.statement(&self.stats, &statement.sql));
+                if let Some(entry) = note.downcast_ref::<StatementEntry>()
+                    && entry.is_kept()
+                {
+                    entry.record(time, rows, ran.is_err());
+                } else if let Ok(evicted) = note.clone().downcast::<StatementEntry>() {
+                    tenants.statement_again(&self.stats, &evicted).record(time, rows, ran.is_err());
+                }
+            }
+            Plan::Command { redacted, .. } => {
+                tenants.statement(&self.stats, redacted).record(time, rows, ran.is_err());
+            }
+        }
+        if self.context.slow.is_slow(time) {
+            self.report_slow(plan, time, rows, ran);
+        }
+    }
+
+    /// Keeps a slow statement for `fulmar.slow_statements`, and logs it.
+    #[cold]
+    fn report_slow(&self, plan: &Plan, time: Duration, rows: u64, ran: &Result<PlanOutcome, MessageError>) {
         let sqlstate = match ran {
             Err(MessageError::Statement(error) | MessageError::End(End::Fatal(error))) => Some(error.state()),
             _ => None,
@@ -206,6 +232,23 @@ impl Session {
             Plan::Engine(statement) => &redact(&statement.sql),
             Plan::Command { redacted: shown, .. } => &**shown,
         };
+        if self.counts_statements {
+            let (fingerprint, text) = identify(match plan {
+                Plan::Engine(statement) => &statement.sql,
+                Plan::Command { redacted, .. } => redacted,
+            });
+            self.context.tenants.slow.add(SlowStatement {
+                partition: self.identity.tenant.partition.0,
+                at_unix_ms: now_ms(),
+                user: self.identity.user.clone(),
+                time_us: time.as_micros() as u64,
+                rows,
+                sqlstate: sqlstate.map(str::to_owned),
+                fingerprint,
+                text,
+            });
+        }
+        let Some(left_out) = self.context.slow.admit(Instant::now()) else { return };
         let (tenant, user) = (self.identity.tenant.name.as_str(), self.identity.user.as_str());
         let milliseconds = time.as_millis() as u64;
         // Recorded as strings, not with `%`: the log's writer then escapes line breaks.

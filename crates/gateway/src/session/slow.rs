@@ -1,4 +1,5 @@
 //! The slow query log: one log line for each statement that takes longer than the configured limit.
+//! `fulmar.slow_statements` shows the newest ones ([`crate::statement_stats`]).
 //!
 //! - Statements are redacted, because logs may be less protected than the data: parameters and
 //!   comments are omitted, string literals are logged as `'...'`, and the text is truncated at

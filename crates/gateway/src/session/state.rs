@@ -14,6 +14,7 @@ use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
 use super::temporary_tables::TableTransfer;
+use crate::console;
 use crate::identity::Identity;
 use crate::load::KeySampler;
 use crate::metrics::WorkerMetrics;
@@ -35,6 +36,8 @@ pub(crate) struct Session {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) identity: Identity,
     pub(super) stats: Arc<TenantStats>,
+    /// Statistics of its statements are kept. Not of those of the console.
+    pub(super) counts_statements: bool,
     /// Selects statements whose keys are counted.
     pub(super) keys: KeySampler,
     /// The generation of the tenant's limits that are applied.
@@ -72,6 +75,8 @@ impl Session {
         let stats = context.tenants.of(identity.tenant.partition);
         let memory = context.memory.of(identity.tenant.partition);
         let temporary = link.partition.session().temporary_space();
+        let application = settings.get("application_name").unwrap_or_default();
+        let counts_statements = !application.starts_with(console::APPLICATION);
         let mut session = Session {
             link,
             output: Output::default(),
@@ -82,6 +87,7 @@ impl Session {
             metrics,
             identity,
             stats,
+            counts_statements,
             keys: KeySampler::default(),
             limits_seen: 0,
             privileges_seen: 0,

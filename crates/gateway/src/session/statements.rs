@@ -180,6 +180,7 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
         Plan::Command { command, .. } => match &**command {
             Command::Show(name) => vec![Column::new(name.as_str(), Type::Text)],
             Command::Admin(AdminStatement::CreateToken { .. }) => vec![Column::new("token", Type::Text)],
+            Command::Admin(AdminStatement::MoveNode { .. }) => vec![Column::new("report", Type::Text)],
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
             }

@@ -7,15 +7,23 @@ use fulmar_engine::{CancelReason, Database, Error, Value, sqlstate};
 use fulmar_meta::{Tenant, User};
 
 use super::viewer::{Table, Viewer};
-use super::{cluster, event_log, forecast, load, statistics, stats};
+use super::{cluster, event_log, forecast, load, statements, statistics, stats};
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::registry::Handle;
 
 /// The gateway's own tables.
 static OWN: LazyLock<Vec<Table>> = LazyLock::new(|| {
-    [statistics::TABLES, stats::TABLES, event_log::TABLES, cluster::TABLES, load::TABLES, forecast::TABLES]
-        .concat()
+    [
+        statistics::TABLES,
+        stats::TABLES,
+        statements::TABLES,
+        event_log::TABLES,
+        cluster::TABLES,
+        load::TABLES,
+        forecast::TABLES,
+    ]
+    .concat()
 });
 
 /// All system tables.

@@ -13,9 +13,10 @@ use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::events::EventLog;
 use crate::identity::Identity;
-use crate::load::{LoadMonitor, NodeLoad};
+use crate::load::{LoadMonitor, NodeLoad, SINGLE_NODE};
 use crate::registry::Registry;
 use crate::settings::Settings;
+use crate::statement_stats::StatementReport;
 use crate::tenant_stats::TenantStatsRegistry;
 
 /// The components whose state system tables show, and on which system functions act.
@@ -32,6 +33,22 @@ pub(crate) struct Sources {
     pub(crate) started_ms: u64,
 }
 
+impl Sources {
+    /// The statistics of statements of all nodes that answer, of these partitions or of all.
+    pub(crate) async fn statement_reports(
+        &self,
+        partitions: Option<&[u64]>,
+    ) -> Vec<(String, StatementReport)> {
+        match &self.cluster {
+            Some(cluster) => {
+                let reports = cluster.statement_reports(partitions).await.into_iter();
+                reports.filter_map(|(node, report)| Some((node, report.ok()?))).collect()
+            }
+            None => vec![(SINGLE_NODE.to_owned(), self.tenants.statement_report(partitions))],
+        }
+    }
+}
+
 /// A table, and the function that produces its rows.
 pub(super) type Table = (SystemTable, fn(&Viewer, &Database<'_>) -> Result<Rows>);
 
@@ -41,11 +58,13 @@ pub(crate) struct Remote {
     pub(crate) loads: Vec<NodeLoad>,
     /// The forecasts of the controller.
     pub(crate) forecasts: Result<Vec<SeriesReport>>,
+    /// The statistics of statements of the nodes that have answered, by name.
+    pub(crate) statements: Vec<(String, StatementReport)>,
 }
 
 impl Default for Remote {
     fn default() -> Remote {
-        Remote { loads: Vec::new(), forecasts: Ok(Vec::new()) }
+        Remote { loads: Vec::new(), forecasts: Ok(Vec::new()), statements: Vec::new() }
     }
 }
 
@@ -84,6 +103,11 @@ impl Viewer {
         tenants
     }
 
+    /// The tenants whose statements the viewer may see: its own, or all for a superuser.
+    pub(super) fn owned_tenants(&self) -> Vec<Arc<Tenant>> {
+        owned_tenants(&self.sources.catalog, &self.identity)
+    }
+
     /// The users that the viewer may see, with their OIDs. A superuser sees all users. Other users
     /// see themselves and the owners of the tenants that they may connect to. The owner of the
     /// viewer's tenant has the OID [`OWNER`], because it owns the tenant's tables.
@@ -101,4 +125,11 @@ impl Viewer {
             .map(|(oid, user)| if user.name == identity.tenant.owner { (OWNER, user) } else { (oid, user) })
             .collect()
     }
+}
+
+/// The tenants that belong to a user; all of them if it is a superuser.
+pub(crate) fn owned_tenants(catalog: &Catalog, identity: &Identity) -> Vec<Arc<Tenant>> {
+    let mut tenants = catalog.tenants();
+    tenants.retain(|tenant| identity.superuser || tenant.owner == identity.user);
+    tenants
 }

@@ -182,6 +182,12 @@ async fn sections_are_those_of_sql() {
         assert_eq!(tenant["stats"]["rows"].as_array().unwrap().len(), 1, "{tenant}");
         assert!(tenant["history"]["rows"].is_array(), "{tenant}");
     }
+    let (_, tenant) = get(&node, "tenants/shop", &token).await;
+    let statements = column(&tenant["top_statements"], "statement");
+    assert!(statements.contains(&json!("INSERT INTO t VALUES (?)")), "{tenant}");
+    let read_by_console = |text: &&Value| text.as_str().unwrap().contains("fulmar.");
+    assert!(!statements.iter().any(|text| read_by_console(&text)), "the console's own: {statements:?}");
+    assert_eq!(overview["slow_statements"]["rows"], json!([]), "{overview}");
     let (status, missing) = get(&node, "tenants/missing", &token).await;
     assert_eq!((status, &missing["error"]["state"]), (422, &json!("3D000")), "{missing}");
     assert_eq!(get(&node, "tenants/a%00b", &token).await.0, 400);

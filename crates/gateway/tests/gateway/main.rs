@@ -22,6 +22,7 @@ mod procedures;
 mod protocol;
 mod relay;
 mod roles;
+mod statements;
 mod statistics;
 mod tenants;
 mod tokens;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_control::picture::Picture;
+use fulmar_control::policy::which::Mechanism;
 use fulmar_control::policy::{Controller, Decision, horizon_s};
 use fulmar_elastic::settings::ControlSettings;
 
@@ -33,6 +34,7 @@ impl Brain {
     pub fn new(settings: &ControlSettings, forecaster: Forecaster) -> Option<Brain> {
         let mut policy = settings.policy.clone();
         policy.confirm_rounds = confirm_rounds(settings);
+        policy.planning.whole_partitions = !Mechanism::MoveRows.exists();
         let controller = Controller::new(settings.rule, policy)?;
         Some(Brain { settings: settings.clone(), controller, forecaster, last_s: None })
     }

@@ -10,7 +10,9 @@
 //! after the other ([`run`]):
 //!
 //! 1. Check that the term has not ended, and apply changed settings.
-//! 2. Get the load reports of all nodes ([`reports`]), and build a picture ([`picture`]).
+//! 2. Get the load reports of all nodes ([`reports`]), and build a picture ([`picture`]). A node
+//!    above `high` in its last report also counts accesses per key and reports its hot keys
+//!    (E-Store's two phases).
 //! 3. Advance the plan in progress: nodes that are added or removed ([`nodes`]), and moves
 //!    ([`moves`]).
 //! 4. Record what has come of earlier decisions ([`decisions`]).

@@ -6,6 +6,7 @@
 //! - A partition that is being moved, or waits for that, is shown at its destination.
 //! - A partition needs the memory of its `cache_floor`. Its other pages in memory are a cache, which a
 //!   new owner makes room for.
+//! - While a node is overloaded, its partitions show their hot keys, for the reasons of decisions.
 //! - Partitions that cannot move count as pinned: those of `local` durability in a common store,
 //!   quarantined ones, those whose pages are still being copied, and those whose last move has failed
 //!   within the cool-down.
@@ -14,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use fulmar_cluster::{LogKind, NodeId, NodeState as RecordState};
-use fulmar_control::picture::{Node as PictureNode, NodeState, Partition, Picture};
+use fulmar_control::picture::{Node as PictureNode, NodeState, Partition, Picture, Piece};
+use fulmar_control::report::KeyReport;
 use fulmar_meta::Limit;
 use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
@@ -30,6 +32,10 @@ use crate::owners::{KnownNode, Ownership};
 const DEFAULT_CAPACITY: f64 = 1.0;
 /// The latency of a partition without statements says nothing.
 const MIN_REQUESTS_PER_S: f64 = 0.01;
+
+/// A key is hot if this share of its partition's accesses goes to it.
+const MIN_HOT_SHARE: f64 = 0.01;
+const MAX_HOT_KEYS: usize = 100;
 
 /// What the picture is made of, besides what the node knows.
 pub(super) struct Sources<'a> {
@@ -90,6 +96,8 @@ pub(super) fn build(node: &Node, sources: &Sources<'_>) -> Pictured {
             partition.bytes = report.size;
             let is_used = report.requests_per_s >= MIN_REQUESTS_PER_S && report.latency_ms > 0.0;
             partition.latency_ms = Some(report.latency_ms).filter(|ms| is_used && ms.is_finite());
+            partition.hot_keys =
+                report.keys.as_ref().map(|keys| hot_keys(keys, load.load)).unwrap_or_default();
         }
         let floor_kb = node.catalog().limit_of(id, Limit::CacheFloor);
         partition.memory = floor_kb.unwrap_or(0).saturating_mul(1024);
@@ -146,7 +154,52 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
     Some(shown)
 }
 
+/// The hot keys of a partition with this load. Their loads are what the counts prove, so that they
+/// are never more than the partition's.
+fn hot_keys(report: &KeyReport, load: f64) -> Vec<Piece> {
+    let mut names = BTreeSet::new();
+    let mut left = 1.0;
+    let keys = report.keys.iter().filter_map(|key| {
+        let proven = key.share - key.error;
+        let share = proven.min(left);
+        let name = format!("{} {}", key.table, key.key);
+        if !proven.is_finite() || share < MIN_HOT_SHARE || !names.insert(name.clone()) {
+            return None;
+        }
+        left -= share;
+        Some(Piece::new(name, share * load, 0))
+    });
+    keys.take(MAX_HOT_KEYS).collect()
+}
+
 /// Whether a partition can be moved at all.
 fn may_move(node: &Node, id: PartitionId, ownership: Ownership) -> bool {
     (ownership.log == LogKind::Shared || node.is_private()) && !node.owners().is_quarantined(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_control::report::KeyAccess;
+
+    use super::*;
+
+    #[test]
+    fn hot_keys_are_never_more_than_their_partition() {
+        let access =
+            |key: &str, share, error| KeyAccess { table: "t".to_owned(), key: key.to_owned(), share, error };
+        let keys = vec![
+            access("9", f64::NAN, 0.0),
+            access("7", 0.6, 0.1),
+            access("7", 0.2, 0.0),
+            access("8", 0.9, 0.0),
+            access("10", 0.005, 0.0),
+        ];
+        let pieces = hot_keys(&KeyReport { sampled: 100, unkeyed: 0, keys }, 2.0);
+        let shown: Vec<(&str, f64)> = pieces.iter().map(|piece| (&*piece.name, piece.load)).collect();
+        assert_eq!(shown, [("t 7", 1.0), ("t 8", 1.0)]);
+        let mut partition = Partition::new("shop", "n1", 2.0);
+        partition.hot_keys = pieces;
+        let (nodes, partitions) = (vec![PictureNode::new("n1", 1.0)], vec![partition]);
+        assert!(Picture { at_s: 0.0, nodes, partitions }.validate().is_ok());
+    }
 }

@@ -89,6 +89,12 @@ impl Reports {
         Some((&reported.report, now.duration_since(reported.at) < MAX_AGE))
     }
 
+    /// Whether the newest report of a node is recent and shows a utilisation above a threshold.
+    pub fn is_above(&self, name: &str, threshold: f64, now: Instant) -> bool {
+        let report = self.node(name, now).filter(|(_, is_recent)| *is_recent);
+        report.is_some_and(|(report, _)| finite(report.cpu) / capacity(report) > threshold)
+    }
+
     /// The load of a partition.
     pub fn partition(&self, id: PartitionId) -> Option<&PartitionLoad> {
         self.partitions.get(&id)
@@ -194,5 +200,8 @@ mod tests {
         assert!(reports.has_hole(&silent, now) && !reports.has_hole(&silent[1..], now));
         assert!(!reports.has_hole(&silent, now + MAX_HOLE), "its last report stands in");
         assert_eq!(reports.mean_capacity(), Some(2.0));
+        reports.update(vec![report(1.6, &[])], &[], MAX_AGE, now);
+        assert!(reports.is_above("n1", 0.77, now) && !reports.is_above("n1", 0.8, now));
+        assert!(!reports.is_above("n1", 0.77, now + MAX_AGE) && !reports.is_above("n2", 0.0, now));
     }
 }

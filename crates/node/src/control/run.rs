@@ -35,6 +35,7 @@ use super::records::{
 };
 use super::reports::{self, Reports};
 use super::{ROLE, texts};
+use crate::load::Observation;
 use crate::{Node, Partitions};
 
 /// Number of moves that the record of a decision contains.
@@ -173,7 +174,10 @@ impl Run {
         self.check_term().await?;
         self.update_settings();
         let (mut reports, mut silent) = (Vec::new(), Vec::new());
-        for (node, report) in self.node.load_reports(false).await {
+        // E-Store's phases: the keys of a node are counted while it is overloaded.
+        let is_over = |name: &str| self.reports.is_above(name, self.settings.policy.high, Instant::now());
+        let observation = |name: &str| Observation { keys: is_over(name), count: is_over(name) };
+        for (node, report) in self.node.observe_load(observation).await {
             match report {
                 Ok(report) => reports.push(report),
                 Err(_) => silent.push(node),
@@ -350,7 +354,14 @@ impl Run {
                 let found = by_name.get(tenant).map(|partition| (*partition, to.clone()));
                 self.queue(&decision, found.into_iter().collect()).await
             }
-            Action::Tenant { to: None, .. } => self.advise(&decision, "no node can take the tenant").await,
+            Action::Tenant { to: None, .. } => {
+                let is_hot_key = |reason: &Reason| matches!(reason, Reason::HotKeys { .. });
+                let why = match decision.reasons.iter().any(is_hot_key) {
+                    true => "single keys cannot be moved",
+                    false => "no node can take the tenant",
+                };
+                self.advise(&decision, why).await
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Decisions in words, for operators.
 
-use fulmar_control::policy::which::{Cell, Link, Mechanism, Need, Tenancy};
-use fulmar_control::policy::{Action, Effect, Reason};
+use fulmar_control::policy::which::{Cell, Link, Mechanism, Need, Step, Tenancy};
+use fulmar_control::policy::{Action, Effect, HotKey, Reason};
 
 /// How many names a text lists.
 const MAX_LISTED: usize = 5;
@@ -33,7 +33,11 @@ pub(super) fn what(action: &Action) -> String {
                 .collect();
             format!("move {} ({planner}): {}", counted(moves.len(), "tenant"), listed(&each))
         }
-        Action::Tenant { tenant, to: Some(to), .. } => format!("move {tenant} to {to}"),
+        Action::Tenant { tenant, to: Some(to), steps } => {
+            let is_machine = steps.contains(&Step::Use(Mechanism::MoveMachine));
+            let all = if is_machine { ", the only tenant of its node (machine)," } else { "" };
+            format!("move {tenant}{all} to {to}")
+        }
         Action::Tenant { tenant, to: None, .. } => format!("nothing that can be done helps {tenant}"),
     }
 }
@@ -81,6 +85,15 @@ pub(super) fn why(reason: &Reason) -> String {
         }
         Reason::CheaperTenant { late, load, bytes } => {
             format!("moving it frees {load:.2} CPUs for {late} by copying {}", size(*bytes))
+        }
+        Reason::HotKeys { tenant, keys, highest } => {
+            let each = |key: &HotKey| format!("{} ({:.2} CPUs)", key.key, key.load);
+            let keys: Vec<String> = keys.iter().map(each).collect();
+            let highest = percent(*highest);
+            format!(
+                "hot keys of {tenant}: {}; the highest would be {highest} if they could move",
+                listed(&keys)
+            )
         }
         Reason::NewNodes { nodes } => format!("{} nearly empty", counted(*nodes, "node")),
         Reason::Table1(cell) => table_1(*cell),
@@ -134,6 +147,7 @@ fn mechanism_name(mechanism: Mechanism) -> &'static str {
         Mechanism::MoveMachine => "move a machine",
         Mechanism::ReplicateTenant => "replicate a tenant",
         Mechanism::DropReplica => "drop a replica",
+        Mechanism::MoveRows => "move single keys (row-group)",
     }
 }
 
@@ -181,13 +195,21 @@ mod tests {
         let drain = what(&Action::Drain { nodes: nodes.clone() });
         assert_eq!(drain, "remove nodes n1, n2, n3, n4, n5 and 2 more");
         let to = Some("n2".to_owned());
-        let tenant = Action::Tenant { tenant: "shop".to_owned(), to, steps: Vec::new() };
-        assert_eq!(what(&tenant), "move shop to n2");
+        let tenant = |steps| Action::Tenant { tenant: "shop".to_owned(), to: to.clone(), steps };
+        assert_eq!(what(&tenant(Vec::new())), "move shop to n2");
+        let machine = vec![Step::Use(Mechanism::MoveMachine)];
+        assert_eq!(what(&tenant(machine)), "move shop, the only tenant of its node (machine), to n2");
         let reason =
             Reason::Threshold { quantity: "mean utilisation", value: 0.8, threshold: 0.77, for_s: 61.0 };
         assert_eq!(why(&reason), "mean utilisation is 80 % (threshold 77 %) for 61 s");
         let leave = Reason::NodesLeave { nodes: nodes[..1].to_vec() };
         assert_eq!(why(&leave), "node is drained or dead: n1");
+        let key = |key: &str, load| HotKey { key: key.to_owned(), load };
+        let keys = vec![key("item 7", 0.5), key("item 8", 0.25)];
+        let hot = Reason::HotKeys { tenant: "shop".to_owned(), keys, highest: 0.62 };
+        let expected = "hot keys of shop: item 7 (0.50 CPUs), item 8 (0.25 CPUs); \
+                        the highest would be 62 % if they could move";
+        assert_eq!(why(&hot), expected);
         let effect =
             Effect { nodes_before: 1, nodes_after: 2, mean_before: 0.9, mean_after: 0.45, moves: None };
         assert_eq!(predicted(&effect), "1 node -> 2, mean 90 % -> 45 %");

@@ -15,7 +15,7 @@ use fulmar_gateway::cluster::{
     Cluster, CollectorStatistics, ControlChange, ControlInfo, DecisionInfo, ForecastError, MigrationInfo,
     Move, NodeInfo, Owner, PartitionInfo, TransactionOutcome,
 };
-use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor};
+use fulmar_gateway::{Gateway, GatewayConfig, RelayAcceptor, StatementReport};
 use fulmar_meta::{Catalog, Embedded};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_transport::{Connection, Identity, Stream};
@@ -126,6 +126,10 @@ impl Cluster for Member {
     }
 
     async fn load_reports(&self, _: bool) -> Vec<(String, Result<NodeReport>)> {
+        Vec::new()
+    }
+
+    async fn statement_reports(&self, _: Option<&[u64]>) -> Vec<(String, Result<StatementReport>)> {
         Vec::new()
     }
 
