@@ -89,6 +89,10 @@ pub trait Partitions: Send + Sync + 'static {
     /// The smoothed execution time of a partition's statements on this node, in microseconds.
     fn smoothed_us(&self, partition: PartitionId) -> u64;
 
+    /// The partitions that executed statements in the last second, those with most statements first,
+    /// with the smoothed execution times of these in microseconds.
+    fn latencies(&self) -> Vec<(PartitionId, u64)>;
+
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
 
@@ -257,6 +261,10 @@ impl Partitions for EnginePartitions {
 
     fn smoothed_us(&self, partition: PartitionId) -> u64 {
         self.1.smoothed_us(partition)
+    }
+
+    fn latencies(&self) -> Vec<(PartitionId, u64)> {
+        self.1.latencies()
     }
 
     fn load_report(&self, with_keys: bool) -> NodeReport {

@@ -52,7 +52,7 @@ pub struct MoveArgs {
     /// How to move the tenant [default: albatross]
     #[arg(long, value_name = "MECHANISM", requires = "to")]
     pub using: Option<MoveMechanism>,
-    /// Maximum number of bytes copied per second
+    /// Maximum number of bytes copied per second. Less while latencies at either node are too high
     #[arg(long, value_name = "SIZE", requires = "to")]
     pub max_rate: Option<Bytes>,
     /// Cancel the tenant's move. It stays at its node

@@ -19,6 +19,7 @@ mod session_state;
 mod slow_nodes;
 #[path = "../common/store_proxy.rs"]
 mod store_proxy;
+mod throttle;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use super::migrations::{
 };
 use super::*;
 
-async fn start_private() -> Cluster {
+pub(super) async fn start_private() -> Cluster {
     let setup = ClusterSetup { store: ClusterStore::Private, ..ClusterSetup::default() };
     Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap()
 }

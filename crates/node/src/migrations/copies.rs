@@ -252,7 +252,12 @@ impl PageSource for CopyRounds<'_> {
             false => outgoing.begin_round().await?,
         };
         self.copy.opening.bytes = size.bytes;
+        let is_first = self.copy.stream.is_none();
         self.copy.stream(self.node).await?;
+        if is_first && !self.is_last {
+            let bytes = size.pages * PAGE_SIZE as u64;
+            self.node.show_rounds(self.partition(), &[], bytes, self.max_bytes_per_s).await;
+        }
         Ok(if self.copy.opening.mode == CopyMode::Segments { 0 } else { size.pages })
     }
 

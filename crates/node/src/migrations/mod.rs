@@ -32,6 +32,7 @@
 //! [`MAX_REPORTS`] are kept.
 
 mod copies;
+mod neighbours;
 mod observed;
 mod progress;
 mod run;

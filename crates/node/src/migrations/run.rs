@@ -9,6 +9,7 @@ use fulmar_engine::{CachedPages, Closing, Error, HoldReason, PendingMove, Result
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
 use fulmar_migrate::copy::{self, Copied};
+use fulmar_migrate::pace::{Throttle, Throttled};
 use fulmar_migrate::report::{Report, Round};
 use fulmar_migrate::{Source, prediction::Predictor};
 use fulmar_pages::{PageNo, PartitionId, Timeline};
@@ -57,6 +58,7 @@ pub(super) struct Measured(Mutex<Measurements>);
 struct Measurements {
     copied: Copied,
     copy: Duration,
+    throttled: Throttled,
     freeze: Duration,
     total: Duration,
     latency_before_us: u64,
@@ -230,6 +232,8 @@ impl Node {
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
         let predictor = *self.running.predictor.lock();
+        let throttle = Throttle::new(journal.options.max_bytes_per_s);
+        let bounds = self.latency_bounds(partition, journal.destination).await;
         let source = CopySource {
             node: self,
             partition,
@@ -242,10 +246,10 @@ impl Node {
             let _slot = self.running.slots.acquire().await;
             let begun = Instant::now();
             let copied = match journal.options.mechanism {
-                Mechanism::Albatross => {
-                    copy::albatross(&source, journal.options.max_bytes_per_s, predictor).await
+                Mechanism::Albatross => copy::albatross(&source, &throttle, predictor).await,
+                Mechanism::Live | Mechanism::Delta => {
+                    self.copy_live(partition, journal, &throttle, predictor).await
                 }
-                Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
                 // These copy nothing before the handover.
                 Mechanism::Stop | Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => {
                     Ok(Copied::default())
@@ -253,10 +257,13 @@ impl Node {
             };
             copied.map(|copied| (copied, begun.elapsed()))
         };
-        let (copied, copy) = tokio::select! {
-            copied = copying => copied?,
-            error = self.copy_interrupted(partition, journal) => return Err(error),
+        let copied = tokio::select! {
+            copied = copying => copied,
+            error = self.copy_interrupted(partition, journal) => Err(error),
+            never = self.throttle_copy(partition, journal.destination, (&throttle, bounds)) => match never {},
         };
+        measured.0.lock().throttled = throttle.throttled();
+        let (copied, copy) = copied?;
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
         (measured.copied, measured.copy, measured.latency_during_us) = (copied, copy, latency_us);
@@ -268,6 +275,7 @@ impl Node {
         &self,
         partition: PartitionId,
         journal: &Journal,
+        throttle: &Throttle,
         predictor: Predictor,
     ) -> Result<Copied> {
         let mut copy = self.begin_copy(partition, journal).await?;
@@ -278,7 +286,7 @@ impl Node {
             is_last: false,
             max_bytes_per_s: journal.options.max_bytes_per_s,
         };
-        let copied = copy::live(&mut rounds, journal.options.max_bytes_per_s, predictor).await?;
+        let copied = copy::live(&mut rounds, throttle, predictor).await?;
         self.running.copies.lock().insert(partition, copy);
         Ok(copied)
     }
@@ -300,16 +308,18 @@ impl Node {
         };
         let predictor = *self.running.predictor.lock();
         let max_bytes_per_s = journal.options.max_bytes_per_s;
+        // Latencies do not limit it: clients wait for its end.
+        let throttle = Throttle::new(max_bytes_per_s);
         let mut copied = measured.0.lock().copied.clone();
         if copies_again && matches!(journal.options.mechanism, Mechanism::Live | Mechanism::Delta) {
             let copy = &mut copy;
             let mut rounds = CopyRounds { node: self, copy, timeline, is_last: false, max_bytes_per_s };
-            copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor).await?;
+            copy::copy_round(&mut rounds, &mut copied, &throttle, predictor).await?;
         }
         let last_round = async {
             let (node, copy) = (self, &mut copy);
             let mut rounds = CopyRounds { node, copy, timeline, is_last: true, max_bytes_per_s };
-            let copying = copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor);
+            let copying = copy::copy_round(&mut rounds, &mut copied, &throttle, predictor);
             timeout(LAST_ROUND_TIMEOUT, copying).await.map_err(|_| {
                 let text = format!("the last round of the copy took more than {LAST_ROUND_TIMEOUT:?}");
                 Error::new(sqlstate::QUERY_CANCELED, text)
@@ -446,6 +456,8 @@ impl Node {
             bytes: measured.copied.bytes(),
             prediction: measured.copied.prediction,
             rounds: measured.copied.rounds,
+            throttled_ms: measured.throttled.ms,
+            lowest_bytes_per_s: measured.throttled.lowest_bytes_per_s,
             latency_before_us: measured.latency_before_us,
             latency_during_us: measured.latency_during_us,
             ..Report::default()
