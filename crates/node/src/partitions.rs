@@ -33,9 +33,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// Forgets a partition that is not moved to this node after all.
     fn forget_arrival(&self, partition: PartitionId);
 
-    /// Announces that a partition of this node is about to move: no COPY begins until the result is
-    /// dropped.
-    fn announce_move(&self, partition: PartitionId) -> PendingMove;
+    /// Announces that a partition of this node is about to move: until the result is dropped no COPY
+    /// begins, and no transaction if the move is exclusive.
+    fn announce_move(&self, partition: PartitionId, is_exclusive: bool) -> PendingMove;
 
     /// Begins to copy a partition of this node to the store of another one.
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy;
@@ -194,8 +194,8 @@ impl Partitions for EnginePartitions {
         self.0.forget_arrival(partition);
     }
 
-    fn announce_move(&self, partition: PartitionId) -> PendingMove {
-        self.0.announce_move(partition)
+    fn announce_move(&self, partition: PartitionId, is_exclusive: bool) -> PendingMove {
+        self.0.announce_move(partition, is_exclusive)
     }
 
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy {

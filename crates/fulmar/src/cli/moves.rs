@@ -36,7 +36,7 @@ pub enum MoveMechanism {
     Delta,
     /// Between stores: hand over first, and copy pages when they are needed
     OnDemand,
-    /// Between stores: copy all pages while the tenant waits
+    /// Between stores: copy all pages while the tenant waits, after open transactions have ended
     Bulk,
 }
 

@@ -7,6 +7,7 @@ mod common;
 mod certificates;
 mod damaged_log;
 mod driver;
+mod exclusive_moves;
 mod full_etcd;
 mod garbage;
 mod load;

@@ -29,8 +29,8 @@ use crate::messages::{Answer, Request};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the destination may take to read a batch of pages.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a handover waits for COPYs, and for temporary tables that are too large to be carried
-/// over.
+/// How long a handover waits for COPYs, for temporary tables that are too large to be carried over,
+/// and, with some mechanisms, for transactions.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wait after which another round is copied: the partition has changed since the last one.
 const LONG_WAIT: Duration = Duration::from_millis(250);
@@ -144,10 +144,11 @@ impl Source for CopySource<'_> {
     }
 }
 
-/// How a mechanism in the common store closes the partition.
+/// How a mechanism closes the partition.
 fn closing(mechanism: Mechanism) -> Closing {
     match mechanism {
         Mechanism::Stop => Closing::Immediate,
+        mechanism if mechanism.waits_for_transactions() => Closing::Exclusive,
         _ => Closing::Prepared,
     }
 }
@@ -188,19 +189,20 @@ impl Node {
             _ => {
                 let destination = read.record.destination;
                 let begun = Instant::now();
-                let _pending = match read.record.options.mechanism.aborts_transactions() {
+                let mechanism = read.record.options.mechanism;
+                let _pending = match mechanism.aborts_transactions() {
                     true => None,
-                    false => Some(self.wait_for_holds(partition).await?),
+                    false => {
+                        let locked = self.running.take_lock(partition, read.record.number);
+                        Some(self.wait_for_holds(partition, mechanism, locked).await?)
+                    }
                 };
                 let has_waited = begun.elapsed() >= LONG_WAIT;
-                let closed = match read.record.options.mechanism {
-                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
-                        self.hand_copy_over(partition, read, measured, has_waited).await?
-                    }
-                    mechanism => {
-                        let closing = closing(mechanism);
-                        self.hand_over(partition, destination, (Transfer::Migrated(read), closing), None)
-                            .await?
+                let closed = match mechanism.needs_common_store() {
+                    false => self.hand_copy_over(partition, read, measured, has_waited).await?,
+                    true => {
+                        let transfer = (Transfer::Migrated(read), closing(mechanism));
+                        self.hand_over(partition, destination, transfer, None).await?
                     }
                 };
                 let open = self.call(destination, Request::Open { partition: partition.0 });
@@ -215,9 +217,16 @@ impl Node {
     }
 
     /// Waits until no session holds the partition ([`PendingMove`]). Until the result is dropped,
-    /// no COPY begins.
-    async fn wait_for_holds(&self, partition: PartitionId) -> Result<PendingMove> {
-        let pending = self.partitions()?.announce_move(partition);
+    /// no COPY begins, and no transaction if the mechanism waits for them. `locked` is the result of an
+    /// earlier call.
+    async fn wait_for_holds(
+        &self,
+        partition: PartitionId,
+        mechanism: Mechanism,
+        locked: Option<PendingMove>,
+    ) -> Result<PendingMove> {
+        let announce = || Ok(self.partitions()?.announce_move(partition, mechanism.waits_for_transactions()));
+        let pending = locked.map_or_else(announce, Ok)?;
         if timeout(HOLD_TIMEOUT, pending.released()).await.is_ok() {
             return Ok(pending);
         }
@@ -225,6 +234,7 @@ impl Node {
             None => return Ok(pending),
             Some(HoldReason::Copy) => "a COPY in the database did not end",
             Some(HoldReason::TemporaryTables) => "a session kept temporary tables of more than 64 MiB",
+            Some(HoldReason::Transaction) => "a transaction in the database did not end",
         };
         let text = format!("{what} for {} s", HOLD_TIMEOUT.as_secs());
         Err(Error::new(sqlstate::OBJECT_IN_USE, text).hint("Retry when it has ended."))
@@ -250,10 +260,13 @@ impl Node {
                 Mechanism::Live | Mechanism::Delta => {
                     self.copy_live(partition, journal, &throttle, predictor).await
                 }
-                // These copy nothing before the handover.
-                Mechanism::Stop | Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => {
-                    Ok(Copied::default())
+                mechanism @ Mechanism::Bulk => {
+                    let pending = self.wait_for_holds(partition, mechanism, None).await?;
+                    self.running.locked.lock().insert(partition, (journal.number, pending));
+                    return Ok((Copied::default(), Duration::ZERO));
                 }
+                // These do nothing before the handover.
+                Mechanism::Stop | Mechanism::Flush | Mechanism::OnDemand => Ok(Copied::default()),
             };
             copied.map(|copied| (copied, begun.elapsed()))
         };
@@ -332,8 +345,8 @@ impl Node {
         hottest.truncate(MAX_HOTTEST_PAGES);
         let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
         let last_round = Some(last_round.boxed());
-        let closed =
-            self.hand_over(partition, journal.destination, (transfer, Closing::Prepared), last_round).await?;
+        let transfer = (transfer, closing(journal.options.mechanism));
+        let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
         if is_on_demand {
             // If the request is lost, the destination begins a little later.
             let pull = Request::Pull { partition: partition.0, pages: hottest };
@@ -362,10 +375,11 @@ impl Node {
         self.waits(partition).await;
         if let Err(error) = migration::coordinate(self.environment(), partition, &coordinator).await {
             tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
+            drop(self.running.locked.lock().remove(&partition));
             return None;
         }
         // It may have been cancelled when its copy was complete.
-        self.running.copies.lock().remove(&partition);
+        self.running.forget(partition);
         let journal = self.read_journal(partition).await.ok().flatten()?;
         let mut report = self.report(partition, &journal, &coordinator.measured);
         sleep(WAITS_DELAY).await;
