@@ -80,11 +80,14 @@ pub enum Mechanism {
     Delta,
     /// Nothing. All pages of a private partition are copied while it is frozen (thesis 3.2.3).
     Bulk,
+    /// Nothing. All rows of a private partition are read and inserted with SQL while it is frozen
+    /// (the application-level mechanism of the thesis, 2.3).
+    Sql,
 }
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 7] = [
+    pub const ALL: [Mechanism; 8] = [
         Mechanism::Stop,
         Mechanism::Flush,
         Mechanism::Albatross,
@@ -92,6 +95,7 @@ impl Mechanism {
         Mechanism::OnDemand,
         Mechanism::Delta,
         Mechanism::Bulk,
+        Mechanism::Sql,
     ];
 
     /// Its name in SQL and on the command line.
@@ -104,6 +108,7 @@ impl Mechanism {
             Mechanism::OnDemand => "on-demand",
             Mechanism::Delta => "delta",
             Mechanism::Bulk => "bulk",
+            Mechanism::Sql => "sql",
         }
     }
 
@@ -132,7 +137,7 @@ impl Mechanism {
     /// and is undone if that takes too long. With all others that do not abort them, they continue at
     /// the destination.
     pub fn waits_for_transactions(self) -> bool {
-        matches!(self, Mechanism::Bulk)
+        matches!(self, Mechanism::Bulk | Mechanism::Sql)
     }
 }
 

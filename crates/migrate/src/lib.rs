@@ -29,6 +29,7 @@
 //! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
 //! | `on-demand` | private stores | nothing; the destination reads pages when it needs them, and copies them afterwards | continue at the destination |
 //! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | end before; otherwise the move is undone |
+//! | `sql` | private stores | nothing; all rows are read and inserted with SQL while the partition is frozen | as with `bulk` |
 //!
 //! A copy before the handover is slowed down while it disturbs databases at either node ([`pace`]).
 //! The last round is not, because clients wait for its end.

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{
     Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
-    IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, Timeline,
+    IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, RowLoader, RowReader, Timeline,
 };
 use fulmar_gateway::GatewaySessions;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
-use fulmar_pages::{PageNo, PartitionId, SegmentId};
+use fulmar_pages::{Manifest, PageNo, PartitionId, SegmentId};
 use fulmar_store::{LogPosition, Piece, Span};
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
@@ -45,6 +45,12 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Begins to receive a partition that this node will own in an epoch.
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy>;
+
+    /// Begins to read a version of a partition as rows.
+    async fn read_rows(&self, manifest: &Manifest) -> Result<RowReader>;
+
+    /// Begins to build a database from rows.
+    async fn load_rows(&self, partition: PartitionId, timeline: Timeline) -> Result<RowLoader>;
 
     /// What is stored of a partition that this node does not own.
     async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>>;
@@ -208,6 +214,14 @@ impl Partitions for EnginePartitions {
 
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy> {
         self.0.copy_in(partition, timeline, epoch).await
+    }
+
+    async fn read_rows(&self, manifest: &Manifest) -> Result<RowReader> {
+        self.0.read_rows(manifest).await
+    }
+
+    async fn load_rows(&self, partition: PartitionId, timeline: Timeline) -> Result<RowLoader> {
+        self.0.load_rows(partition, timeline).await
     }
 
     async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>> {

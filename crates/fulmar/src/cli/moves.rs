@@ -38,6 +38,8 @@ pub enum MoveMechanism {
     OnDemand,
     /// Between stores: copy all pages while the tenant waits, after open transactions have ended
     Bulk,
+    /// The same, but copy all rows with SQL
+    Sql,
 }
 
 /// `fulmar move`

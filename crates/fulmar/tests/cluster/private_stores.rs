@@ -43,7 +43,7 @@ async fn report(cluster: &Cluster, number: u64) -> serde_json::Value {
 }
 
 /// The only value of a query's result.
-async fn text(cluster: &Cluster, through: usize, sql: &str) -> String {
+pub(super) async fn text(cluster: &Cluster, through: usize, sql: &str) -> String {
     let client = connect(cluster, through, "shop").await;
     let answers = with_timeout(sql, client.simple_query(sql)).await.unwrap();
     let row = answers.iter().find_map(|answer| match answer {

@@ -15,7 +15,7 @@
 //! the move has ended, here or at the destination. Temporary tables may grow during the move: then
 //! they are lost, and their session ends with an error.
 //!
-//! An exclusive move (`bulk`; the partition lock of the thesis, 3.1.4) waits for open
+//! An exclusive move (`bulk` and `sql`; the partition lock of the thesis, 3.1.4) waits for open
 //! transactions as well, and those that begin meanwhile wait for it. Single statements do not: they
 //! are repeated.
 

@@ -24,7 +24,7 @@
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
-//! | either end during the last round of a copy (with `bulk` that is all of it) | the owner changes only after the round, so the source keeps the partition: it takes it back, or opens it when it is back. What the destination has stored is deleted |
+//! | either end during the last round of a copy (with `bulk` and `sql` that is all of it) | the owner changes only after the round, so the source keeps the partition: it takes it back, or opens it when it is back. What the destination has stored is deleted, and a database that it builds from rows exists only in memory and unnamed files until the round ends |
 //! | the destination after it has stored that round | the change of owner compares its incarnation and fails |
 //! | either end after the snapshots of open transactions were sent ([`snapshots`]) | transactions are repeated at the newest version |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
@@ -387,7 +387,7 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
     };
     match (mechanism.needs_common_store(), is_private) {
         (true, true) => {
-            let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
+            let hint = "Use \"live\", \"delta\", \"on-demand\", \"bulk\" or \"sql\".";
             refused("It is in the store of its node.", hint)
         }
         (false, false) => {

@@ -260,7 +260,7 @@ impl Node {
                 Mechanism::Live | Mechanism::Delta => {
                     self.copy_live(partition, journal, &throttle, predictor).await
                 }
-                mechanism @ Mechanism::Bulk => {
+                mechanism @ (Mechanism::Bulk | Mechanism::Sql) => {
                     let pending = self.wait_for_holds(partition, mechanism, None).await?;
                     self.running.locked.lock().insert(partition, (journal.number, pending));
                     return Ok((Copied::default(), Duration::ZERO));
@@ -315,7 +315,9 @@ impl Node {
         let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
         let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
             (_, Some(copy)) => copy,
-            (Mechanism::Bulk | Mechanism::OnDemand, None) => self.begin_copy(partition, &journal).await?,
+            (Mechanism::Bulk | Mechanism::Sql | Mechanism::OnDemand, None) => {
+                self.begin_copy(partition, &journal).await?
+            }
             // This node has restarted since.
             (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
         };

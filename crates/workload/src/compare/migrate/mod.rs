@@ -61,7 +61,7 @@ pub struct MigrateArgs {
     /// How the tenant is moved. albatross, flush and stop: in a common store; the others: between stores
     /// of the nodes
     #[arg(long, default_value = "albatross", value_name = "NAME")]
-    #[arg(value_parser = ["albatross", "flush", "stop", "live", "delta", "on-demand", "bulk"])]
+    #[arg(value_parser = ["albatross", "flush", "stop", "live", "delta", "on-demand", "bulk", "sql"])]
     pub mechanism: String,
     /// Number of moves
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -128,6 +128,7 @@ static STOP: [Case; 5] = cases!("stop", 150.0);
 static LIVE: [Case; 5] = cases!("live", 300.0);
 static ON_DEMAND: [Case; 5] = cases!("on-demand", 300.0);
 static BULK: [Case; 5] = cases!("bulk", 300.0);
+static SQL: [Case; 5] = cases!("sql", 300.0);
 static DELTA: [Case; 1] = [row(
     "delta-bytes-ratio",
     "bytes of the move back after 5 % of the pages have changed, over those of a full copy",
@@ -170,6 +171,7 @@ impl MigrateArgs {
             "live" => &LIVE,
             "on-demand" => &ON_DEMAND,
             "bulk" => &BULK,
+            "sql" => &SQL,
             "delta" => &DELTA,
             _ => &ALBATROSS,
         }
