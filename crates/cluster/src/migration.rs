@@ -11,9 +11,10 @@
 //!      +----------- undoing --------------+
 //! ```
 //!
-//! While `copying`, the source copies its pages to the destination, and serves. When `handing
-//! over`, it stops serving and hands the partition over. When `undoing`, the destination deletes
-//! the copy. A migration is cancelled by changing `copying` to `undoing`.
+//! While `copying`, the source copies its pages to the destination, or waits until open transactions
+//! have ended, and serves. When `handing over`, it stops serving and hands the partition over. When
+//! `undoing`, the destination deletes the copy. A migration is cancelled by changing `copying` to
+//! `undoing`.
 //!
 //! What a copy is depends on where the pages are. Pages in the common store are not copied: the
 //! destination reads those that the source has cached, so that its cache is warm. Its copy is a
@@ -48,7 +49,7 @@ const MAX_ATTEMPTS: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The source copies its pages to the destination, and serves meanwhile.
+    /// The source copies its pages to the destination, or waits for transactions, and serves meanwhile.
     Copying,
     /// The source may hand the partition over.
     HandingOver,
@@ -79,11 +80,14 @@ pub enum Mechanism {
     Delta,
     /// Nothing. All pages of a private partition are copied while it is frozen (thesis 3.2.3).
     Bulk,
+    /// Nothing. All rows of a private partition are read and inserted with SQL while it is frozen
+    /// (the application-level mechanism of the thesis, 2.3).
+    Sql,
 }
 
 impl Mechanism {
     /// All mechanisms.
-    pub const ALL: [Mechanism; 7] = [
+    pub const ALL: [Mechanism; 8] = [
         Mechanism::Stop,
         Mechanism::Flush,
         Mechanism::Albatross,
@@ -91,6 +95,7 @@ impl Mechanism {
         Mechanism::OnDemand,
         Mechanism::Delta,
         Mechanism::Bulk,
+        Mechanism::Sql,
     ];
 
     /// Its name in SQL and on the command line.
@@ -103,6 +108,7 @@ impl Mechanism {
             Mechanism::OnDemand => "on-demand",
             Mechanism::Delta => "delta",
             Mechanism::Bulk => "bulk",
+            Mechanism::Sql => "sql",
         }
     }
 
@@ -111,9 +117,10 @@ impl Mechanism {
         Mechanism::ALL.into_iter().find(|mechanism| mechanism.name() == name)
     }
 
-    /// Whether something is copied before the handover.
+    /// Whether something is copied before the handover, or open transactions are waited for.
     fn copies_first(self) -> bool {
         matches!(self, Mechanism::Albatross | Mechanism::Live | Mechanism::Delta)
+            || self.waits_for_transactions()
     }
 
     /// Whether it moves partitions whose pages are in the common store; otherwise private ones.
@@ -121,9 +128,16 @@ impl Mechanism {
         matches!(self, Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross)
     }
 
-    /// Whether open transactions are aborted, as in the paper. Otherwise they continue.
+    /// Whether open transactions are aborted, as in the paper.
     pub fn aborts_transactions(self) -> bool {
         matches!(self, Mechanism::Stop | Mechanism::Flush)
+    }
+
+    /// Whether it takes the partition lock (thesis, 3.1.4): it waits until open transactions have ended,
+    /// and is undone if that takes too long. With all others that do not abort them, they continue at
+    /// the destination.
+    pub fn waits_for_transactions(self) -> bool {
+        matches!(self, Mechanism::Bulk | Mechanism::Sql)
     }
 }
 

@@ -90,7 +90,8 @@ pub use fulmar_sqlite::{
 pub use health::{Health, LogHealth, Recovery};
 pub use log_routing::DurabilityChangeError;
 pub use membership::{
-    Assignment, Assignments, CachedPages, Closing, MAX_NODE, Membership, Released, ReplayRange,
+    Assignment, Assignments, CachedPages, Closing, LoadedRows, MAX_NODE, Membership, Released, ReplayRange,
+    RowLoader, RowReader,
 };
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use replica::{CatalogState, CatalogStateSource, Ownership, Ownerships, Primary, ReplicaStatistics};

@@ -188,8 +188,12 @@ fn started_ms(report: &serde_json::Value) -> u64 {
 
 fn summary(report: &serde_json::Value) -> String {
     let number = |name: &str| report[name].as_u64().unwrap_or_default();
+    let throttled = match number("throttled_ms") {
+        0 => String::new(),
+        ms => format!(" ({ms} ms of them waiting, to keep latencies within their bounds)"),
+    };
     format!(
-        "{} copied in {} ms, frozen for {} ms, longest wait of a client {} ms",
+        "{} copied in {} ms{throttled}, frozen for {} ms, longest wait of a client {} ms",
         Bytes(number("bytes")),
         number("copy_ms"),
         number("freeze_ms"),

@@ -176,6 +176,12 @@ impl GatewaySessions {
         self.tenants.statement_report(partitions)
     }
 
+    /// The partitions that executed statements on this node in the last second, those with most
+    /// statements first, with the smoothed execution times of these in microseconds.
+    pub fn latencies(&self) -> Vec<(PartitionId, u64)> {
+        self.load.latencies()
+    }
+
     /// How long the clients of a partition have waited since the last call.
     pub fn take_waits(&self, partition: PartitionId) -> Waits {
         self.registry.waits.take(partition)

@@ -5,7 +5,7 @@ use fulmar_pages::{PAGE_SIZE, PageNo};
 use hashbrown::HashSet;
 use tokio::time::Instant;
 
-use crate::pace::Pace;
+use crate::pace::{Pace, Throttle};
 use crate::prediction::Predictor;
 use crate::report::{Prediction, Round};
 use crate::{PageSource, Source, rounds};
@@ -31,13 +31,9 @@ impl Copied {
 
 /// Albatross (ElasTraS 6): the destination reads the pages that the source has cached, hottest first,
 /// and then, in rounds, those that have changed or were cached meanwhile.
-pub async fn albatross(
-    source: &impl Source,
-    max_bytes_per_s: Option<u64>,
-    predictor: Predictor,
-) -> Result<Copied> {
+pub async fn albatross(source: &impl Source, throttle: &Throttle, predictor: Predictor) -> Result<Copied> {
     let mut copied = Copied::default();
-    let mut pace = Pace::new(max_bytes_per_s);
+    let mut pace = Pace::new(throttle);
     let mut sent: HashSet<PageNo> = HashSet::new();
     // The newest version in the store during the previous round.
     let mut stored = 0;
@@ -48,7 +44,8 @@ pub async fn albatross(
         let pages = listed.pages.iter().filter(|cached| is_new(cached.page, cached.number));
         let pages: Vec<PageNo> = pages.map(|cached| cached.page).collect();
         if copied.rounds.is_empty() {
-            copied.prediction = predictor.predict((pages.len() * PAGE_SIZE) as u64, max_bytes_per_s);
+            let bytes = (pages.len() * PAGE_SIZE) as u64;
+            copied.prediction = predictor.predict(bytes, throttle.max_bytes_per_s());
         }
         let mut round = Round { pages: pages.len() as u64, ..Round::default() };
         // Also without pages: the destination opens the newest version.
@@ -69,14 +66,10 @@ pub async fn albatross(
 
 /// ShuttleDB (3.1): the destination stores all pages, and then, in rounds, those that have changed
 /// meanwhile. The pages that change after the last round are copied during the handover.
-pub async fn live(
-    source: &mut impl PageSource,
-    max_bytes_per_s: Option<u64>,
-    predictor: Predictor,
-) -> Result<Copied> {
+pub async fn live(source: &mut impl PageSource, throttle: &Throttle, predictor: Predictor) -> Result<Copied> {
     let mut copied = Copied::default();
     while !rounds::are_enough(&copied.rounds) {
-        copy_round(source, &mut copied, max_bytes_per_s, predictor).await?;
+        copy_round(source, &mut copied, throttle, predictor).await?;
     }
     Ok(copied)
 }
@@ -85,14 +78,15 @@ pub async fn live(
 pub async fn copy_round(
     source: &mut impl PageSource,
     copied: &mut Copied,
-    max_bytes_per_s: Option<u64>,
+    throttle: &Throttle,
     predictor: Predictor,
 ) -> Result<()> {
     let begun = Instant::now();
-    let mut pace = Pace::new(max_bytes_per_s);
+    let mut pace = Pace::new(throttle);
     let mut round = Round { pages: source.begin_round().await?, ..Round::default() };
     if copied.rounds.is_empty() {
-        copied.prediction = predictor.predict(round.pages * PAGE_SIZE as u64, max_bytes_per_s);
+        let bytes = round.pages * PAGE_SIZE as u64;
+        copied.prediction = predictor.predict(bytes, throttle.max_bytes_per_s());
     }
     while let Some(bytes) = source.send().await? {
         round.bytes += bytes;
@@ -157,7 +151,7 @@ mod tests {
         // Version 9 changed one page.
         let third = [vec![(2, 9)], pages(3..102, 7), pages(102..2002, 5), pages(3000..3020, 4)].concat();
         let source = Changing::new(vec![(5, all), (8, second), (9, third)]);
-        let copied = albatross(&source, None, Predictor::default()).await.unwrap();
+        let copied = albatross(&source, &Throttle::new(None), Predictor::default()).await.unwrap();
         let counts: Vec<u64> = copied.rounds.iter().map(|round| round.pages).collect();
         assert_eq!(counts, [2000, 120, 1]);
         assert_eq!(*source.shown.lock(), 3);
@@ -171,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn destination_opens_a_partition_without_cached_pages() {
         let source = Changing::new(vec![(5, vec![])]);
-        let copied = albatross(&source, None, Predictor::default()).await.unwrap();
+        let copied = albatross(&source, &Throttle::new(None), Predictor::default()).await.unwrap();
         assert_eq!((copied.rounds.len(), source.warmed.lock().len()), (1, 1));
     }
 }

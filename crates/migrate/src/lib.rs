@@ -15,7 +15,7 @@
 //! | --- | --- |
 //! | [`copy`] | the mechanisms |
 //! | [`rounds`] | when to stop copying and to hand over |
-//! | [`pace`] | the limit on bytes per second |
+//! | [`pace`] | the limits on bytes per second: a maximum, and the latency around |
 //! | [`prediction`] | what a migration will cost |
 //! | [`report`] | what it has cost |
 //!
@@ -28,8 +28,11 @@
 //! | `live` | private stores | all pages, in rounds | continue at the destination |
 //! | `delta` | private stores | the pages that differ from the destination's archive, and then rounds | continue at the destination |
 //! | `on-demand` | private stores | nothing; the destination reads pages when it needs them, and copies them afterwards | continue at the destination |
-//! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | continue at the destination |
+//! | `bulk` | private stores | nothing; all pages are copied while the partition is frozen | end before; otherwise the move is undone |
+//! | `sql` | private stores | nothing; all rows are read and inserted with SQL while the partition is frozen | as with `bulk` |
 //!
+//! A copy before the handover is slowed down while it disturbs databases at either node ([`pace`]).
+//! The last round is not, because clients wait for its end.
 
 pub mod copy;
 pub mod pace;

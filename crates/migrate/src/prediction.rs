@@ -35,11 +35,12 @@ impl Predictor {
         }
     }
 
-    /// Learns from a migration that has moved its partition. Copies with a limit do not count.
+    /// Learns from a migration that has moved its partition. The rates of copies with a limit do not
+    /// count.
     pub fn learn(&mut self, report: &Report, is_limited: bool) {
         let smooth = |value: &mut f64, new: f64| *value += WEIGHT * (new - *value);
         smooth(&mut self.pause_ms, report.freeze_ms as f64);
-        if !is_limited && report.copy_ms >= MIN_COPY_MS && report.bytes > 0 {
+        if !is_limited && report.throttled_ms == 0 && report.copy_ms >= MIN_COPY_MS && report.bytes > 0 {
             smooth(&mut self.bytes_per_s, report.bytes as f64 * 1e3 / report.copy_ms as f64);
         }
     }

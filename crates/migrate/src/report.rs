@@ -69,6 +69,12 @@ pub struct Report {
     pub rounds: Vec<Round>,
     /// What was expected.
     pub prediction: Prediction,
+    /// How long the copy has waited because latencies exceeded their bounds.
+    #[serde(default)]
+    pub throttled_ms: u64,
+    /// The lowest limit of the copy for that reason, in bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowest_bytes_per_s: Option<u64>,
     /// Smoothed execution time of statements when the migration started, in microseconds.
     pub latency_before_us: u64,
     /// The same when copying ended.

@@ -14,8 +14,8 @@ use crate::error::{log_error, moved_error, snapshot_too_old};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 use crate::partition::{
-    CommitError, CommitResource, CommitWaiter, PageVersion, Partition, Readahead, Reader, Snapshot, Turn,
-    page_one,
+    CommitError, CommitResource, CommitWaiter, Draft, PageVersion, Partition, Readahead, Reader, Snapshot,
+    Turn, page_one,
 };
 use crate::transaction::{Conflict, Transaction};
 
@@ -50,6 +50,17 @@ impl PartitionPages {
     /// The transaction.
     pub fn transaction(&self) -> &RefCell<Transaction> {
         &self.transaction
+    }
+
+    /// The transactions of the connection build a database that is not committed.
+    pub fn set_drafts(&self) {
+        let mut transaction = self.transaction.borrow_mut();
+        (transaction.drafts, transaction.track_reads) = (true, false);
+    }
+
+    /// Takes the draft of the last transaction out.
+    pub fn take_draft(&self) -> Option<Draft> {
+        self.transaction.borrow_mut().draft.take()
     }
 
     /// Returns true if the last statement was ended because its snapshot was held for too long.
@@ -262,6 +273,11 @@ impl Pages for PartitionPages {
         // Pages at the end that were allocated and freed again were never written.
         if !link.may_grow(transaction.first_page_count(), page_count) {
             return Err(Refusal::Recorded);
+        }
+        if transaction.drafts {
+            let overlay = transaction.overlay.take();
+            transaction.draft = Some(Draft { overlay, page_one, page_count });
+            return Ok(());
         }
         let mut large = None;
         if transaction.overlay.has_spilled() {

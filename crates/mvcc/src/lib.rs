@@ -83,7 +83,7 @@ pub use memory::{LongTermReservation, MemoryBudget, Reservation};
 pub use node::{Buffers, Node, NodeStats, SegmentPublication};
 pub use ownership::{StoreOwnership, term_of};
 pub use partition::{
-    ApplyResult, Attachment, CachedPage, CarriedSnapshots, Contents, CopiedFrame, Deadlock, Flush,
+    ApplyResult, Attachment, CachedPage, CarriedSnapshots, Contents, CopiedFrame, Deadlock, Draft, Flush,
     HoldReason, LargeSegment, LogSource, Logged, MoveHold, MoveHolds, NamedSegment, PageRun, Partition,
     PartitionStats, PendingMove, Replay, ReplicaState, Snapshot, SnapshotBounds, Turn, TurnQueue, page_one,
     read_frames,

@@ -8,7 +8,7 @@ use fulmar_sqlite::spill::refused;
 use hashbrown::HashMap;
 
 use crate::page_memory::PageBytes;
-use crate::partition::Snapshot;
+use crate::partition::{Draft, Snapshot};
 use crate::spilled_pages::{BUFFERS_BYTES, LOCATION_BYTES, PageLocation, SpilledPages, SpilledSegment};
 
 /// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has
@@ -126,6 +126,12 @@ const ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Changed)>() as u64 + LOCATION_BY
 impl Overlay {
     pub(crate) fn new(files: TemporaryFiles) -> Self {
         Overlay { files, pages: HashMap::new(), in_memory: 0, spilled: None, charged_bytes: 0 }
+    }
+
+    /// Takes all pages out. Their memory stays charged to the connection.
+    pub(crate) fn take(&mut self) -> Overlay {
+        let empty = Overlay::new(self.files.clone());
+        std::mem::replace(self, empty)
     }
 
     pub(crate) fn contains(&self, page: PageNo) -> bool {
@@ -377,6 +383,9 @@ pub struct Transaction {
     pub committed: Option<Committed>,
     /// Set when the VFS refuses with SQLITE_BUSY_SNAPSHOT.
     pub conflict: Option<Conflict>,
+    /// A COMMIT keeps the changed pages as a draft.
+    pub drafts: bool,
+    pub(crate) draft: Option<Draft>,
 }
 
 impl Transaction {
@@ -402,6 +411,8 @@ impl Transaction {
             seen: None,
             committed: None,
             conflict: None,
+            drafts: false,
+            draft: None,
         }
     }
 

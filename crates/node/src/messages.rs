@@ -87,6 +87,9 @@ pub(crate) enum Request {
     Waits { partition: u64 },
     /// Report the smoothed execution time of the partition's statements.
     Latency { partition: u64 },
+    /// Report the smoothed execution times of the statements of the node's most used partitions, and of
+    /// this one.
+    Latencies { partition: u64 },
     /// Drop the partition.
     Drop { partition: u64 },
     /// Store the partition, as it is now or was at a time, as the first manifest of another one.
@@ -164,6 +167,8 @@ pub(crate) enum Answer {
     Waits { waits: Waits },
     /// A smoothed execution time.
     Latency { us: u64 },
+    /// Smoothed execution times of partitions.
+    Latencies { us: Vec<(u64, u64)> },
     /// The number of clients.
     Sessions { count: u64 },
     /// The load of the node.

@@ -92,6 +92,10 @@ impl Node {
             Request::Latency { partition } => {
                 Ok(Answer::Latency { us: self.partitions()?.smoothed_us(PartitionId(partition)) })
             }
+            Request::Latencies { partition } => {
+                let latencies = self.used_latencies(PartitionId(partition)).into_iter();
+                Ok(Answer::Latencies { us: latencies.map(|(id, us)| (id.0, us)).collect() })
+            }
             Request::Drop { partition } => {
                 self.drop_own(PartitionId(partition)).await?;
                 Ok(Answer::Done)

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use fulmar_control::report::NodeReport;
 use fulmar_engine::{
     Archive, ArchiveSize, CachedPages, CarriedSnapshots, Closing, CommonStore, DecisionError, Engine,
-    IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, Timeline,
+    IncomingCopy, LogDurations, OutgoingCopy, PendingMove, Released, Result, RowLoader, RowReader, Timeline,
 };
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_gateway::events::Event;
 use fulmar_gateway::{GatewaySessions, StatementReport};
-use fulmar_pages::{PageNo, PartitionId, SegmentId};
+use fulmar_pages::{Manifest, PageNo, PartitionId, SegmentId};
 use fulmar_store::{LogPosition, Piece, Span};
 use fulmar_transport::Stream;
 use futures::future::BoxFuture;
@@ -33,9 +33,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// Forgets a partition that is not moved to this node after all.
     fn forget_arrival(&self, partition: PartitionId);
 
-    /// Announces that a partition of this node is about to move: no COPY begins until the result is
-    /// dropped.
-    fn announce_move(&self, partition: PartitionId) -> PendingMove;
+    /// Announces that a partition of this node is about to move: until the result is dropped no COPY
+    /// begins, and no transaction if the move is exclusive.
+    fn announce_move(&self, partition: PartitionId, is_exclusive: bool) -> PendingMove;
 
     /// Begins to copy a partition of this node to the store of another one.
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy;
@@ -45,6 +45,12 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// Begins to receive a partition that this node will own in an epoch.
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy>;
+
+    /// Begins to read a version of a partition as rows.
+    async fn read_rows(&self, manifest: &Manifest) -> Result<RowReader>;
+
+    /// Begins to build a database from rows.
+    async fn load_rows(&self, partition: PartitionId, timeline: Timeline) -> Result<RowLoader>;
 
     /// What is stored of a partition that this node does not own.
     async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>>;
@@ -88,6 +94,10 @@ pub trait Partitions: Send + Sync + 'static {
 
     /// The smoothed execution time of a partition's statements on this node, in microseconds.
     fn smoothed_us(&self, partition: PartitionId) -> u64;
+
+    /// The partitions that executed statements in the last second, those with most statements first,
+    /// with the smoothed execution times of these in microseconds.
+    fn latencies(&self) -> Vec<(PartitionId, u64)>;
 
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
@@ -196,8 +206,8 @@ impl Partitions for EnginePartitions {
         self.0.forget_arrival(partition);
     }
 
-    fn announce_move(&self, partition: PartitionId) -> PendingMove {
-        self.0.announce_move(partition)
+    fn announce_move(&self, partition: PartitionId, is_exclusive: bool) -> PendingMove {
+        self.0.announce_move(partition, is_exclusive)
     }
 
     fn copy_out(&self, partition: PartitionId) -> OutgoingCopy {
@@ -210,6 +220,14 @@ impl Partitions for EnginePartitions {
 
     async fn copy_in(&self, partition: PartitionId, timeline: Timeline, epoch: u32) -> Result<IncomingCopy> {
         self.0.copy_in(partition, timeline, epoch).await
+    }
+
+    async fn read_rows(&self, manifest: &Manifest) -> Result<RowReader> {
+        self.0.read_rows(manifest).await
+    }
+
+    async fn load_rows(&self, partition: PartitionId, timeline: Timeline) -> Result<RowLoader> {
+        self.0.load_rows(partition, timeline).await
     }
 
     async fn archive(&self, partition: PartitionId, timeline: Timeline) -> Result<Option<Archive>> {
@@ -263,6 +281,10 @@ impl Partitions for EnginePartitions {
 
     fn smoothed_us(&self, partition: PartitionId) -> u64 {
         self.1.smoothed_us(partition)
+    }
+
+    fn latencies(&self) -> Vec<(PartitionId, u64)> {
+        self.1.latencies()
     }
 
     fn load_report(&self, with_keys: bool) -> NodeReport {

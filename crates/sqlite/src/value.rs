@@ -53,6 +53,14 @@ impl Value {
 }
 
 impl ValueRef<'_> {
+    /// Bytes of a text or blob; 0 for other values.
+    pub fn bytes(&self) -> usize {
+        match self {
+            ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => 0,
+            ValueRef::Text(value) | ValueRef::Blob(value) => value.len(),
+        }
+    }
+
     /// A copy that outlives the row. Invalid UTF-8 is replaced.
     pub fn to_owned(self) -> Value {
         match self {

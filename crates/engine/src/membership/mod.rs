@@ -10,6 +10,7 @@
 //! | [`member`] | the state of a member; opening of assigned partitions |
 //! | [`moves`] | handing partitions over to other nodes |
 //! | [`copies`] | copying partitions between stores |
+//! | [`rows`] | copying partitions as rows |
 //! | [`arrivals`] | partitions that are about to be moved to this node |
 //! | [`carried`] | the snapshots of open transactions, which move with their partition |
 //! | [`conversion`] | preparing a single node's partitions for a cluster |
@@ -50,10 +51,12 @@ mod copies;
 mod inherited;
 mod member;
 mod moves;
+mod rows;
 
 pub(crate) use inherited::spawn_settling;
 pub(crate) use member::{Member, shared_log};
 pub use moves::{CachedPages, Closing, Released};
+pub use rows::{LoadedRows, RowLoader, RowReader};
 
 use async_trait::async_trait;
 use fulmar_mvcc::IdReservation;

@@ -25,7 +25,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar_mvcc::{CachedPage, Partition, PendingMove, log_error};
+use fulmar_mvcc::{CachedPage, CarriedSnapshots, Partition, PendingMove, log_error};
 use fulmar_pages::record::RecordHeader;
 use fulmar_pages::{PageNo, PartitionId, RecordBuilder, RecordKind, Timeline, Version};
 use fulmar_sqlite::{Error, Result, TransactionOutcome, sqlstate};
@@ -52,6 +52,8 @@ pub enum Closing {
     Prepared,
     /// Nothing is flushed first.
     Immediate,
+    /// Its changes are flushed first. No transaction is open, so no snapshots are carried over.
+    Exclusive,
 }
 
 /// A partition that was released.
@@ -186,9 +188,14 @@ impl Engine {
                 .map_err(log_error)
         };
         let flush = self.flush_moving(member, &partition);
-        let (durable, flushed, snapshots) = tokio::join!(durable, flush, carried::collect(&partition));
+        let collect = async {
+            match purpose {
+                Purpose::HandOver(Closing::Exclusive) => CarriedSnapshots::default(),
+                _ => carried::collect(&partition).await,
+            }
+        };
+        let (durable, flushed, mut snapshots) = tokio::join!(durable, flush, collect);
         durable.and(flushed)?;
-        let mut snapshots = snapshots;
         snapshots.remove_ended(&partition);
         *moving.snapshots.lock() = snapshots;
         let position = log.position();
@@ -197,9 +204,10 @@ impl Engine {
         Ok(Released { end: position, closed })
     }
 
-    /// Announces that a partition is about to move: no COPY begins until the result is dropped.
-    pub fn announce_move(&self, id: PartitionId) -> PendingMove {
-        PendingMove::new(self.partitions().counted(id))
+    /// Announces that a partition is about to move: no COPY begins until the result is dropped, and no
+    /// transaction if the move is exclusive.
+    pub fn announce_move(&self, id: PartitionId, is_exclusive: bool) -> PendingMove {
+        PendingMove::new(self.partitions().counted(id), is_exclusive)
     }
 
     /// Flushes a partition of this node, and lists the pages that it has in memory: the source's part

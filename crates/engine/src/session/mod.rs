@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fulmar_mvcc::{MoveHold, Partition, historical_session_is_read_only, moved_error};
+use fulmar_mvcc::{HoldReason, MoveHold, Partition, historical_session_is_read_only, moved_error};
 use fulmar_pages::PartitionId;
 use fulmar_sqlite::{
     CancelFlag, Canceller, CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind,
@@ -49,6 +49,7 @@ use fulmar_sqlite::{
 };
 use fulmar_store::Lsn;
 use futures::future::{Either, select};
+use tokio::time::timeout;
 
 use self::errors::lost;
 use self::state::{HistoricalView, Open, Remembered, TransactionIds};
@@ -61,6 +62,10 @@ use crate::temporary::TemporarySpace;
 /// Maximum number of attempts of one transaction. Each attempt after the first is made in a turn,
 /// so reaching the limit means that the partition's versions are discarded repeatedly.
 const MAX_ATTEMPTS: u32 = 20;
+
+/// How long a transaction waits before it begins, because its partition moves. Longer than any move
+/// waits for others and copies, unless the metadata store does not answer.
+const MAX_MOVE_WAIT: Duration = Duration::from_secs(40);
 
 /// Whether a session may write, and if not, why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -342,7 +347,19 @@ impl Session {
     /// Keeps the partition from moving to another node until the result is dropped. Waits while it
     /// is about to move.
     pub fn hold_for_copy(&self) -> impl Future<Output = MoveHold> + use<> {
-        MoveHold::of_copy(self.engine.partitions().counted(self.id))
+        MoveHold::admitted(self.engine.partitions().counted(self.id), HoldReason::Copy)
+    }
+
+    /// Holds the partition for a transaction that begins. Waits while an exclusive move is about to
+    /// begin, for at most [`MAX_MOVE_WAIT`]: then the move waits for it.
+    async fn hold_for_transaction(&mut self) -> Result<MoveHold> {
+        let stats = self.partition().await?.stats.clone();
+        if let Some(hold) = MoveHold::try_new(&stats, HoldReason::Transaction) {
+            return Ok(hold);
+        }
+        let admitted = MoveHold::admitted(stats.clone(), HoldReason::Transaction);
+        let admitted = Box::pin(self.cancellable(timeout(MAX_MOVE_WAIT, admitted))).await?;
+        Ok(admitted.unwrap_or_else(|_| MoveHold::new(stats, HoldReason::Transaction)))
     }
 
     /// Yields the thread to other sessions. Called between statements of one message, each of which

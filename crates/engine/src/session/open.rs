@@ -145,6 +145,9 @@ impl Session {
             }
             return Ok(());
         }
+        if open.hold.is_none() {
+            open.hold = Some(self.hold_for_transaction().await?);
+        }
         open.variables = self.variables();
         if open.ids.repeats()
             && let Some(context) = self.partition().await?.carried_context(open.ids.origin)

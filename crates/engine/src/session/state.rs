@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fulmar_maintenance::PastVersion;
-use fulmar_mvcc::{Partition, TransactionContext};
+use fulmar_mvcc::{MoveHold, Partition, TransactionContext};
 use fulmar_sqlite::sql::RowName;
 use fulmar_sqlite::{Statement, Value, Variables};
 use hashbrown::HashSet;
@@ -92,6 +92,8 @@ pub(super) struct Open {
     /// The session's state before the transaction.
     pub(super) before: Remembered,
     pub(super) rows: Rows,
+    /// Set with the first statement.
+    pub(super) hold: Option<MoveHold>,
 }
 
 /// The rows that a transaction has named.
@@ -148,6 +150,7 @@ impl Open {
                 locked: Vec::new(),
                 charged_bytes: 0,
             },
+            hold: None,
         }
     }
 

@@ -36,8 +36,10 @@ pub enum MoveMechanism {
     Delta,
     /// Between stores: hand over first, and copy pages when they are needed
     OnDemand,
-    /// Between stores: copy all pages while the tenant waits
+    /// Between stores: copy all pages while the tenant waits, after open transactions have ended
     Bulk,
+    /// The same, but copy all rows with SQL
+    Sql,
 }
 
 /// `fulmar move`
@@ -52,7 +54,7 @@ pub struct MoveArgs {
     /// How to move the tenant [default: albatross]
     #[arg(long, value_name = "MECHANISM", requires = "to")]
     pub using: Option<MoveMechanism>,
-    /// Maximum number of bytes copied per second
+    /// Maximum number of bytes copied per second. Less while latencies at either node are too high
     #[arg(long, value_name = "SIZE", requires = "to")]
     pub max_rate: Option<Bytes>,
     /// Cancel the tenant's move. It stays at its node

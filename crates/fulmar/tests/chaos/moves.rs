@@ -79,7 +79,7 @@ impl Stores {
         match self {
             Stores::Common if gentle => &["", " USING albatross"],
             Stores::Common => &["", " USING albatross", " USING flush", " USING stop"],
-            Stores::Private => &["", " USING live", " USING 'on-demand'", " USING bulk"],
+            Stores::Private => &["", " USING live", " USING 'on-demand'", " USING bulk", " USING sql"],
         }
     }
 }

@@ -7,6 +7,7 @@ mod common;
 mod certificates;
 mod damaged_log;
 mod driver;
+mod exclusive_moves;
 mod full_etcd;
 mod garbage;
 mod load;
@@ -20,6 +21,7 @@ mod session_state;
 mod slow_nodes;
 #[path = "../common/store_proxy.rs"]
 mod store_proxy;
+mod throttle;
 
 use std::path::Path;
 use std::sync::Arc;

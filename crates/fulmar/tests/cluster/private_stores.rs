@@ -7,7 +7,7 @@ use super::migrations::{
 };
 use super::*;
 
-async fn start_private() -> Cluster {
+pub(super) async fn start_private() -> Cluster {
     let setup = ClusterSetup { store: ClusterStore::Private, ..ClusterSetup::default() };
     Cluster::start(Path::new(env!("CARGO_BIN_EXE_fulmar")), setup).await.unwrap()
 }
@@ -43,7 +43,7 @@ async fn report(cluster: &Cluster, number: u64) -> serde_json::Value {
 }
 
 /// The only value of a query's result.
-async fn text(cluster: &Cluster, through: usize, sql: &str) -> String {
+pub(super) async fn text(cluster: &Cluster, through: usize, sql: &str) -> String {
     let client = connect(cluster, through, "shop").await;
     let answers = with_timeout(sql, client.simple_query(sql)).await.unwrap();
     let row = answers.iter().find_map(|answer| match answer {

@@ -144,6 +144,20 @@ impl LoadMonitor {
         self.keys.request();
     }
 
+    /// The partitions that executed statements in the last window, those with most statements first,
+    /// with the smoothed execution times of these in microseconds.
+    pub(crate) fn latencies(&self) -> Vec<(PartitionId, u64)> {
+        let report = self.state.lock().report.clone();
+        let mut used: Vec<&PartitionReport> =
+            report.partitions.iter().filter(|of| of.requests_per_s > 0.0).collect();
+        used.sort_by(|one, other| other.requests_per_s.total_cmp(&one.requests_per_s));
+        let now = |of: &PartitionReport| {
+            let partition = PartitionId(of.partition);
+            Some((partition, self.observed.tenants.counts(partition)?.smoothed_us))
+        };
+        used.into_iter().filter_map(now).collect()
+    }
+
     /// The reports of all nodes.
     pub(crate) async fn reports(&self, with_keys: bool) -> Vec<NodeLoad> {
         match &self.observed.cluster {

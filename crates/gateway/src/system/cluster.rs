@@ -67,6 +67,7 @@ pub(super) const TABLES: &[Table] = &[
                 ("freeze_ms", "INT8"),
                 ("pause_ms", "INT8"),
                 ("expected_pause_ms", "INT8"),
+                ("throttled_ms", "INT8"),
                 ("failed", "INT8"),
                 ("error", "TEXT"),
                 ("report", "TEXT"),
@@ -172,6 +173,7 @@ fn migrations(viewer: &Viewer, _: &Database<'_>) -> Result<Rows> {
             of.freeze_ms as i64,
             of.pause_ms as i64,
             of.prediction.pause_ms as i64,
+            of.throttled_ms as i64,
             of.failed as i64,
             of.error,
             report

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmar_mvcc::store_error;
+use fulmar_mvcc::{Draft, Node, Partition, store_error};
 use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{Manifest, PartitionId, SegmentId, Timeline, Version};
@@ -23,6 +23,8 @@ pub struct IncomingCopy {
     /// The segment of this round, from its first frame on.
     current: Option<(SegmentWriter, SegmentBuilder)>,
     segments: Vec<SegmentRef>,
+    /// The size of the database in pages, if it was built here.
+    page_count: Option<u32>,
     /// Protects the segments from the collector.
     held: Vec<Arc<Vec<SegmentId>>>,
 }
@@ -50,6 +52,7 @@ impl Maintenance {
             number,
             current: None,
             segments: Vec::new(),
+            page_count: None,
             held: Vec::new(),
         })
     }
@@ -93,18 +96,38 @@ impl IncomingCopy {
         self.segments = manifest.segments.clone();
     }
 
+    /// Uses a database that was built from the rows of the source, by a transaction on `partition`.
+    pub async fn use_draft(&mut self, partition: &Partition, mut draft: Draft) -> Result<()> {
+        let node = self.maintenance.node().clone();
+        let unnamed = node.publication.enter();
+        if let Some(segment) = partition.store_draft(&mut draft).await? {
+            self.hold(segment.id);
+            self.segments.push(segment);
+        }
+        drop(unnamed);
+        let (no, page) = draft.page_one();
+        let (mut writer, mut builder) = begin_segment(&node).await?;
+        builder.push(self.partition, no, page, writer.buffer());
+        self.current = Some((writer, builder));
+        self.page_count = Some(draft.page_count());
+        Ok(())
+    }
+
+    /// Protects a segment from the collector.
+    fn hold(&mut self, segment: SegmentId) {
+        let held = Arc::new(vec![segment]);
+        self.maintenance.node().exported.lock().push(Arc::downgrade(&held));
+        self.held.push(held);
+    }
+
     /// Stores the frames of a batch of the source ([`super::OutgoingCopy::next`]).
     pub async fn frames(&mut self, batch: &[u8]) -> Result<()> {
         let node = self.maintenance.node().clone();
         node.disk.admit(true)?;
-        let (writer, builder) = match &mut self.current {
-            Some(current) => current,
-            none => {
-                let mut writer = node.store.segment_writer().await.map_err(store_error)?;
-                let builder = SegmentBuilder::new(writer.buffer());
-                none.insert((writer, builder))
-            }
-        };
+        if self.current.is_none() {
+            self.current = Some(begin_segment(&node).await?);
+        }
+        let Some((writer, builder)) = &mut self.current else { return Ok(()) };
         for frame in batch::frames(batch) {
             let (page, frame) = frame?;
             builder.push_frame(self.partition, page, frame, writer.buffer());
@@ -125,7 +148,8 @@ impl IncomingCopy {
         let node = self.maintenance.node();
         node.clock.observe(manifest.timestamp);
         let version = Version { lineage, epoch, number: self.number };
-        let stored = Manifest { version, segments: self.segments.clone(), ..manifest };
+        let page_count = self.page_count.unwrap_or(manifest.page_count);
+        let stored = Manifest { version, page_count, segments: self.segments.clone(), ..manifest };
         node.store.put_manifest(&stored).await.map_err(store_error)?;
         self.number += 1;
         Ok(())
@@ -133,16 +157,20 @@ impl IncomingCopy {
 
     async fn finish_segment(&mut self) -> Result<()> {
         let Some((mut writer, builder)) = self.current.take() else { return Ok(()) };
-        let node = self.maintenance.node();
+        let node = self.maintenance.node().clone();
         let bytes = builder.bytes();
         builder.finish(writer.buffer());
         let _unnamed = node.publication.enter();
         let id = writer.finish().await.map_err(store_error)?;
-        let held = Arc::new(vec![id]);
-        node.exported.lock().push(Arc::downgrade(&held));
-        self.held.push(held);
+        self.hold(id);
         self.segments.push(SegmentRef { id, partition: self.partition });
         self.maintenance.scheduler.count_written(bytes);
         Ok(())
     }
+}
+
+async fn begin_segment(node: &Node) -> Result<(SegmentWriter, SegmentBuilder)> {
+    let mut writer = node.store.segment_writer().await.map_err(store_error)?;
+    let builder = SegmentBuilder::new(writer.buffer());
+    Ok((writer, builder))
 }

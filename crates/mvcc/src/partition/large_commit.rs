@@ -88,7 +88,7 @@ impl Partition {
         Ok(Some(LargeCommit { segment, index, _publication: publication }))
     }
 
-    async fn store_segment(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {
+    pub(super) async fn store_segment(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {
         let (store, publication) = (self.node.store.clone(), file.clone());
         let adopting = self.node.spill.runtime().spawn_blocking(move || store.adopt_segment(&publication));
         let adopted = adopting

@@ -5,7 +5,8 @@
 //! - [`commits`], [`named`]: the state of commits and of the newest manifest.
 //! - [`commit`]: validates a transaction's changes and makes them the next version, or reports a
 //!   conflict.
-//! - [`large_commit`]: writes the pages of large commits to the store before the commit.
+//! - [`large_commit`]: writes the pages of large commits to the store before the commit. [`draft`]:
+//!   those of a database that is not committed.
 //! - [`turns`], [`rows`]: the write turn and the row locks, for which transactions wait.
 //! - [`outcomes`]: the outcomes of transactions whose clients may ask for them.
 //! - [`flush`]: the changes since the last manifest.
@@ -20,6 +21,7 @@ mod cached;
 mod carried;
 mod commit;
 mod commits;
+mod draft;
 mod evict;
 mod flush;
 mod holds;
@@ -54,6 +56,7 @@ pub use carried::CarriedSnapshots;
 pub use commit::page_one;
 pub(crate) use commit::{CommitError, CommitResource, CommitWaiter};
 pub use commits::LargeSegment;
+pub use draft::Draft;
 pub use flush::{CopiedFrame, Flush};
 pub use holds::{HoldReason, MoveHold, MoveHolds, PendingMove};
 pub use hot::PageRun;

@@ -10,6 +10,8 @@
 //!   frames ...                    (further rounds; the last one during the handover)
 //! ```
 //!
+//! A copy as rows (`sql`) has one round, whose messages contain rows.
+//!
 //! # Late messages
 //! A copy must not be stored after a newer one: the destination opens the newest manifest. Each stream
 //! has an [`Attempt`], and the destination stores nothing of an attempt that is older than the newest
@@ -29,7 +31,7 @@ use std::time::Duration;
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::migration::{Journal, Mechanism, Step};
 use fulmar_cluster::{NodeId, PartitionRecord, metadata};
-use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, Timeline, sqlstate};
+use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, RowReader, Timeline, sqlstate};
 use fulmar_migrate::PageSource;
 use fulmar_migrate::report::Round;
 use fulmar_pages::{Manifest, PAGE_SIZE, PartitionId};
@@ -50,6 +52,8 @@ const END_OF_ROUND: u8 = 1;
 const ARCHIVED: u8 = 2;
 /// The only byte of the message that follows them.
 const END_OF_ARCHIVE: u8 = 3;
+/// The first byte of a message with rows.
+const ROWS: u8 = 4;
 /// How long the destination may take to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the destination may take to make a round durable.
@@ -97,6 +101,8 @@ enum CopyMode {
     Patch,
     /// The names of the source's segments. The destination copies them after the handover.
     Segments,
+    /// All rows.
+    Rows,
 }
 
 /// A partition that is, or was, copied to this node.
@@ -110,6 +116,8 @@ pub(super) struct Arriving {
 /// The source's side of a copy.
 pub(crate) struct CopyStream {
     outgoing: OutgoingCopy,
+    /// Reads the version of the round, in a copy as rows.
+    rows: Option<Mutex<RowReader>>,
     destination: NodeId,
     opening: CopyOpening,
     /// `None` before the first round.
@@ -200,6 +208,10 @@ fn no_answer() -> Error {
         .hint("Check the nodes with \"fulmar node list\".")
 }
 
+fn unexpected() -> Error {
+    Error::new(sqlstate::INTERNAL, "received an unexpected message of a copy")
+}
+
 fn lost(error: &TransportError) -> Error {
     Error::new(sqlstate::CANNOT_CONNECT_NOW, format!("lost the connection to the destination: {error}"))
         .hint("Check the nodes with \"fulmar node list\".")
@@ -231,6 +243,20 @@ impl CopyRounds<'_> {
         PartitionId(self.copy.opening.partition)
     }
 
+    /// Sends the next rows. Returns the bytes sent; `None` at the end.
+    async fn send_rows(&mut self) -> Result<Option<u64>> {
+        let Some(rows) = &mut self.copy.rows else { return Ok(None) };
+        self.copy.message.clear();
+        self.copy.message.push(ROWS);
+        if !rows.get_mut().next(&mut self.copy.message).await? {
+            self.copy.rows = None;
+            return Ok(None);
+        }
+        let bytes = self.copy.message.len() as u64;
+        self.copy.send(self.node).await?;
+        Ok(Some(bytes))
+    }
+
     /// Lets the destination read the pages that this node has in memory.
     async fn warm(&self) -> Result<()> {
         let pages = self.node.partitions()?.pages_in_memory(self.partition());
@@ -252,14 +278,25 @@ impl PageSource for CopyRounds<'_> {
             true => outgoing.begin_last_round(self.timeline.epoch).await?,
             false => outgoing.begin_round().await?,
         };
+        if let (CopyMode::Rows, Some(manifest)) = (self.copy.opening.mode, outgoing.manifest()) {
+            self.copy.rows = Some(Mutex::new(self.node.partitions()?.read_rows(manifest).await?));
+        }
         self.copy.opening.bytes = size.bytes;
+        let is_first = self.copy.stream.is_none();
         self.copy.stream(self.node).await?;
+        if is_first && !self.is_last {
+            let bytes = size.pages * PAGE_SIZE as u64;
+            self.node.show_rounds(self.partition(), &[], bytes, self.max_bytes_per_s).await;
+        }
         Ok(if self.copy.opening.mode == CopyMode::Segments { 0 } else { size.pages })
     }
 
     async fn send(&mut self) -> Result<Option<u64>> {
         if self.copy.opening.mode == CopyMode::Segments {
             return Ok(None);
+        }
+        if self.copy.opening.mode == CopyMode::Rows {
+            return self.send_rows().await;
         }
         self.copy.message.clear();
         self.copy.message.push(FRAMES);
@@ -305,13 +342,14 @@ impl Node {
             mode: match journal.options.mechanism {
                 Mechanism::Delta => CopyMode::Patch,
                 Mechanism::OnDemand => CopyMode::Segments,
+                Mechanism::Sql => CopyMode::Rows,
                 _ => CopyMode::Pages,
             },
         };
         let outgoing = self.partitions()?.copy_out(partition);
         let destination = journal.destination;
         let (stream, message) = (None, Vec::new());
-        Ok(CopyStream { outgoing, destination, opening, stream, message, received_bytes: 0 })
+        Ok(CopyStream { outgoing, rows: None, destination, opening, stream, message, received_bytes: 0 })
     }
 
     /// Receives a copy of another node's partition.
@@ -352,16 +390,32 @@ impl Node {
         }
         drop(begun);
         stream.widen();
+        let mut rows = match opening.mode {
+            CopyMode::Rows => Some(partitions.load_rows(partition, timeline).await?),
+            _ => None,
+        };
         while let Ok(Some(message)) = stream.receive().await {
             match message.split_first() {
                 Some((&FRAMES, batch)) => incoming.frames(batch).await?,
+                Some((&ROWS, part)) => match &mut rows {
+                    Some(rows) => rows.push(part).await?,
+                    None => return Err(unexpected()),
+                },
                 Some((&END_OF_ROUND, manifest)) => {
                     let manifest = (!manifest.is_empty()).then(|| Manifest::decode(manifest)).transpose();
                     let manifest = manifest.map_err(|cause| {
                         Error::new(sqlstate::DATA_CORRUPTED, format!("received a damaged manifest: {cause}"))
                     })?;
+                    let loaded = match (opening.mode, &manifest, rows.take()) {
+                        (CopyMode::Rows, Some(_), Some(rows)) => Some(rows.finish().await?),
+                        (CopyMode::Rows, Some(_), None) => return Err(unexpected()),
+                        _ => None,
+                    };
                     let _storing = arriving.storing.lock().await;
                     check()?;
+                    if let Some(loaded) = loaded {
+                        loaded.store(&mut incoming).await?;
+                    }
                     if let (CopyMode::Segments, Some(manifest)) = (opening.mode, &manifest) {
                         incoming.use_segments(manifest);
                     }
@@ -369,7 +423,7 @@ impl Node {
                     let done = stream.send(&messages::encode(&Answer::Done)).await;
                     done.map_err(|error| lost(&error))?;
                 }
-                _ => return Err(Error::new(sqlstate::INTERNAL, "received an unknown message of a copy")),
+                _ => return Err(unexpected()),
             }
         }
         Ok(())

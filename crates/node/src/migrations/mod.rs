@@ -24,6 +24,8 @@
 //! | the source after the change of owner | the destination finishes the journal. Its report lacks what the source has measured |
 //! | the destination while copying | the source's request fails, and the migration is undone |
 //! | the destination during the handover | the change of owner compares its record and fails, so the source keeps the partition; or it was applied, and the destination is failed over |
+//! | either end during the last round of a copy (with `bulk` and `sql` that is all of it) | the owner changes only after the round, so the source keeps the partition: it takes it back, or opens it when it is back. What the destination has stored is deleted, and a database that it builds from rows exists only in memory and unnamed files until the round ends |
+//! | the destination after it has stored that round | the change of owner compares its incarnation and fails |
 //! | either end after the snapshots of open transactions were sent ([`snapshots`]) | transactions are repeated at the newest version |
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
 //!
@@ -32,6 +34,7 @@
 //! [`MAX_REPORTS`] are kept.
 
 mod copies;
+mod neighbours;
 mod observed;
 mod progress;
 mod run;
@@ -44,7 +47,7 @@ use std::time::Duration;
 use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
-use fulmar_engine::{Error, Result, Timeline, sqlstate};
+use fulmar_engine::{Error, PendingMove, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::{MigrationInfo, Move};
 use fulmar_migrate::prediction::Predictor;
 use fulmar_migrate::report::Report;
@@ -86,6 +89,8 @@ pub(crate) struct Running {
     predictor: Mutex<Predictor>,
     /// The copies that wait for their handover.
     copies: Mutex<HashMap<PartitionId, CopyStream>>,
+    /// The partitions in which no transaction is open, and their migrations.
+    locked: Mutex<HashMap<PartitionId, (u64, PendingMove)>>,
     attempts: AtomicU64,
     /// The partitions that were copied to this node.
     arriving: Mutex<HashMap<PartitionId, Arc<Arriving>>>,
@@ -104,6 +109,18 @@ impl Running {
     fn take_copy(&self, partition: PartitionId, migration: u64) -> Option<CopyStream> {
         self.copies.lock().remove(&partition).filter(|copy| copy.migration() == migration)
     }
+
+    /// Takes the lock of a migration out.
+    fn take_lock(&self, partition: PartitionId, migration: u64) -> Option<PendingMove> {
+        let locked = self.locked.lock().remove(&partition).filter(|(number, _)| *number == migration);
+        locked.map(|(_, pending)| pending)
+    }
+
+    /// Drops what a migration has left.
+    fn forget(&self, partition: PartitionId) {
+        drop(self.copies.lock().remove(&partition));
+        drop(self.locked.lock().remove(&partition));
+    }
 }
 
 impl Default for Running {
@@ -113,6 +130,7 @@ impl Default for Running {
             slots: Semaphore::new(CONCURRENT),
             predictor: Mutex::default(),
             copies: Mutex::default(),
+            locked: Mutex::default(),
             attempts: AtomicU64::default(),
             arriving: Mutex::default(),
         }
@@ -367,12 +385,12 @@ fn check_mechanism(mechanism: Mechanism, is_private: bool) -> Result<()> {
         let text = format!("mechanism \"{}\" cannot move this database", mechanism.name());
         Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, text).detail(detail).hint(hint))
     };
-    match (mechanism, is_private) {
-        (Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross, true) => {
-            let hint = "Use \"live\", \"delta\", \"on-demand\" or \"bulk\".";
+    match (mechanism.needs_common_store(), is_private) {
+        (true, true) => {
+            let hint = "Use \"live\", \"delta\", \"on-demand\", \"bulk\" or \"sql\".";
             refused("It is in the store of its node.", hint)
         }
-        (Mechanism::Live | Mechanism::OnDemand | Mechanism::Delta | Mechanism::Bulk, false) => {
+        (false, false) => {
             refused("It is in the store that all nodes share.", "Use \"albatross\", \"flush\" or \"stop\".")
         }
         _ => Ok(()),

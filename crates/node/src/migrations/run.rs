@@ -9,6 +9,7 @@ use fulmar_engine::{CachedPages, Closing, Error, HoldReason, PendingMove, Result
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
 use fulmar_migrate::copy::{self, Copied};
+use fulmar_migrate::pace::{Throttle, Throttled};
 use fulmar_migrate::report::{Report, Round};
 use fulmar_migrate::{Source, prediction::Predictor};
 use fulmar_pages::{PageNo, PartitionId, Timeline};
@@ -28,8 +29,8 @@ use crate::messages::{Answer, Request};
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the destination may take to read a batch of pages.
 const WARM_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a handover waits for COPYs, and for temporary tables that are too large to be carried
-/// over.
+/// How long a handover waits for COPYs, for temporary tables that are too large to be carried over,
+/// and, with some mechanisms, for transactions.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wait after which another round is copied: the partition has changed since the last one.
 const LONG_WAIT: Duration = Duration::from_millis(250);
@@ -57,6 +58,7 @@ pub(super) struct Measured(Mutex<Measurements>);
 struct Measurements {
     copied: Copied,
     copy: Duration,
+    throttled: Throttled,
     freeze: Duration,
     total: Duration,
     latency_before_us: u64,
@@ -142,10 +144,11 @@ impl Source for CopySource<'_> {
     }
 }
 
-/// How a mechanism in the common store closes the partition.
+/// How a mechanism closes the partition.
 fn closing(mechanism: Mechanism) -> Closing {
     match mechanism {
         Mechanism::Stop => Closing::Immediate,
+        mechanism if mechanism.waits_for_transactions() => Closing::Exclusive,
         _ => Closing::Prepared,
     }
 }
@@ -186,19 +189,20 @@ impl Node {
             _ => {
                 let destination = read.record.destination;
                 let begun = Instant::now();
-                let _pending = match read.record.options.mechanism.aborts_transactions() {
+                let mechanism = read.record.options.mechanism;
+                let _pending = match mechanism.aborts_transactions() {
                     true => None,
-                    false => Some(self.wait_for_holds(partition).await?),
+                    false => {
+                        let locked = self.running.take_lock(partition, read.record.number);
+                        Some(self.wait_for_holds(partition, mechanism, locked).await?)
+                    }
                 };
                 let has_waited = begun.elapsed() >= LONG_WAIT;
-                let closed = match read.record.options.mechanism {
-                    Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::OnDemand => {
-                        self.hand_copy_over(partition, read, measured, has_waited).await?
-                    }
-                    mechanism => {
-                        let closing = closing(mechanism);
-                        self.hand_over(partition, destination, (Transfer::Migrated(read), closing), None)
-                            .await?
+                let closed = match mechanism.needs_common_store() {
+                    false => self.hand_copy_over(partition, read, measured, has_waited).await?,
+                    true => {
+                        let transfer = (Transfer::Migrated(read), closing(mechanism));
+                        self.hand_over(partition, destination, transfer, None).await?
                     }
                 };
                 let open = self.call(destination, Request::Open { partition: partition.0 });
@@ -213,9 +217,16 @@ impl Node {
     }
 
     /// Waits until no session holds the partition ([`PendingMove`]). Until the result is dropped,
-    /// no COPY begins.
-    async fn wait_for_holds(&self, partition: PartitionId) -> Result<PendingMove> {
-        let pending = self.partitions()?.announce_move(partition);
+    /// no COPY begins, and no transaction if the mechanism waits for them. `locked` is the result of an
+    /// earlier call.
+    async fn wait_for_holds(
+        &self,
+        partition: PartitionId,
+        mechanism: Mechanism,
+        locked: Option<PendingMove>,
+    ) -> Result<PendingMove> {
+        let announce = || Ok(self.partitions()?.announce_move(partition, mechanism.waits_for_transactions()));
+        let pending = locked.map_or_else(announce, Ok)?;
         if timeout(HOLD_TIMEOUT, pending.released()).await.is_ok() {
             return Ok(pending);
         }
@@ -223,6 +234,7 @@ impl Node {
             None => return Ok(pending),
             Some(HoldReason::Copy) => "a COPY in the database did not end",
             Some(HoldReason::TemporaryTables) => "a session kept temporary tables of more than 64 MiB",
+            Some(HoldReason::Transaction) => "a transaction in the database did not end",
         };
         let text = format!("{what} for {} s", HOLD_TIMEOUT.as_secs());
         Err(Error::new(sqlstate::OBJECT_IN_USE, text).hint("Retry when it has ended."))
@@ -230,6 +242,8 @@ impl Node {
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
         let predictor = *self.running.predictor.lock();
+        let throttle = Throttle::new(journal.options.max_bytes_per_s);
+        let bounds = self.latency_bounds(partition, journal.destination).await;
         let source = CopySource {
             node: self,
             partition,
@@ -242,21 +256,27 @@ impl Node {
             let _slot = self.running.slots.acquire().await;
             let begun = Instant::now();
             let copied = match journal.options.mechanism {
-                Mechanism::Albatross => {
-                    copy::albatross(&source, journal.options.max_bytes_per_s, predictor).await
+                Mechanism::Albatross => copy::albatross(&source, &throttle, predictor).await,
+                Mechanism::Live | Mechanism::Delta => {
+                    self.copy_live(partition, journal, &throttle, predictor).await
                 }
-                Mechanism::Live | Mechanism::Delta => self.copy_live(partition, journal, predictor).await,
-                // These copy nothing before the handover.
-                Mechanism::Stop | Mechanism::Flush | Mechanism::Bulk | Mechanism::OnDemand => {
-                    Ok(Copied::default())
+                mechanism @ (Mechanism::Bulk | Mechanism::Sql) => {
+                    let pending = self.wait_for_holds(partition, mechanism, None).await?;
+                    self.running.locked.lock().insert(partition, (journal.number, pending));
+                    return Ok((Copied::default(), Duration::ZERO));
                 }
+                // These do nothing before the handover.
+                Mechanism::Stop | Mechanism::Flush | Mechanism::OnDemand => Ok(Copied::default()),
             };
             copied.map(|copied| (copied, begun.elapsed()))
         };
-        let (copied, copy) = tokio::select! {
-            copied = copying => copied?,
-            error = self.copy_interrupted(partition, journal) => return Err(error),
+        let copied = tokio::select! {
+            copied = copying => copied,
+            error = self.copy_interrupted(partition, journal) => Err(error),
+            never = self.throttle_copy(partition, journal.destination, (&throttle, bounds)) => match never {},
         };
+        measured.0.lock().throttled = throttle.throttled();
+        let (copied, copy) = copied?;
         let latency_us = self.partitions()?.smoothed_us(partition);
         let mut measured = measured.0.lock();
         (measured.copied, measured.copy, measured.latency_during_us) = (copied, copy, latency_us);
@@ -268,6 +288,7 @@ impl Node {
         &self,
         partition: PartitionId,
         journal: &Journal,
+        throttle: &Throttle,
         predictor: Predictor,
     ) -> Result<Copied> {
         let mut copy = self.begin_copy(partition, journal).await?;
@@ -278,7 +299,7 @@ impl Node {
             is_last: false,
             max_bytes_per_s: journal.options.max_bytes_per_s,
         };
-        let copied = copy::live(&mut rounds, journal.options.max_bytes_per_s, predictor).await?;
+        let copied = copy::live(&mut rounds, throttle, predictor).await?;
         self.running.copies.lock().insert(partition, copy);
         Ok(copied)
     }
@@ -294,22 +315,26 @@ impl Node {
         let (journal, timeline) = (read.record.clone(), self.timeline(partition).await?);
         let mut copy = match (journal.options.mechanism, self.running.take_copy(partition, journal.number)) {
             (_, Some(copy)) => copy,
-            (Mechanism::Bulk | Mechanism::OnDemand, None) => self.begin_copy(partition, &journal).await?,
+            (Mechanism::Bulk | Mechanism::Sql | Mechanism::OnDemand, None) => {
+                self.begin_copy(partition, &journal).await?
+            }
             // This node has restarted since.
             (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
         };
         let predictor = *self.running.predictor.lock();
         let max_bytes_per_s = journal.options.max_bytes_per_s;
+        // Latencies do not limit it: clients wait for its end.
+        let throttle = Throttle::new(max_bytes_per_s);
         let mut copied = measured.0.lock().copied.clone();
         if copies_again && matches!(journal.options.mechanism, Mechanism::Live | Mechanism::Delta) {
             let copy = &mut copy;
             let mut rounds = CopyRounds { node: self, copy, timeline, is_last: false, max_bytes_per_s };
-            copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor).await?;
+            copy::copy_round(&mut rounds, &mut copied, &throttle, predictor).await?;
         }
         let last_round = async {
             let (node, copy) = (self, &mut copy);
             let mut rounds = CopyRounds { node, copy, timeline, is_last: true, max_bytes_per_s };
-            let copying = copy::copy_round(&mut rounds, &mut copied, max_bytes_per_s, predictor);
+            let copying = copy::copy_round(&mut rounds, &mut copied, &throttle, predictor);
             timeout(LAST_ROUND_TIMEOUT, copying).await.map_err(|_| {
                 let text = format!("the last round of the copy took more than {LAST_ROUND_TIMEOUT:?}");
                 Error::new(sqlstate::QUERY_CANCELED, text)
@@ -322,8 +347,8 @@ impl Node {
         hottest.truncate(MAX_HOTTEST_PAGES);
         let transfer = if is_on_demand { Transfer::Pinned(read) } else { Transfer::Copied(read) };
         let last_round = Some(last_round.boxed());
-        let closed =
-            self.hand_over(partition, journal.destination, (transfer, Closing::Prepared), last_round).await?;
+        let transfer = (transfer, closing(journal.options.mechanism));
+        let closed = self.hand_over(partition, journal.destination, transfer, last_round).await?;
         if is_on_demand {
             // If the request is lost, the destination begins a little later.
             let pull = Request::Pull { partition: partition.0, pages: hottest };
@@ -352,10 +377,11 @@ impl Node {
         self.waits(partition).await;
         if let Err(error) = migration::coordinate(self.environment(), partition, &coordinator).await {
             tracing::warn!(%error, partition = partition.0, "a migration was interrupted; it will be resumed");
+            drop(self.running.locked.lock().remove(&partition));
             return None;
         }
         // It may have been cancelled when its copy was complete.
-        self.running.copies.lock().remove(&partition);
+        self.running.forget(partition);
         let journal = self.read_journal(partition).await.ok().flatten()?;
         let mut report = self.report(partition, &journal, &coordinator.measured);
         sleep(WAITS_DELAY).await;
@@ -446,6 +472,8 @@ impl Node {
             bytes: measured.copied.bytes(),
             prediction: measured.copied.prediction,
             rounds: measured.copied.rounds,
+            throttled_ms: measured.throttled.ms,
+            lowest_bytes_per_s: measured.throttled.lowest_bytes_per_s,
             latency_before_us: measured.latency_before_us,
             latency_during_us: measured.latency_during_us,
             ..Report::default()

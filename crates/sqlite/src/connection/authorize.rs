@@ -83,7 +83,11 @@ unsafe extern "C" fn authorize(
 fn pragma_allowed(link: &Link, name: &str, argument: Option<&str>) -> bool {
     let listed = |list: &[&str]| list.iter().any(|known| known.eq_ignore_ascii_case(name));
     match argument {
-        None => listed(&READABLE) || listed(&["page_size", "schema_version", "user_version"]),
+        None => {
+            listed(&READABLE)
+                || listed(&["page_size", "schema_version", "user_version"])
+                || link.trusted.get()
+        }
         // Connection settings would outlive the session in the pool, and the encoding is always
         // UTF-8.
         Some(_) if name.eq_ignore_ascii_case("foreign_keys") || name.eq_ignore_ascii_case("encoding") => {

@@ -8,6 +8,7 @@ mod errors;
 mod functions;
 mod integrity;
 mod primary_key;
+mod rows;
 mod statements;
 mod system;
 mod temporary_tables;

@@ -174,7 +174,7 @@ impl Connection {
         step
     }
 
-    fn handle(&mut self, run: &Run<'_>) -> Result<*mut ffi::sqlite3_stmt> {
+    pub(super) fn handle(&mut self, run: &Run<'_>) -> Result<*mut ffi::sqlite3_stmt> {
         self.statements.clock += 1;
         let used = self.statements.clock;
         if let Some(handle) = self.statements.handles.get_mut(&run.id) {
@@ -242,7 +242,7 @@ impl Connection {
     }
 
     /// The error of a callback whose failure SQLite did not report.
-    fn failure_here(&self) -> Error {
+    pub(super) fn failure_here(&self) -> Error {
         match self.link.failure() {
             Some(failure) => failure,
             None => Error::new(sqlstate::IO_ERROR, "could not read the database"),
@@ -387,23 +387,8 @@ fn bind(
                 format!("no value found for parameter ${number}"),
             ));
         };
-        // SAFETY: a valid statement. The values outlive the run (bindings are cleared before it
-        // returns), so SQLite need not copy them.
-        let code = unsafe {
-            match value {
-                Value::Null => ffi::sqlite3_bind_null(raw, index),
-                Value::Integer(i) => ffi::sqlite3_bind_int64(raw, index, *i),
-                Value::Real(r) => ffi::sqlite3_bind_double(raw, index, *r),
-                Value::Text(t) => {
-                    let utf8 = ffi::SQLITE_UTF8 as u8;
-                    ffi::sqlite3_bind_text64(raw, index, t.as_ptr().cast(), t.len() as u64, None, utf8)
-                }
-                Value::Blob(b) if b.is_empty() => ffi::sqlite3_bind_zeroblob(raw, index, 0),
-                Value::Blob(b) => {
-                    ffi::sqlite3_bind_blob64(raw, index, b.as_ptr().cast(), b.len() as u64, None)
-                }
-            }
-        };
+        // SAFETY: a valid statement. The values outlive the run: bindings are cleared before it returns.
+        let code = unsafe { bind_value(raw, index, value.as_ref()) };
         if code != ffi::SQLITE_OK {
             return Err(match code {
                 ffi::SQLITE_NOMEM => heap::exhausted(),
@@ -420,14 +405,37 @@ fn bind(
     Ok(())
 }
 
+/// Binds a value, which SQLite does not copy. Returns SQLite's code.
+///
+/// # Safety
+/// `raw` is a valid statement that is not active. The value lives until another one is bound.
+pub(super) unsafe fn bind_value(raw: *mut ffi::sqlite3_stmt, index: c_int, value: ValueRef<'_>) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match value {
+            ValueRef::Null => ffi::sqlite3_bind_null(raw, index),
+            ValueRef::Integer(i) => ffi::sqlite3_bind_int64(raw, index, i),
+            ValueRef::Real(r) => ffi::sqlite3_bind_double(raw, index, r),
+            ValueRef::Text(t) => {
+                let utf8 = ffi::SQLITE_UTF8 as u8;
+                ffi::sqlite3_bind_text64(raw, index, t.as_ptr().cast(), t.len() as u64, None, utf8)
+            }
+            ValueRef::Blob([]) => ffi::sqlite3_bind_zeroblob(raw, index, 0),
+            ValueRef::Blob(b) => {
+                ffi::sqlite3_bind_blob64(raw, index, b.as_ptr().cast(), b.len() as u64, None)
+            }
+        }
+    }
+}
+
 /// The row that SQLite has just produced.
-struct StatementRow {
+pub(super) struct StatementRow {
     raw: *mut ffi::sqlite3_stmt,
     columns: c_int,
 }
 
 impl StatementRow {
-    fn of(raw: *mut ffi::sqlite3_stmt) -> Self {
+    pub(super) fn of(raw: *mut ffi::sqlite3_stmt) -> Self {
         // SAFETY: a valid statement that has just returned a row.
         StatementRow { raw, columns: unsafe { ffi::sqlite3_data_count(raw) } }
     }

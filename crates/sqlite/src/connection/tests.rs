@@ -15,19 +15,19 @@ use crate::{CancelReason, Canceller};
 const DATABASE: u64 = 1;
 
 /// A database in memory.
-struct Database {
+pub(super) struct Database {
     pages: MemoryPages,
     heap: Arc<Heap>,
     directory: tempfile::TempDir,
 }
 
 impl Database {
-    fn empty() -> Database {
+    pub(super) fn empty() -> Database {
         let heap = Arc::new(Heap::of_partition(&Heap::of_node(64 << 20)));
         Database { pages: MemoryPages::default(), heap, directory: tempfile::tempdir().unwrap() }
     }
 
-    async fn connect(&self) -> Connection {
+    pub(super) async fn connect(&self) -> Connection {
         let settings = Settings {
             database: DATABASE,
             heap: self.heap.clone(),

@@ -132,7 +132,7 @@ impl Node {
             Mechanism::Stop | Mechanism::Flush | Mechanism::Albatross => {
                 (Some(to), Transfer::Migrated(journal))
             }
-            Mechanism::Live | Mechanism::Delta | Mechanism::Bulk => {
+            Mechanism::Live | Mechanism::Delta | Mechanism::Bulk | Mechanism::Sql => {
                 let stored = self.send_copy(&journal.record, partition, 2, state).await;
                 (Some(to).filter(|_| stored == Some(Reply::Done)), Transfer::Copied(journal))
             }

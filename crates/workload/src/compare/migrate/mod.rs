@@ -65,7 +65,7 @@ pub struct MigrateArgs {
     /// How the tenant is moved. albatross, flush and stop: in a common store; the others: between
     /// stores of the nodes. all: one move by each of them, in one picture instead of cases
     #[arg(long, default_value = "albatross", value_name = "NAME")]
-    #[arg(value_parser = ["all", "albatross", "flush", "stop", "live", "delta", "on-demand", "bulk"])]
+    #[arg(value_parser = ["all", "albatross", "flush", "stop", "live", "delta", "on-demand", "bulk", "sql"])]
     pub mechanism: String,
     /// With --mechanism all: the load of the tenant
     #[arg(long, default_value_t, value_enum, value_name = "NAME")]
@@ -171,6 +171,7 @@ static STOP: [Case; 5] = cases!("stop", 150.0);
 static LIVE: [Case; 5] = cases!("live", 300.0);
 static ON_DEMAND: [Case; 5] = cases!("on-demand", 300.0);
 static BULK: [Case; 5] = cases!("bulk", 300.0);
+static SQL: [Case; 5] = cases!("sql", 300.0);
 static DELTA: [Case; 1] = [row(
     "delta-bytes-ratio",
     "bytes of the move back after 5 % of the pages have changed, over those of a full copy",
@@ -213,6 +214,7 @@ impl MigrateArgs {
             "live" => &LIVE,
             "on-demand" => &ON_DEMAND,
             "bulk" => &BULK,
+            "sql" => &SQL,
             "delta" => &DELTA,
             _ => &ALBATROSS,
         }
