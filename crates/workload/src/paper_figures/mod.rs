@@ -187,6 +187,11 @@ trait Experiment: Sync {
         Vec::new()
     }
 
+    /// Returns true if it needs no server, and has all data of the paper.
+    fn is_computed(&self) -> bool {
+        false
+    }
+
     /// Returns true if it runs in network namespaces of its own.
     fn is_isolated(&self) -> bool {
         false

@@ -17,12 +17,15 @@ const P99: &str = "p99_ms";
 
 pub(super) fn html(figure: &Figure, arguments: &FigureArgs, course: &Course) -> String {
     let papers = papers::of(figure.name);
-    let mut body = format!(
-        "<p>Data and memory: {} times the paper's. {} s per point or phase. Dashed lines are the paper's \
-         numbers.</p>\n",
-        arguments.scale,
-        arguments.time().as_secs_f64()
-    );
+    let mut body = "<p>Dashed lines are the paper's numbers.</p>\n".to_owned();
+    if !figure.experiment.is_computed() {
+        let seconds = arguments.time().as_secs_f64();
+        body = format!(
+            "<p>Data and memory: {} times the paper's, if nothing else is stated. {seconds} s per point or \
+             phase.</p>\n{body}",
+            arguments.scale,
+        );
+    }
     course.notes.iter().for_each(|note| body.push_str(&format!("<p>{}</p>\n", escape(note))));
     charts(figure, course, &papers).iter().for_each(|chart| body.push_str(&chart.svg()));
     body.push_str(&failures(&course.rows));
@@ -186,12 +189,18 @@ mod tests {
     fn pages_have_the_charts_of_their_figure() {
         let no_numbers = page("elastras/5", &[row(5.0, 1.5)]);
         assert!(no_numbers.contains("The text of the paper has no numbers"));
+        assert!(no_numbers.contains("Data and memory: 0.1 times") && no_numbers.contains("10 s per point"));
         let by_tenant =
             |x, mean_ms| FigureRow { values: Ok(vec![99.5, mean_ms, 4.0, 1.0, 2.0]), ..row(x, 0.0) };
         let noisy = page("elastras/12", &[by_tenant(1.0, 2.0), by_tenant(5.0, 2.2), by_tenant(10.0, 3.0)]);
         for text in ["Highest mean latency", "Mean latency relative to the first point", "1.4", "about 40%"] {
             assert!(noisy.contains(text), "{text}");
         }
+        let two = FigureRow { values: Ok(vec![3.1, 8.1]), ..row(2.0, 0.0) };
+        let computed = page("estore/10", &[two]);
+        assert!(
+            computed.contains("increasing throughput by up to 4x") && !computed.contains("Data and memory")
+        );
         let memory = page("cloudtps/13", &[row(5.0, 2.0)]);
         assert!(
             memory.contains("10,000 items, the paper") && memory.contains("items in memory at each of 20")

@@ -176,6 +176,10 @@ impl Experiment for Planned {
     fn run<'a>(&'a self, bench: &'a Bench<'a>) -> LocalBoxFuture<'a, anyhow::Result<Course>> {
         async move { self.course(bench) }.boxed_local()
     }
+
+    fn is_computed(&self) -> bool {
+        true
+    }
 }
 
 /// How keys are counted.

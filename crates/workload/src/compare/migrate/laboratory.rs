@@ -238,7 +238,10 @@ fn observed(
 ) -> Observed {
     let second = |at: Instant| at.duration_since(opened).as_secs_f64();
     let before = moments.between(opened, begun).latency();
-    let caught = moments.between(begun, ended + CAUGHT).latency();
+    // At least one transaction has been answered by then.
+    let answered = moments.0.iter().find(|moment| moment.at > ended && moment.tick.throughput_tps > 0.0);
+    let caught_until = answered.map_or(ended, |moment| moment.at).max(ended + CAUGHT);
+    let caught = moments.between(begun, caught_until).latency();
     let after = moments.between(ended, ended + trial.after).latency();
     let all = moments.between(opened, ended + trial.after);
     let interval = |moment: &crate::run::Moment| Interval {

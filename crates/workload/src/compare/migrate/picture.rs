@@ -120,7 +120,7 @@ fn page(arguments: &MigrateArgs, observed: &[Observed], failures: &[String]) -> 
             let wan = crate::server::Wan::coasts(0);
             format!(
                 "The destination is at another site: {} ms each way, {} MB/s per connection between nodes, three \
-                 quarters of it for copies.",
+                 quarters of it for copies. Clients stay at the first site.",
                 wan.delay.as_millis(),
                 wan.bytes_per_s / 1_000_000
             )
