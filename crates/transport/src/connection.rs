@@ -103,14 +103,14 @@ impl Shared {
         Ok(id)
     }
 
-    /// Waits until the output buffer has space.
-    pub(crate) async fn output_space(&self) -> Result<(), Error> {
+    /// Waits until the output buffer has less than `limit_bytes`.
+    pub(crate) async fn output_space(&self, limit_bytes: usize) -> Result<(), Error> {
         loop {
             let space = self.has_space.notified();
             if let Some(error) = &self.streams.lock().ended {
                 return Err(error.clone());
             }
-            if self.output.lock().bytes.len() < MAX_OUTPUT_BYTES {
+            if self.output.lock().bytes.len() < limit_bytes {
                 return Ok(());
             }
             space.await;

@@ -21,7 +21,9 @@
 //!   [`MAX_WINDOW_BYTES`] if the receiver has widened its window ([`Stream::widen`]). A receiver that
 //!   does not read stops the sender of its stream, and no other one. A receiver therefore buffers
 //!   at most its window per stream, and at most [`MAX_STREAMS`] streams. A connection buffers
-//!   about [`MAX_OUTPUT_BYTES`] that the peer has not taken yet; then its senders wait.
+//!   about [`MAX_OUTPUT_BYTES`] that the peer has not taken yet; then its senders wait. Senders of
+//!   bulk data wait from [`MAX_BULK_OUTPUT_BYTES`] on, so that heartbeats and statements are not
+//!   queued behind megabytes of it when the network is slow.
 //! - **Failure.** When a connection ends, all its streams end with an error. An error never states
 //!   whether the peer has processed a message: the cluster's protocols settle that
 //!   (`ask_outcome` in `docs/architecture/ownership.md`).
@@ -62,6 +64,9 @@ pub const MAX_STREAMS: usize = 65_536;
 
 /// Bytes of a connection's output buffer from which on its senders wait.
 pub const MAX_OUTPUT_BYTES: usize = 4 << 20;
+
+/// The same for streams whose receiver has widened its window.
+pub const MAX_BULK_OUTPUT_BYTES: usize = 256 << 10;
 
 /// Maximum number of streams that the peer has opened and that were not accepted yet. Further ones
 /// are reset.

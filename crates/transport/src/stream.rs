@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::connection::Shared;
 use crate::frame::{HEADER_BYTES, Kind, MAX_PAYLOAD_BYTES};
-use crate::{Error, MAX_WINDOW_BYTES, WINDOW_BYTES};
+use crate::{Error, MAX_BULK_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_WINDOW_BYTES, WINDOW_BYTES};
 
 /// Default of [`Stream::set_max_message_bytes`].
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -37,6 +37,8 @@ struct Inner {
     receive_window_bytes: u32,
     /// Bytes, with headers, that may still be sent.
     send_window_bytes: u32,
+    /// The peer has widened its window.
+    is_bulk: bool,
     peer_has_finished: bool,
     ended: Option<Error>,
 }
@@ -49,6 +51,7 @@ impl StreamState {
             unreported_bytes: 0,
             receive_window_bytes: WINDOW_BYTES,
             send_window_bytes: WINDOW_BYTES,
+            is_bulk: false,
             peer_has_finished: false,
             ended: None,
         };
@@ -77,12 +80,20 @@ impl StreamState {
     pub(crate) fn window_opened(&self, bytes: u32) -> Result<(), Error> {
         let mut inner = self.inner.lock();
         match inner.send_window_bytes.checked_add(bytes).filter(|window| *window <= MAX_WINDOW_BYTES) {
-            Some(window) => inner.send_window_bytes = window,
+            Some(window) => {
+                inner.send_window_bytes = window;
+                inner.is_bulk |= window > WINDOW_BYTES;
+            }
             None => return Err(Error::Protocol("a window is larger than it may be")),
         }
         drop(inner);
         self.writable.wake();
         Ok(())
+    }
+
+    /// Bytes of the connection's output buffer from which on the sender waits.
+    fn output_limit_bytes(&self) -> usize {
+        if self.inner.lock().is_bulk { MAX_BULK_OUTPUT_BYTES } else { MAX_OUTPUT_BYTES }
     }
 
     /// The peer sends no more data.
@@ -214,7 +225,7 @@ impl Sender {
         self.is_torn = true;
         let mut rest = message;
         loop {
-            end.connection.output_space().await?;
+            end.connection.output_space(end.state.output_limit_bytes()).await?;
             let window_bytes = end.window().await?;
             let sent_bytes = rest.len().min(window_bytes - HEADER_BYTES).min(MAX_PAYLOAD_BYTES);
             let (chunk, after) = rest.split_at(sent_bytes);

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use fulmar_transport::frame::{self, Kind};
 use fulmar_transport::{
-    Connection, Dial, Error, Identity, Incoming, MAX_UNACCEPTED_STREAMS, MAX_WINDOW_BYTES, Peers, Stream,
-    WINDOW_BYTES,
+    Connection, Dial, Error, Identity, Incoming, MAX_BULK_OUTPUT_BYTES, MAX_UNACCEPTED_STREAMS,
+    MAX_WINDOW_BYTES, Peers, Stream, WINDOW_BYTES,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -167,6 +167,31 @@ async fn a_widened_window_lets_the_sender_run_ahead() {
     accepted.set_max_message_bytes(message.len());
     assert_eq!(accepted.receive().await.unwrap(), Some(Bytes::from_static(b"first")));
     assert_eq!(accepted.receive().await.unwrap().as_deref(), Some(&message[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bulk_data_leaves_space_in_the_output_buffer() {
+    let (mut incoming, mut raw) = with_raw_peer().await;
+    let widening = MAX_WINDOW_BYTES - WINDOW_BYTES;
+    for stream in [1, 2] {
+        send_frame(&mut raw, Kind::Open, stream, b"hello").await;
+    }
+    send_frame(&mut raw, Kind::Window, 1, &widening.to_le_bytes()).await;
+    let mut bulk = incoming.accept().await.unwrap();
+    let mut other = incoming.accept().await.unwrap();
+    let message = vec![1; MAX_WINDOW_BYTES as usize / 2];
+    let sending = tokio::spawn(async move { bulk.send(&message).await });
+    // The pipe and the buffers are full.
+    assert!(timeout(STUCK, other.receive()).await.is_ok());
+    assert!(timeout(STUCK, other.receive()).await.is_err(), "nothing makes progress");
+    other.send(b"heartbeat").await.unwrap();
+    let mut before = 0;
+    let mut received = vec![0; 64 << 10];
+    while !received.windows(9).any(|bytes| bytes == b"heartbeat") {
+        before += raw.read(&mut received).await.unwrap();
+    }
+    assert!(before < (1 << 20) + 3 * MAX_BULK_OUTPUT_BYTES, "{before} bytes came before the heartbeat");
+    drop(sending);
 }
 
 #[tokio::test(start_paused = true)]
