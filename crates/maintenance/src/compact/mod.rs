@@ -33,6 +33,9 @@
 //! Once the manifest is durable, the partition's frames are moved to the new segment, so that the
 //! old segments can be deleted while the partition stays open.
 //!
+//! While a partition is copied to another node, a merge of it is abandoned: the copy would take the
+//! pages that it moves for changed ones, and send them again.
+//!
 //! # Crashes
 //! Before the manifest is stored the new segment is garbage; afterwards the old ones are history.
 
