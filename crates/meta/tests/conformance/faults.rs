@@ -212,7 +212,9 @@ async fn compaction_during_a_lost_watch_renews_the_snapshot() {
     faulty.compact().await;
     faulty.proxy.set(Fault::None);
     faulty.replica_is_exact(&replica).await;
-    assert_eq!(recorder.snapshots.lock().unwrap().len(), 2);
+    // The observers are called one after the other.
+    let renewed = async || (recorder.snapshots.lock().unwrap().len() == 2).then_some(());
+    eventually("the snapshot is renewed", renewed).await;
     // The watch continues after the snapshot.
     let revision = commit(&*faulty.store, Transaction::new().put("later", "1")).await;
     let last = recorder.changes.lock().unwrap().last().cloned();
