@@ -17,7 +17,8 @@ use crate::owners::KnownNode;
 
 /// How long another node may take to report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a report: some hundred bytes for each partition that was used or is in memory.
+/// Maximum size of a report: some hundred bytes for each partition that was used or is in memory, or
+/// for each statement.
 const MAX_REPORT_BYTES: usize = 64 << 20;
 
 /// What a load report contains about accesses per key.

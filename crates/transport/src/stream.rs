@@ -178,8 +178,8 @@ impl Stream {
     }
 
     /// Allows the peer to have [`MAX_WINDOW_BYTES`] in flight, for bulk data. Otherwise a transfer waits
-    /// for both sides at every [`WINDOW_BYTES`]. To be called after the stream's first message has
-    /// arrived.
+    /// for both sides at every [`WINDOW_BYTES`]. To be called once the peer knows the stream: after a
+    /// message was sent or received.
     pub fn widen(&mut self) {
         let end = &self.receiver.shared;
         let before = {

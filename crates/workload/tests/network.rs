@@ -2,7 +2,7 @@
 //! connections between two sites are delayed. Needs the rights of root, and `make tools`.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fulmar_workload::server::{HUB, Network, Wan, WanProxies, run_in_private};
@@ -21,6 +21,23 @@ fn wait_until(description: &str, condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
+    }
+}
+
+/// A server that ends with the test.
+struct Server(Child);
+
+impl Server {
+    fn start(mut command: Command, program: &str) -> Server {
+        Server(command.args(["python3", "-c", program]).stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -45,18 +62,15 @@ fn links_can_be_cut_and_healed() {
     network.heal(0).unwrap();
     wait_until("a node reaches the hub again", || can_connect(&network, 0, HUB, port));
 
-    let mut server = network.command(1);
     let program =
         "import socket; s = socket.create_server(('0.0.0.0', 7777)); [s.accept() for _ in iter(int, 1)]";
-    let mut server = server.args(["python3", "-c", program]).spawn().unwrap();
+    let _server = Server::start(network.command(1), program);
     wait_until("nodes reach each other", || can_connect(&network, 0, network.address(1), 7777));
     network.cut_between(0, 1).unwrap();
     assert!(!can_connect(&network, 0, network.address(1), 7777));
     assert!(can_connect(&network, 0, HUB, port));
     network.heal_between(0, 1).unwrap();
     wait_until("nodes reach each other again", || can_connect(&network, 0, network.address(1), 7777));
-    server.kill().unwrap();
-    server.wait().unwrap();
 }
 
 /// Whether a node gets an answer from another one, and the shortest time that it may take.
@@ -86,7 +100,7 @@ fn connections_to_another_site_are_delayed() {
              c.sendall(b'!')",
             network.address(node)
         );
-        servers.push(network.command(node).args(["python3", "-c", &program]).spawn().unwrap());
+        servers.push(Server::start(network.command(node), &program));
     }
     let wan = Wan { first_remote: 2, delay: Duration::from_millis(200), bytes_per_s: 1_000_000 };
     let proxies = WanProxies::start(&network, &[7777; 3], wan).unwrap();
@@ -102,8 +116,4 @@ fn connections_to_another_site_are_delayed() {
     drop(proxies);
     assert!(!answers_within(&network, 0, network.address(2), Duration::ZERO), "the proxies have ended");
     assert!(answers_within(&network, 0, network.address(1), Duration::ZERO), "no proxy is in between");
-    for mut server in servers {
-        server.kill().unwrap();
-        server.wait().unwrap();
-    }
 }
