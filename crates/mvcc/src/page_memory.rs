@@ -12,6 +12,9 @@
 //!    a few per thread -------'  '--- all others, under a lock, 16 at a time
 //! ```
 //!
+//! The last slot of a region is never used: SQLite reads up to 256 bytes beyond a page that it fetched,
+//! for example when it compares a key at the end of the page, and that memory must exist.
+//!
 //! Regions are never unmapped. Spare memory beyond a threshold is returned to the system
 //! ([`give_back`]): the slot remains, its memory is discarded, and reads as zeros when the slot is
 //! reused.
@@ -30,6 +33,8 @@ use parking_lot::Mutex;
 
 /// Size of a region.
 const REGION_BYTES: usize = 64 << 20;
+/// Number of slots of a region that are used.
+const SLOTS: usize = REGION_BYTES / PAGE_SIZE - 1;
 /// Slots moved between a thread and the shared pool at a time.
 const BATCH: usize = 16;
 /// Minimum number of spare slots that are kept: 4 MiB.
@@ -154,10 +159,13 @@ struct Pool {
 // SAFETY: it owns the memory that its pointers refer to.
 unsafe impl Send for Pool {}
 
-static POOL: Mutex<Pool> =
-    Mutex::new(Pool { spare: Vec::new(), empty: Vec::new(), fresh: (ptr::null_mut(), 0), taken: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
 impl Pool {
+    const fn new() -> Pool {
+        Pool { spare: Vec::new(), empty: Vec::new(), fresh: (ptr::null_mut(), 0), taken: 0 }
+    }
+
     fn take(&mut self, count: usize, into: &mut Vec<NonNull<Page>>) {
         let spare = self.spare.len().saturating_sub(count);
         into.extend(self.spare.drain(spare..));
@@ -175,7 +183,7 @@ impl Pool {
             return slot;
         }
         if self.fresh.1 == 0 {
-            self.fresh = (map_region().as_ptr(), REGION_BYTES / PAGE_SIZE);
+            self.fresh = (map_region().as_ptr(), SLOTS);
         }
         let (slot, left) = self.fresh;
         // SAFETY: within the region, or one past its end.
@@ -242,6 +250,21 @@ pub(crate) fn give_back(bytes: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_after_each_slot_belongs_to_the_region() {
+        let mut pool = Pool::new();
+        for _ in 0..2 {
+            let first = pool.take_one().as_ptr();
+            let end = first.wrapping_byte_add(REGION_BYTES);
+            let mut last = first;
+            while pool.fresh.1 > 0 {
+                last = pool.take_one().as_ptr();
+                assert!(first < last && last.wrapping_add(1).wrapping_byte_add(256) <= end);
+            }
+            assert_eq!(last.wrapping_add(2), end);
+        }
+    }
 
     #[test]
     fn slots_are_reused_across_threads() {

@@ -15,6 +15,13 @@ use crate::{Error, Result};
 #[derive(Clone, Default)]
 pub(crate) struct MemoryPages(Rc<RefCell<Vec<*mut Page>>>);
 
+/// A page, and what SQLite may read after it ([`Pages::fetch`]).
+#[repr(C)]
+struct PaddedPage {
+    page: Page,
+    _after: [u8; 256],
+}
+
 impl MemoryPages {
     fn get(&self, page: PageNo) -> Option<*mut Page> {
         self.0.borrow().get(page as usize - 1).copied()
@@ -59,7 +66,8 @@ impl Pages for MemoryPages {
     fn unfetch(&self, _page: *const Page) {}
 
     fn write(&self, _link: &Link, page: PageNo, data: &Page) -> std::result::Result<(), Refusal> {
-        let new = || Box::into_raw(Box::new([0; PAGE_SIZE]));
+        let padded = || PaddedPage { page: [0; PAGE_SIZE], _after: [0; 256] };
+        let new = || Box::into_raw(Box::new(padded())).cast::<Page>();
         let missing = (page as usize).saturating_sub(self.0.borrow().len());
         self.0.borrow_mut().extend(std::iter::repeat_with(new).take(missing));
         if let Some(page) = self.get(page) {

@@ -68,6 +68,9 @@ pub trait Pages {
 
     /// Returns a pointer to a page that stays valid until [`Pages::unfetch`]. `None` if the page
     /// must be read instead.
+    ///
+    /// The 256 bytes after the page must be readable too, because SQLite may read beyond the end of
+    /// a record, as far as its own VFS permits it to. What they contain does not matter.
     fn fetch(&self, link: &Link, page: PageNo) -> std::result::Result<Option<&Page>, Refusal>;
 
     /// SQLite has released a page that it fetched; `None` if it only asks to drop its mapping.
