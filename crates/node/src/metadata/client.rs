@@ -152,17 +152,23 @@ impl Shared {
         }
     }
 
-    /// Sends a request.
-    async fn ask(&self, request: &Request) -> Result<Stream, Failure> {
-        let mut stream = self
-            .connect()
-            .await
-            .and_then(|connection| connection.open())
-            .map_err(|error| Failure::NotSent(error.to_string()))?;
-        stream.set_max_message_bytes(MAX_MESSAGE_BYTES);
-        let opened = stream.send(&encode(&Opening::Metadata)).await;
-        opened.map_err(|error| Failure::NotSent(error.to_string()))?;
+    /// Sends a request. A deadline that passes while there is no connection is not a lost request.
+    async fn ask(&self, deadline: Instant, request: &Request) -> Result<Stream, Failure> {
+        let mut stream = match timeout_at(deadline, self.open()).await {
+            Ok(opened) => opened.map_err(|error| Failure::NotSent(error.to_string()))?,
+            Err(_) => {
+                return Err(Failure::NotSent(format!("no connection within {:?}", self.options.timeout)));
+            }
+        };
         stream.send(&encode(request)).await?;
+        Ok(stream)
+    }
+
+    /// Opens a stream for a request.
+    async fn open(&self) -> Result<Stream, TransportError> {
+        let mut stream = self.connect().await?.open()?;
+        stream.set_max_message_bytes(MAX_MESSAGE_BYTES);
+        stream.send(&encode(&Opening::Metadata)).await?;
         Ok(stream)
     }
 
@@ -171,7 +177,7 @@ impl Shared {
         let mut cause = format!("no answer within {:?}", self.options.timeout);
         loop {
             let attempt = async {
-                let mut stream = self.ask(&request()).await?;
+                let mut stream = self.ask(deadline, &request()).await?;
                 entries(&mut stream).await.map(|(entries, _)| entries)
             };
             match timeout_at(deadline, attempt).await {
@@ -195,7 +201,7 @@ impl Shared {
         let request = wire::request(transaction);
         let outcome = loop {
             let attempt = async {
-                let mut stream = self.ask(&request).await?;
+                let mut stream = self.ask(deadline, &request).await?;
                 match receive(&mut stream).await? {
                     Answer::Committed { revision } => Ok(Outcome::Committed(Revision(revision))),
                     Answer::Conflict { revision } => Ok(Outcome::Conflict(Revision(revision))),
@@ -306,11 +312,12 @@ impl Following {
         if self.first.as_ref().is_some_and(|(answer, _)| answer.is_closed()) {
             return Ended::Forever;
         }
+        let deadline = shared.deadline();
         let begin = async {
-            let mut stream = shared.ask(&Request::Follow).await?;
+            let mut stream = shared.ask(deadline, &Request::Follow).await?;
             entries(&mut stream).await.map(|(entries, revision)| (stream, entries, revision))
         };
-        let begun = timeout(shared.options.timeout, begin).await;
+        let begun = timeout_at(deadline, begin).await;
         let Ok(Ok((mut stream, entries, revision))) = begun else { return Ended::Lost };
         let Some(observer) = self.observer.upgrade() else { return Ended::Forever };
         let accepted = observer.snapshot(entries);
