@@ -234,18 +234,20 @@ impl StatementTable {
             kept.seen = calls;
             scores.push(kept.score);
         }
-        let mut left = scores.len().div_ceil(EVICTED_SHARE);
-        if left == 0 {
+        let count = scores.len().div_ceil(EVICTED_SHARE);
+        if count == 0 {
             return;
         }
-        let (_, threshold, _) = scores.select_nth_unstable_by(left - 1, f64::total_cmp);
+        let (below, threshold, _) = scores.select_nth_unstable_by(count - 1, f64::total_cmp);
         let threshold = *threshold;
+        // Of those with the score of the threshold, some are kept; of those below it none.
+        let mut at_threshold = count - below.iter().filter(|score| **score < threshold).count();
         let mut bytes = 0;
         entries.retain(|_, kept| {
-            if left == 0 || kept.score > threshold {
+            if kept.score > threshold || kept.score == threshold && at_threshold == 0 {
                 return true;
             }
-            left -= 1;
+            at_threshold -= usize::from(kept.score == threshold);
             kept.entry.is_kept.store(false, Ordering::Relaxed);
             bytes += kept.entry.bytes();
             false
