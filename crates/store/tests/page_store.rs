@@ -72,32 +72,38 @@ async fn segments_are_stored_and_their_pages_read() {
 /// Large enough for several parts, and for an index that does not fit into the first read.
 #[tokio::test]
 async fn large_segment_is_stored_in_parts() {
-    on_each(|store| async move {
-        let mut writer = store.segment_writer().await.unwrap();
-        let mut builder = SegmentBuilder::new(writer.buffer());
-        let mut small = [0; PAGE_SIZE];
-        for no in 1..=20_000u32 {
-            small[..4].copy_from_slice(&no.to_le_bytes());
-            let page = if no % 5 == 0 { &page(no) } else { &small };
-            builder.push(PartitionId(1), no, page, writer.buffer());
-            writer.flush().await.unwrap();
-        }
-        assert!(
-            store.list_segments().await.unwrap().is_empty(),
-            "a segment must not exist before it is finished"
-        );
-        builder.finish(writer.buffer());
-        let id = writer.finish().await.unwrap();
-        let index = store.segment_index(id).await.unwrap();
-        assert_eq!(index.pages(), 20_000);
-        let mut read = ZERO_PAGE;
-        for no in [5, 10_000, 20_000] {
-            let location = index.frame(PartitionId(1), no).unwrap();
-            store.read_page(id, location, &mut read).await.unwrap();
-            assert!(read == page(no), "page {no}");
-        }
-    })
-    .await;
+    for bypasses_page_cache in [false, true] {
+        on_each(|store| stores_a_large_segment(store, bypasses_page_cache)).await;
+    }
+}
+
+async fn stores_a_large_segment(store: PageStore, bypasses_page_cache: bool) {
+    let mut writer = store.segment_writer().await.unwrap();
+    if bypasses_page_cache {
+        writer.bypass_page_cache();
+    }
+    let mut builder = SegmentBuilder::new(writer.buffer());
+    let mut small = [0; PAGE_SIZE];
+    for no in 1..=20_000u32 {
+        small[..4].copy_from_slice(&no.to_le_bytes());
+        let page = if no % 5 == 0 { &page(no) } else { &small };
+        builder.push(PartitionId(1), no, page, writer.buffer());
+        writer.flush().await.unwrap();
+    }
+    assert!(
+        store.list_segments().await.unwrap().is_empty(),
+        "a segment must not exist before it is finished"
+    );
+    builder.finish(writer.buffer());
+    let id = writer.finish().await.unwrap();
+    let index = store.segment_index(id).await.unwrap();
+    assert_eq!(index.pages(), 20_000);
+    let mut read = ZERO_PAGE;
+    for no in (5..=20_000).step_by(5) {
+        let location = index.frame(PartitionId(1), no).unwrap();
+        store.read_page(id, location, &mut read).await.unwrap();
+        assert!(read == page(no), "page {no}");
+    }
 }
 
 #[tokio::test]

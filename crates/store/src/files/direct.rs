@@ -1,4 +1,4 @@
-//! Direct writes: log files are written with O_DIRECT, bypassing the page cache.
+//! Direct writes: log files and uploads are written with O_DIRECT, bypassing the page cache.
 //!
 //! A log writes a few hundred bytes and syncs them, thousands of times per second, and the data is
 //! not read again before the next start. Through the page cache, each write would cost a copy,
@@ -18,15 +18,17 @@ use std::os::unix::fs::FileExt;
 
 /// Alignment that is sufficient for every disk and file system that supports direct I/O.
 const BLOCK_BYTES: usize = 4096;
-/// Maximum number of blocks per write.
+/// Maximum number of blocks per write of buffered blocks.
 const MAX_WRITE_BLOCKS: usize = 64;
+/// Maximum number of bytes per write of the caller's memory. Bounds how long other disk I/O waits.
+const MAX_ALIGNED_WRITE_BYTES: usize = 1 << 20;
 
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
 /// A file that is written in whole blocks, from front to back.
-pub(super) struct DirectWriter {
+pub(crate) struct DirectWriter {
     file: File,
     blocks: Vec<Block>,
     /// Number of the file block that is stored at the start of `blocks`, if the last write ended
@@ -37,18 +39,18 @@ pub(super) struct DirectWriter {
 impl DirectWriter {
     /// Wraps a file that was opened with O_DIRECT. Its length must be a multiple of
     /// [`BLOCK_BYTES`].
-    pub(super) fn new(file: File) -> Self {
+    pub(crate) fn new(file: File) -> Self {
         DirectWriter { file, blocks: Vec::new(), tail_block: None }
     }
 
     /// Returns true if a file of this length can be written with direct I/O.
-    pub(super) fn takes(length_bytes: u64) -> bool {
+    pub(crate) fn takes(length_bytes: u64) -> bool {
         length_bytes.is_multiple_of(BLOCK_BYTES as u64)
     }
 
     /// Writes all of `bytes` at `offset`. `read_at` reads the start of the first block from the
     /// file if that block is not buffered.
-    pub(super) fn write_at(
+    pub(crate) fn write_at(
         &mut self,
         mut offset: u64,
         mut bytes: &[u8],
@@ -62,6 +64,14 @@ impl DirectWriter {
         }
         while !bytes.is_empty() {
             let lead = (offset % BLOCK_BYTES as u64) as usize;
+            let whole = whole_blocks(bytes);
+            if lead == 0 && whole > 0 {
+                let count = whole.min(MAX_ALIGNED_WRITE_BYTES);
+                self.file.write_all_at(&bytes[..count], offset)?;
+                bytes = &bytes[count..];
+                offset += count as u64;
+                continue;
+            }
             let count = bytes.len().min(MAX_WRITE_BLOCKS * BLOCK_BYTES - lead);
             let end = lead + count;
             let piece = self.buffer(end.next_multiple_of(BLOCK_BYTES));
@@ -91,5 +101,13 @@ impl DirectWriter {
         // SAFETY: a block consists of its bytes without padding, and there are at least `blocks`
         // blocks.
         unsafe { std::slice::from_raw_parts_mut(self.blocks.as_mut_ptr().cast::<u8>(), bytes) }
+    }
+}
+
+/// Returns the length of the whole blocks in `bytes` if its memory is aligned, and 0 otherwise.
+fn whole_blocks(bytes: &[u8]) -> usize {
+    match bytes.as_ptr().addr().is_multiple_of(BLOCK_BYTES) {
+        true => bytes.len() - bytes.len() % BLOCK_BYTES,
+        false => 0,
     }
 }

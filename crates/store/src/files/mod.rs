@@ -19,6 +19,7 @@ use std::io;
 
 use crate::failpoint;
 
+pub(crate) use direct::DirectWriter;
 pub use faulty::{Fault, FaultyFiles, Operation};
 pub use std_files::StdFiles;
 

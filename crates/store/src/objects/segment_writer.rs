@@ -47,6 +47,7 @@ pub struct SegmentWriter {
     upload: Option<Box<dyn Upload>>,
     sending: Option<Sending>,
     part: Vec<u8>,
+    bypasses_page_cache: bool,
 }
 
 /// A part that is being sent.
@@ -59,7 +60,22 @@ struct Sending {
 
 impl SegmentWriter {
     pub(super) fn new(id: SegmentId, store: PageStore) -> Self {
-        SegmentWriter { id, object: segment_object(id), store, upload: None, sending: None, part: Vec::new() }
+        SegmentWriter {
+            id,
+            object: segment_object(id),
+            store,
+            upload: None,
+            sending: None,
+            part: Vec::new(),
+            bypasses_page_cache: false,
+        }
+    }
+
+    /// Writes a segment of more than 8 MiB past the operating system's page cache, if the store is a
+    /// directory. For segments most of whose pages are not read soon: filling the page cache would
+    /// take longer than everything else. To be called before the first [`SegmentWriter::flush`].
+    pub fn bypass_page_cache(&mut self) {
+        self.bypasses_page_cache = true;
     }
 
     /// Buffer for the segment's next bytes. Used by [`fulmar_pages::SegmentBuilder`], followed by
@@ -121,7 +137,14 @@ impl SegmentWriter {
     async fn take_upload(&mut self) -> Result<Box<dyn Upload>, StoreError> {
         match self.upload.take() {
             Some(upload) => Ok(upload),
-            None => self.store.store.upload(&self.object).await.map_err(|failure| self.failed(failure)),
+            None => {
+                let upload = self.store.store.upload(&self.object).await;
+                let mut upload = upload.map_err(|failure| self.failed(failure))?;
+                if self.bypasses_page_cache {
+                    upload.bypass_page_cache();
+                }
+                Ok(upload)
+            }
         }
     }
 

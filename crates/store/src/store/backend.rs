@@ -13,8 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt};
+use futures::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::SpawnedReqwestConnector;
 use object_store::local::LocalFileSystem;
@@ -26,6 +25,7 @@ use object_store::{
     PutMode, PutOptions, RetryConfig,
 };
 
+use super::file_upload::FileUpload;
 use super::open_files::OpenFiles;
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, Upload};
 use super::{paging, sweep};
@@ -178,8 +178,11 @@ impl Store for Backend {
             let id = id.map_err(|cause| no_bucket(s3_failure(&cause)))?;
             return Ok(Box::new(S3Upload { client: client.clone(), path, id, parts: Vec::new() }));
         }
+        if let Location::Directory { root, .. } = &self.location {
+            return Ok(Box::new(FileUpload::start(root.join(name)).await?));
+        }
         let upload = self.objects().put_multipart(&path).await.map_err(|cause| local_failure(&cause))?;
-        Ok(Box::new(LocalUpload { upload: Some(upload), part: None, completion: None }))
+        Ok(Box::new(MemoryUpload(upload)))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
@@ -264,59 +267,22 @@ impl Store for Backend {
     }
 }
 
-/// An upload into a staging file or into memory.
-///
-/// A part that takes too long is still written, on a blocking thread, and its position is taken.
-/// The running write is therefore kept if the caller is dropped. A retry waits for it and gets its
-/// result.
-struct LocalUpload {
-    /// None after the completion has started.
-    upload: Option<Box<dyn MultipartUpload>>,
-    /// The part that is being written.
-    part: Option<BoxFuture<'static, object_store::Result<()>>>,
-    completion: Option<BoxFuture<'static, object_store::Result<()>>>,
-}
-
-impl LocalUpload {
-    /// Returns the upload if no operation is in progress.
-    fn idle_upload(&mut self) -> Result<&mut Box<dyn MultipartUpload>, Failure> {
-        let busy = || Failure::new(FailureKind::Other, "the previous operation is still in progress");
-        self.upload.as_mut().filter(|_| self.part.is_none()).ok_or_else(busy)
-    }
-}
+/// An upload into memory, whose operations do not wait.
+struct MemoryUpload(Box<dyn MultipartUpload>);
 
 #[async_trait]
-impl Upload for LocalUpload {
+impl Upload for MemoryUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
-        if self.part.is_none() {
-            self.part = Some(self.idle_upload()?.put_part(bytes.into()));
-        }
-        wait_until_done(&mut self.part).await
+        self.0.put_part(bytes.into()).await.map_err(|cause| local_failure(&cause))
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        if self.completion.is_none() {
-            self.idle_upload()?;
-            let upload = self.upload.take();
-            self.completion =
-                upload.map(|mut upload| async move { upload.complete().await.map(drop) }.boxed());
-        }
-        wait_until_done(&mut self.completion).await
+        self.0.complete().await.map(drop).map_err(|cause| local_failure(&cause))
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        self.idle_upload()?.abort().await.map_err(|cause| local_failure(&cause))
+        self.0.abort().await.map_err(|cause| local_failure(&cause))
     }
-}
-
-/// Waits for a running operation. If the caller is dropped, the operation remains in `pending`.
-async fn wait_until_done(
-    pending: &mut Option<BoxFuture<'static, object_store::Result<()>>>,
-) -> Result<(), Failure> {
-    let Some(done) = pending else { return Ok(()) };
-    let result = done.await;
-    *pending = None;
-    result.map_err(|cause| local_failure(&cause))
 }
 
 /// A multipart upload. Parts are numbered, so that a part that is sent again replaces itself.

@@ -284,6 +284,10 @@ impl FaultyUpload {
 
 #[async_trait]
 impl Upload for FaultyUpload {
+    fn bypass_page_cache(&mut self) {
+        self.upload.bypass_page_cache();
+    }
+
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         match self.store.begin(StoreOperation::Upload, &self.name).await {
             Some(StoreFault::LoseResponse) => {

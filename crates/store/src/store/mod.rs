@@ -38,6 +38,7 @@ mod backend;
 mod failure;
 mod fallback;
 mod faulty;
+mod file_upload;
 mod open_files;
 mod paging;
 mod read_only;
@@ -132,6 +133,10 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
 /// upload is dropped before, it never will.
 #[async_trait]
 pub trait Upload: Send {
+    /// Writes the parts past the operating system's page cache, where the store writes files. For
+    /// objects that are not read soon. Takes effect with the next part.
+    fn bypass_page_cache(&mut self) {}
+
     /// Appends a part. All parts must have the same size of at least 5 MiB, except that the last
     /// may be smaller. After a transient failure, the same part may be passed again and takes its
     /// original place.

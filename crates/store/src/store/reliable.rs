@@ -292,6 +292,10 @@ impl ReliableUpload {
 
 #[async_trait]
 impl Upload for ReliableUpload {
+    fn bypass_page_cache(&mut self) {
+        self.upload.bypass_page_cache();
+    }
+
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         let mut tries = self.store.tries(StoreOperation::Upload, bytes.len() as u64);
         loop {

@@ -1,8 +1,8 @@
 //! Removes files that a crash has left incomplete in a directory.
 //!
-//! `object_store` writes an object into a file next to its final place, `NAME#1`, and renames it
-//! when it is complete. Names of objects never have that form, and listings skip such files, so no
-//! other component removes them.
+//! `object_store` and [`super::file_upload`] write an object into a file next to its final place,
+//! `NAME#1`, and rename it when it is complete. Names of objects never have that form, and listings
+//! skip such files, so no other component removes them.
 
 use std::fs;
 use std::io;

@@ -15,7 +15,7 @@ const RACES: usize = 20;
 /// More than the 1,000 names that S3 returns per page.
 const NAMES: usize = 1100;
 /// Size of the large object, and of its parts.
-const LARGE_BYTES: usize = 100 << 20;
+const LARGE_BYTES: usize = (100 << 20) + 12_345;
 const PART_BYTES: usize = 8 << 20;
 
 /// Runs all checks on an empty store.
@@ -27,7 +27,9 @@ pub async fn conforms(store: Arc<dyn Store>) {
     lists_in_order(&*store).await;
     lists_in_pages(&store).await;
     deletes_existing_and_missing_objects(&*store).await;
-    accepts_large_objects_in_parts(&*store).await;
+    for bypasses_page_cache in [false, true] {
+        accepts_large_objects_in_parts(&*store, bypasses_page_cache).await;
+    }
     discards_aborted_uploads(&*store).await;
     uncertain_outcomes::are_resolved(&store).await;
 }
@@ -154,9 +156,12 @@ async fn deletes_existing_and_missing_objects(store: &dyn Store) {
     assert!(list_all(store, "delete").await.is_empty());
 }
 
-async fn accepts_large_objects_in_parts(store: &dyn Store) {
+async fn accepts_large_objects_in_parts(store: &dyn Store, bypasses_page_cache: bool) {
     let byte = |at: usize| (at / 4099 % 251) as u8;
     let mut upload = store.upload("large/a").await.unwrap();
+    if bypasses_page_cache {
+        upload.bypass_page_cache();
+    }
     for start in (0..LARGE_BYTES).step_by(PART_BYTES) {
         assert!(list_all(store, "large").await.is_empty(), "an upload must not exist before its completion");
         let part: Vec<u8> = (start..LARGE_BYTES.min(start + PART_BYTES)).map(byte).collect();
