@@ -171,6 +171,8 @@ impl IncomingCopy {
 
 async fn begin_segment(node: &Node) -> Result<(SegmentWriter, SegmentBuilder)> {
     let mut writer = node.store.segment_writer().await.map_err(store_error)?;
+    // The pages that the source has in memory are read after the round; most others are not soon.
+    writer.bypass_page_cache();
     let builder = SegmentBuilder::new(writer.buffer());
     Ok((writer, builder))
 }
