@@ -5,8 +5,10 @@ use std::sync::Arc;
 use fulmar_mvcc::{Frame, LongTermReservation, Segments, read_frames, store_error};
 use fulmar_pages::segment::FrameWriter;
 use fulmar_pages::{FrameLocation, Manifest, PageNo, PartitionId, SegmentId, ZERO_PAGE};
-use fulmar_sqlite::Result;
+use fulmar_sqlite::{Error, Result, sqlstate};
+use fulmar_store::{RawFrame, StoreError};
 use hashbrown::HashMap;
+use tokio::task::JoinHandle;
 
 use super::{archive, batch};
 use crate::maintenance::Maintenance;
@@ -40,11 +42,19 @@ pub struct OutgoingCopy {
     manifest: Option<Manifest>,
     /// The frames that are still to be sent in this round, last one first.
     waiting: Vec<(PageNo, Frame)>,
+    /// The next batch, which is read while the previous one is sent.
+    next_batch: Option<Batch>,
     /// Protects the segments from the collector.
     held: Arc<Vec<SegmentId>>,
     /// A merge would move the frames that were sent. `None` at the end.
     hold: Option<CompactionHold>,
     memory: Option<LongTermReservation>,
+}
+
+/// Frames that are being read.
+struct Batch {
+    pages: Vec<PageNo>,
+    frames: JoinHandle<std::result::Result<Vec<RawFrame>, StoreError>>,
 }
 
 impl Maintenance {
@@ -58,6 +68,7 @@ impl Maintenance {
             archived: HashMap::new(),
             manifest: None,
             waiting: Vec::new(),
+            next_batch: None,
             held: Arc::default(),
             hold: Some(self.scheduler.hold_compaction(partition, CopyDirection::Out)),
             memory: None,
@@ -118,26 +129,45 @@ impl OutgoingCopy {
         self.waiting.sort_unstable_by_key(|(_, frame)| (frame.segment, frame.location.offset));
         let bytes = self.waiting.iter().map(|(_, frame)| u64::from(frame.location.length)).sum();
         self.waiting.reverse();
+        self.next_batch = None;
         (self.sent, self.manifest) = (frames, manifest);
         Ok(RoundSize { pages: self.waiting.len() as u64, bytes })
     }
 
     /// Appends the next frames to `out`. Returns false at the end of the round.
     pub async fn next(&mut self, out: &mut Vec<u8>) -> Result<bool> {
-        let Some((_, first)) = self.waiting.last().copied() else { return Ok(self.push_unwritten(out)) };
-        let of_segment = |(_, frame): &&(PageNo, Frame)| frame.segment == first.segment;
-        let count = self.waiting.iter().rev().take(BATCH_PAGES).take_while(of_segment).count();
-        let mut run = self.waiting.split_off(self.waiting.len() - count);
-        run.reverse();
-        let locations: Vec<FrameLocation> = run.iter().map(|(_, frame)| frame.location).collect();
-        let segment = self.segments.known(first.segment)?;
-        let read = self.maintenance.node().store.read_frames(segment, &locations).await;
-        for ((page, _), frame) in run.iter().zip(read.map_err(store_error)?) {
-            if self.archived.remove(page) != Some(archive::hash(&frame.bytes)) {
-                batch::push(out, *page, &frame.bytes);
+        if self.next_batch.is_none() {
+            self.next_batch = self.read_batch()?;
+        }
+        let Some(batch) = &mut self.next_batch else { return Ok(self.push_unwritten(out)) };
+        let read = (&mut batch.frames).await;
+        let pages = self.next_batch.take().map(|batch| batch.pages).unwrap_or_default();
+        let read = read.map_err(|cause| {
+            Error::new(sqlstate::INTERNAL, format!("reading pages to copy failed: {cause}"))
+        })?;
+        let frames = read.map_err(store_error)?;
+        self.next_batch = self.read_batch()?;
+        for (page, frame) in pages.into_iter().zip(frames) {
+            let archived = self.archived.remove(&page);
+            if archived.is_none_or(|archived| archived != archive::hash(&frame.bytes)) {
+                batch::push(out, page, &frame.bytes);
             }
         }
         Ok(true)
+    }
+
+    /// Begins to read the next frames that are waiting; `None` if there are none.
+    fn read_batch(&mut self) -> Result<Option<Batch>> {
+        let Some((_, first)) = self.waiting.last().copied() else { return Ok(None) };
+        let of_segment = |(_, frame): &&(PageNo, Frame)| frame.segment == first.segment;
+        let count = self.waiting.iter().rev().take(BATCH_PAGES).take_while(of_segment).count();
+        let run = self.waiting.drain(self.waiting.len() - count..).rev();
+        let (pages, locations): (Vec<PageNo>, Vec<FrameLocation>) =
+            run.map(|(page, frame)| (page, frame.location)).unzip();
+        let segment = self.segments.known(first.segment)?;
+        let store = self.maintenance.node().store.clone();
+        let frames = tokio::spawn(async move { store.read_frames(segment, &locations).await });
+        Ok(Some(Batch { pages, frames }))
     }
 
     /// Appends empty pages for some of those that the archive has, and that this version has never
