@@ -120,7 +120,7 @@ async fn forward(
     mut state: watch::Receiver<State>,
     are_requests: bool,
 ) {
-    let silenced = state.borrow().silenced;
+    let State { generation, silenced, .. } = *state.borrow();
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let Ok(bytes @ 1..) = from.read(&mut buffer).await else { return };
@@ -128,8 +128,12 @@ async fn forward(
         if state.wait_for(forwards).await.is_err() {
             return;
         }
-        let fault = state.borrow().fault;
-        match fault {
+        let current = *state.borrow();
+        // What arrives after the cut must not pass, even if the connection is closed a moment later.
+        if current.generation != generation {
+            return;
+        }
+        match current.fault {
             Fault::Delay(max) => {
                 let delay = max.mul_f64(rand::rng().random());
                 tokio::time::sleep(delay).await;
