@@ -34,8 +34,18 @@ use crate::files::DirectWriter;
 pub(super) struct FileUpload {
     /// `None` while an operation is in progress, and at the end.
     staged: Option<StagedFile>,
-    /// The operation that is in progress. Returns the staging file, unless it ends the upload.
-    running: Option<JoinHandle<(Option<StagedFile>, io::Result<()>)>>,
+    /// The operation that is in progress.
+    running: Option<(Operation, Running)>,
+}
+
+/// Returns the staging file, unless the operation ends the upload.
+type Running = JoinHandle<(Option<StagedFile>, io::Result<()>)>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Part,
+    Completion,
+    Abort,
 }
 
 impl FileUpload {
@@ -47,22 +57,28 @@ impl FileUpload {
         Ok(FileUpload { staged: Some(staged), running: None })
     }
 
-    /// Runs an operation on a blocking thread, unless one is in progress.
+    /// Runs an operation on a blocking thread. If the same one is in progress, this is a retry, and
+    /// does nothing.
     fn run(
         &mut self,
-        operation: impl FnOnce(StagedFile) -> (Option<StagedFile>, io::Result<()>) + Send + 'static,
+        operation: Operation,
+        work: impl FnOnce(StagedFile) -> (Option<StagedFile>, io::Result<()>) + Send + 'static,
     ) -> Result<(), Failure> {
-        if self.running.is_none() {
-            let ended = || Failure::new(FailureKind::Other, "the upload has ended");
-            let staged = self.staged.take().ok_or_else(ended)?;
-            self.running = Some(tokio::task::spawn_blocking(move || operation(staged)));
+        match self.running {
+            Some((running, _)) if running == operation => Ok(()),
+            Some(_) => Err(Failure::new(FailureKind::Other, "the previous operation is still in progress")),
+            None => {
+                let ended = || Failure::new(FailureKind::Other, "the upload has ended");
+                let staged = self.staged.take().ok_or_else(ended)?;
+                self.running = Some((operation, tokio::task::spawn_blocking(move || work(staged))));
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Waits for the operation. If the caller is dropped, the operation remains in `running`.
     async fn wait_until_done(&mut self) -> Result<(), Failure> {
-        let Some(running) = &mut self.running else { return Ok(()) };
+        let Some((_, running)) = &mut self.running else { return Ok(()) };
         let (staged, result) = running.await.unwrap_or_else(|panic| (None, Err(io::Error::other(panic))));
         (self.running, self.staged) = (None, staged);
         result.map_err(|cause| Failure::new(FailureKind::Other, cause))
@@ -78,7 +94,7 @@ impl Upload for FileUpload {
     }
 
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
-        self.run(move |mut staged| {
+        self.run(Operation::Part, move |mut staged| {
             let written = staged.append(&bytes);
             (Some(staged), written)
         })?;
@@ -86,19 +102,16 @@ impl Upload for FileUpload {
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        self.run(|staged| (None, staged.publish()))?;
+        self.run(Operation::Completion, |staged| (None, staged.publish()))?;
         self.wait_until_done().await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        if self.running.is_some() {
-            return Err(Failure::new(FailureKind::Other, "the previous operation is still in progress"));
-        }
-        if self.staged.is_none() {
+        if self.staged.is_none() && self.running.is_none() {
             // A completion that failed has removed the file.
             return Ok(());
         }
-        self.run(|staged| (None, staged.remove()))?;
+        self.run(Operation::Abort, |staged| (None, staged.remove()))?;
         self.wait_until_done().await
     }
 }
@@ -397,12 +410,13 @@ mod tests {
         // A write is in progress.
         let mut upload = start().await;
         upload
-            .run(|mut staged| {
+            .run(Operation::Part, |mut staged| {
                 let written = staged.append(&part(MIB, 1, 0));
                 (Some(staged), written)
             })
             .unwrap();
         assert!(upload.abort().await.is_err(), "an upload must not be aborted during a write");
+        assert!(upload.complete().await.is_err(), "an upload must not be completed during a write");
         drop(upload);
         removed().await;
         start().await.abort().await.unwrap();
