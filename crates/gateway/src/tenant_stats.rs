@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::histogram::{BUCKETS, bucket, bucket_bound_us};
 use crate::statement_stats::{
-    MAX_NODE_BYTES, SlowStatements, StatementEntry, StatementReport, StatementTable,
+    Execution, SlowStatements, StatementReport, StatementTable, StatementText, StatementTexts,
 };
 
 /// The weight of a new sample in the smoothed time is 1/8.
@@ -37,6 +37,8 @@ pub(crate) struct TenantStats {
     buckets: [AtomicU64; BUCKETS + 1],
     /// The statistics of its statements.
     statements: StatementTable,
+    /// The values at the end of the last window in which it was used.
+    pub(crate) reported: Mutex<Reported>,
 }
 
 /// The values of the counters.
@@ -63,13 +65,22 @@ pub(crate) struct TenantCounts {
 /// which is more than a tenant does between two reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierCounts {
-    pub(crate) busy_us: u64,
+    busy_us: u64,
     reads: u32,
     writes: u32,
     rows: u32,
     errors: u32,
     time_us: u32,
     buckets: [u32; BUCKETS + 1],
+}
+
+/// The values of which the load monitor reports differences. They are here because a tenant that is
+/// not used takes least memory in one allocation.
+#[derive(Default)]
+pub(crate) struct Reported {
+    pub(crate) gateway: EarlierCounts,
+    pub(crate) log_bytes: u64,
+    pub(crate) page_misses: u64,
 }
 
 /// How a statement accesses the tenant's data.
@@ -190,8 +201,8 @@ fn add(counter: &AtomicU64, amount: u64) {
 #[derive(Default)]
 pub(crate) struct TenantStatsRegistry {
     tenants: Mutex<HashMap<PartitionId, Arc<TenantStats>>>,
-    /// The memory of the statistics of all statements.
-    statement_bytes: Arc<AtomicU64>,
+    /// The texts of all tenants' statements.
+    pub(crate) texts: Arc<StatementTexts>,
     /// The newest slow statements of all tenants.
     pub(crate) slow: SlowStatements,
 }
@@ -200,7 +211,7 @@ impl TenantStatsRegistry {
     /// The counters of a tenant, for one of its sessions.
     pub(crate) fn of(&self, tenant: PartitionId) -> Arc<TenantStats> {
         let create = || {
-            let statements = StatementTable::new(self.statement_bytes.clone());
+            let statements = StatementTable::new(self.texts.clone());
             Arc::new(TenantStats { statements, ..TenantStats::default() })
         };
         self.tenants.lock().entry(tenant).or_insert_with(create).clone()
@@ -208,15 +219,21 @@ impl TenantStatsRegistry {
 
     /// The values of a tenant's counters. `None` if it has had no session.
     pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
-        let stats = self.tenants.lock().get(&tenant).cloned();
-        stats.map(|stats| stats.counts())
+        self.get(tenant).map(|stats| stats.counts())
     }
 
-    /// All tenants, with the total time for which their sessions kept workers busy, in
-    /// microseconds.
-    pub(crate) fn all(&self) -> Vec<(PartitionId, u64)> {
-        let busy_us = |stats: &TenantStats| stats.busy_ns.load(Ordering::Relaxed) / 1000;
-        self.tenants.lock().iter().map(|(tenant, stats)| (*tenant, busy_us(stats))).collect()
+    /// The counters of a tenant. `None` if it has had no session.
+    pub(crate) fn get(&self, tenant: PartitionId) -> Option<Arc<TenantStats>> {
+        self.tenants.lock().get(&tenant).cloned()
+    }
+
+    /// The tenants whose sessions have used a worker since they were last reported.
+    pub(crate) fn used(&self) -> Vec<PartitionId> {
+        let is_used = |stats: &TenantStats| {
+            stats.busy_ns.load(Ordering::Relaxed) / 1000 != stats.reported.lock().gateway.busy_us
+        };
+        let tenants = self.tenants.lock();
+        tenants.iter().filter(|(_, stats)| is_used(stats)).map(|(tenant, _)| *tenant).collect()
     }
 
     /// The `count` tenants that have kept workers busy longest.
@@ -238,30 +255,15 @@ impl TenantStatsRegistry {
         self.slow.forget(tenant.0);
     }
 
-    /// The statistics of a tenant's statement, by its text.
-    #[cold]
-    pub(crate) fn statement(&self, tenant: &TenantStats, sql: &str) -> Arc<StatementEntry> {
-        let entry = tenant.statements.entry(sql);
-        self.limit_statements();
-        entry
-    }
-
-    /// The statistics that replace those of a statement that were evicted.
-    #[cold]
-    pub(crate) fn statement_again(
+    /// Counts an execution of a tenant's statement. If the statements of all tenants take too much
+    /// memory, evicts the least used ones of each tenant.
+    pub(crate) fn count_statement(
         &self,
         tenant: &TenantStats,
-        evicted: &Arc<StatementEntry>,
-    ) -> Arc<StatementEntry> {
-        let entry = tenant.statements.keep_again(evicted);
-        self.limit_statements();
-        entry
-    }
-
-    /// Evicts the least used statements of each tenant if those of all tenants take too much
-    /// memory.
-    fn limit_statements(&self) {
-        if self.statement_bytes.load(Ordering::Relaxed) > MAX_NODE_BYTES {
+        text: &Arc<StatementText>,
+        execution: Execution,
+    ) {
+        if tenant.statements.add(text, execution) && self.texts.is_full() {
             let all: Vec<Arc<TenantStats>> = self.tenants.lock().values().cloned().collect();
             all.iter().for_each(|stats| stats.statements.evict());
         }
@@ -328,10 +330,13 @@ mod tests {
         let column = "c".repeat(500);
         for tenant in 1..=100 {
             let stats = tenants.of(PartitionId(tenant));
-            (0..300).for_each(|number| drop(tenants.statement(&stats, &format!("SELECT {column}{number}"))));
+            for number in 0..300 {
+                let text = tenants.texts.get(&format!("SELECT {column}{tenant}_{number}"));
+                let execution = Execution { time: Duration::from_micros(20), rows: 1, has_failed: false };
+                tenants.count_statement(&stats, &text, execution);
+                assert!(!tenants.texts.is_full());
+            }
         }
-        let bytes = tenants.statement_bytes.load(Ordering::Relaxed);
-        assert!((MAX_NODE_BYTES / 2..=MAX_NODE_BYTES).contains(&bytes), "{bytes} bytes");
         let report = tenants.statement_report(None);
         assert!(report.statements.iter().any(|counts| counts.partition == 1), "all tenants keep some");
         let of_one = tenants.statement_report(Some(&[7])).statements;

@@ -40,7 +40,7 @@ pub struct Statement {
     /// What the engine has derived from its text.
     pub plan: crate::sql::Plan,
     /// What the caller keeps with the statement, set once.
-    pub note: OnceLock<Arc<dyn Any + Send + Sync>>,
+    pub note: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 /// The message for a prepared statement whose result columns have changed. It is PostgreSQL's text:

@@ -14,7 +14,7 @@ use fulmar_control::report::{NodeReport, PartitionReport};
 use fulmar_engine::{Engine, PartitionStatistics};
 use fulmar_meta::{Catalog, SYSTEM_PARTITION};
 use fulmar_pages::PartitionId;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,7 @@ use crate::Result;
 use crate::activity;
 use crate::cluster::Cluster;
 use crate::memory::SessionMemory;
-use crate::tenant_stats::{EarlierCounts, TenantCounts, TenantStatsRegistry};
+use crate::tenant_stats::{Reported, TenantCounts, TenantStatsRegistry};
 
 /// The length of a report's window.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -60,9 +60,6 @@ pub(crate) struct LoadMonitor {
 struct State {
     at: Instant,
     process: ProcessTotals,
-    /// The counters of partitions at the end of the last window in which they were used. Boxed,
-    /// because a third of the table's entries are unused.
-    partitions: HashMap<PartitionId, Box<Earlier>>,
     /// Windows since the last one in which all open partitions were reported.
     windows: u32,
     /// The partitions that were used since then.
@@ -79,14 +76,6 @@ struct Totals {
     engine: PartitionStatistics,
 }
 
-/// Those at an earlier time of which differences are reported.
-#[derive(Default)]
-struct Earlier {
-    gateway: EarlierCounts,
-    log_bytes: u64,
-    page_misses: u64,
-}
-
 /// What is reported of an open partition that is not used.
 struct IdlePartition {
     partition: PartitionId,
@@ -100,7 +89,6 @@ impl LoadMonitor {
         let state = State {
             at: Instant::now(),
             process: ProcessTotals::read(),
-            partitions: HashMap::new(),
             windows: 0,
             recent: HashSet::new(),
             idle: Arc::default(),
@@ -200,27 +188,18 @@ impl LoadMonitor {
     /// The number of statements of all partitions, and the reports of those used recently.
     fn measure_partitions(&self, state: &mut State, seconds: f64) -> (u64, Vec<PartitionReport>) {
         let Observed { engine, tenants, .. } = &self.observed;
-        let all = tenants.all();
-        let before = &mut state.partitions;
-        if before.len() > all.len() {
-            let known: HashSet<PartitionId> = all.iter().map(|(partition, _)| *partition).collect();
-            before.retain(|partition, _| known.contains(partition));
-        }
-        let is_used = |(partition, busy_us): &(PartitionId, u64)| {
-            before.get(partition).map_or(0, |before| before.gateway.busy_us) != *busy_us
-        };
-        let used: HashSet<PartitionId> =
-            all.into_iter().filter(is_used).map(|(partition, _)| partition).collect();
+        let used: HashSet<PartitionId> = tenants.used().into_iter().collect();
         state.recent.extend(used.iter().copied());
         let mut requests = 0;
         let mut reports = Vec::new();
         for partition in state.recent.iter().copied() {
+            let Some(stats) = tenants.get(partition) else { continue };
             let totals = self.totals(partition);
-            let earlier = before.entry(partition).or_default();
+            let mut earlier = stats.reported.lock();
             let window = totals.gateway.since(&earlier.gateway);
             requests += window.statements;
-            reports.extend(self.partition_report(partition, &totals, (earlier, &window), seconds));
-            **earlier = Earlier {
+            reports.extend(self.partition_report(partition, &totals, (&earlier, &window), seconds));
+            *earlier = Reported {
                 gateway: totals.gateway.to_earlier(),
                 log_bytes: totals.engine.log_bytes,
                 page_misses: totals.engine.page_misses,
@@ -277,7 +256,7 @@ impl LoadMonitor {
         &self,
         partition: PartitionId,
         totals: &Totals,
-        (earlier, counted): (&Earlier, &TenantCounts),
+        (earlier, counted): (&Reported, &TenantCounts),
         seconds: f64,
     ) -> Option<PartitionReport> {
         let per_second = |count: u64| rate(count as f64, seconds);

@@ -1,5 +1,6 @@
 //! Runs statements, and sends responses.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_dialect::Command;
@@ -14,7 +15,7 @@ use super::state::Session;
 use super::statements::Plan;
 use crate::Result;
 use crate::activity::now_ms;
-use crate::statement_stats::{SlowStatement, StatementEntry, identify};
+use crate::statement_stats::{Execution, SlowStatement, StatementText};
 use crate::tenant_stats::DataAccess;
 
 impl Session {
@@ -200,20 +201,17 @@ impl Session {
             return;
         }
         let tenants = &self.context.tenants;
+        let execution = Execution { time, rows, has_failed: ran.is_err() };
         match plan {
             _ if !self.counts_statements => {}
             Plan::Engine(statement) => {
-                let note = statement.note.get_or_init(|| tenants.statement(&self.stats, &statement.sql));
-                if let Some(entry) = note.downcast_ref::<StatementEntry>()
-                    && entry.is_kept()
-                {
-                    entry.record(time, rows, ran.is_err());
-                } else if let Ok(evicted) = note.clone().downcast::<StatementEntry>() {
-                    tenants.statement_again(&self.stats, &evicted).record(time, rows, ran.is_err());
+                let note = statement.note.get_or_init(|| Box::new(tenants.texts.get(&statement.sql)));
+                if let Some(text) = note.downcast_ref::<Arc<StatementText>>() {
+                    tenants.count_statement(&self.stats, text, execution);
                 }
             }
             Plan::Command { redacted, .. } => {
-                tenants.statement(&self.stats, redacted).record(time, rows, ran.is_err());
+                tenants.count_statement(&self.stats, &tenants.texts.get(redacted), execution);
             }
         }
         if self.context.slow.is_slow(time) {
@@ -233,7 +231,7 @@ impl Session {
             Plan::Command { redacted: shown, .. } => &**shown,
         };
         if self.counts_statements {
-            let (fingerprint, text) = identify(match plan {
+            let text = StatementText::of(match plan {
                 Plan::Engine(statement) => &statement.sql,
                 Plan::Command { redacted, .. } => redacted,
             });
@@ -244,8 +242,8 @@ impl Session {
                 time_us: time.as_micros() as u64,
                 rows,
                 sqlstate: sqlstate.map(str::to_owned),
-                fingerprint,
-                text,
+                fingerprint: text.fingerprint,
+                text: text.text.into(),
             });
         }
         let Some(left_out) = self.context.slow.admit(Instant::now()) else { return };
