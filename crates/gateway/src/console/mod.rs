@@ -41,14 +41,14 @@ mod stream;
 
 pub(crate) use sections::APPLICATION;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{ConnectInfo, Path, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::map_response;
+use axum::extract::{ConnectInfo, Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -101,17 +101,33 @@ pub(crate) fn router(source: Arc<MetricsSource>, closing: CancellationToken) -> 
         actions: Arc::new(Semaphore::new(MAX_ACTIONS)),
         closing,
     });
-    Router::new()
-        .route("/console", get(async || Redirect::permanent("/console/")))
-        .route("/console/", get(async || page(fulmar_console::index())))
-        .route("/console/{file}", get(file))
+    let api = Router::new()
         .route("/console/api/overview", get(overview))
         .route("/console/api/stream", get(stream))
         .route("/console/api/search/{prefix}", get(search))
         .route("/console/api/tenants/{name}", get(tenant))
         .route("/console/api/actions", post(act))
+        .route_layer(from_fn_with_state(console.clone(), authorize));
+    Router::new()
+        .route("/console", get(async || Redirect::permanent("/console/")))
+        .route("/console/", get(async || page(fulmar_console::index())))
+        .route("/console/{file}", get(file))
+        .merge(api)
         .layer(map_response(with_headers))
         .with_state(console)
+}
+
+/// Rejects requests without the token of an administrator. Adds the token to the others.
+async fn authorize(
+    State(console): State<Arc<Console>>,
+    ConnectInfo(address): ConnectInfo<SocketAddr>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    let authorizer = &console.source.authorizer;
+    let token = authorizer.authorize_admin(bearer(request.headers()), Some(address.ip())).await?;
+    request.extensions_mut().insert(token);
+    Ok(next.run(request).await)
 }
 
 /// Adds the headers of all responses.
@@ -143,12 +159,7 @@ async fn file(Path(name): Path<String>) -> Response {
 }
 
 /// All sections once.
-async fn overview(
-    State(console): State<Arc<Console>>,
-    ConnectInfo(address): ConnectInfo<SocketAddr>,
-    headers: HeaderMap,
-) -> Result<Response, Failure> {
-    console.authorize(&headers, address.ip()).await?;
+async fn overview(State(console): State<Arc<Console>>) -> Result<Response, Failure> {
     let _permit = permit(&console.queries)?;
     let snapshot = timeout(QUERY_TIMEOUT, console.hub.first()).await.map_err(|_| Failure::timed_out())?;
     let snapshot = snapshot.ok_or_else(Failure::closing)?;
@@ -158,11 +169,9 @@ async fn overview(
 /// The sections as server-sent events, each when it has changed.
 async fn stream(
     State(console): State<Arc<Console>>,
-    ConnectInfo(address): ConnectInfo<SocketAddr>,
     Extension(connection): Extension<ConnectionEnd>,
-    headers: HeaderMap,
+    Extension(token): Extension<AdminToken>,
 ) -> Result<Response, Failure> {
-    let token = console.authorize(&headers, address.ip()).await?;
     let permit = permit(&console.streams)?;
     Ok(stream::start(console, token, permit, connection))
 }
@@ -170,11 +179,8 @@ async fn stream(
 /// The first tenants whose names begin with a prefix.
 async fn search(
     State(console): State<Arc<Console>>,
-    ConnectInfo(address): ConnectInfo<SocketAddr>,
     Path(prefix): Path<String>,
-    headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    console.authorize(&headers, address.ip()).await?;
     let _permit = permit(&console.queries)?;
     let found = sections::search(&console.sessions, &prefix);
     Ok(Json(timeout(QUERY_TIMEOUT, found).await.map_err(|_| Failure::timed_out())??).into_response())
@@ -185,9 +191,7 @@ async fn tenant(
     State(console): State<Arc<Console>>,
     ConnectInfo(address): ConnectInfo<SocketAddr>,
     Path(name): Path<String>,
-    headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    console.authorize(&headers, address.ip()).await?;
     let _permit = permit(&console.queries)?;
     let has_forecast = console.hub.has("forecast");
     let shown = sections::tenant(&console.sessions, &name, address.ip(), has_forecast);
@@ -198,10 +202,9 @@ async fn tenant(
 async fn act(
     State(console): State<Arc<Console>>,
     ConnectInfo(address): ConnectInfo<SocketAddr>,
-    headers: HeaderMap,
+    Extension(token): Extension<AdminToken>,
     body: Body,
 ) -> Result<Response, Failure> {
-    let token = console.authorize(&headers, address.ip()).await?;
     let read = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await;
     let body = read.map_err(|_| Failure::timed_out())?.map_err(|_| Failure::too_large(MAX_BODY_BYTES))?;
     let action: Action =
@@ -217,11 +220,4 @@ async fn act(
 
 fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
     semaphore.clone().try_acquire_owned().map_err(|_| Failure::busy())
-}
-
-impl Console {
-    async fn authorize(&self, headers: &HeaderMap, address: IpAddr) -> Result<AdminToken, Failure> {
-        let authorized = self.source.authorizer.authorize_admin(bearer(headers), Some(address)).await;
-        authorized.map_err(Failure::from)
-    }
 }
