@@ -75,8 +75,9 @@ impl Session {
         let stats = context.tenants.of(identity.tenant.partition);
         let memory = context.memory.of(identity.tenant.partition);
         let temporary = link.partition.session().temporary_space();
+        // Clients choose their application name. Only a superuser's session can be the console's.
         let application = settings.get("application_name").unwrap_or_default();
-        let counts_statements = !application.starts_with(console::APPLICATION);
+        let counts_statements = !(identity.superuser && application.starts_with(console::APPLICATION));
         let mut session = Session {
             link,
             output: Output::default(),
