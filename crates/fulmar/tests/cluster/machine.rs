@@ -100,7 +100,7 @@ async fn move_of_a_node_is_cancelled_and_repeated() {
     with_timeout("a cancel request", token.cancel_query(NoTls)).await.unwrap();
     let error = with_timeout("the cancelled move", moving).await.unwrap().unwrap_err();
     let error = error.as_db_error().unwrap();
-    let detail = "2 moves were cancelled. 0 moves can no longer be cancelled.";
+    let detail = "Moves that were cancelled: 2. Moves that can no longer be cancelled: 0.";
     assert_eq!((error.code().code(), error.detail()), ("57014", Some(detail)));
     for name in names {
         wait_for_step(&cluster, 1, name, "undone").await;

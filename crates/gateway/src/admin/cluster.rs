@@ -172,7 +172,7 @@ pub(super) async fn cancel_running(error: Error, running: &Running, context: &Co
             .hint("The table fulmar.migrations shows how it ends."),
         (cancelled, continuing) => error
             .detail(format!(
-                "{cancelled} moves were cancelled. {continuing} moves can no longer be cancelled."
+                "Moves that were cancelled: {cancelled}. Moves that can no longer be cancelled: {continuing}."
             ))
             .hint("The table fulmar.migrations shows them. Repeat the statement to move what is left."),
     }
