@@ -11,7 +11,10 @@ use crate::report::{Prediction, Round};
 use crate::{PageSource, Source, rounds};
 
 /// Number of pages in a request to the destination.
-const BATCH_PAGES: usize = 1024;
+const BATCH_PAGES: usize = 512;
+/// So many of the hottest pages are copied in the order of their numbers, which is that in the store:
+/// neighbours take one request to the store, and these requests are most of a copy's cost.
+const SORTED_PAGES: usize = 16 * BATCH_PAGES;
 
 /// What was copied.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +32,8 @@ impl Copied {
     }
 }
 
-/// Albatross (ElasTraS 6): the destination reads the pages that the source has cached, hottest first,
-/// and then, in rounds, those that have changed or were cached meanwhile.
+/// Albatross (ElasTraS 6): the destination reads the pages that the source has cached, the hottest
+/// [`SORTED_PAGES`] first, and then, in rounds, those that have changed or were cached meanwhile.
 pub async fn albatross(source: &impl Source, throttle: &Throttle, predictor: Predictor) -> Result<Copied> {
     let mut copied = Copied::default();
     let mut pace = Pace::new(throttle);
@@ -42,7 +45,8 @@ pub async fn albatross(source: &impl Source, throttle: &Throttle, predictor: Pre
         let listed = source.flush_and_list().await?;
         let is_new = |page: PageNo, number: u64| number > stored || !sent.contains(&page);
         let pages = listed.pages.iter().filter(|cached| is_new(cached.page, cached.number));
-        let pages: Vec<PageNo> = pages.map(|cached| cached.page).collect();
+        let mut pages: Vec<PageNo> = pages.map(|cached| cached.page).collect();
+        pages.chunks_mut(SORTED_PAGES).for_each(<[PageNo]>::sort_unstable);
         if copied.rounds.is_empty() {
             let bytes = (pages.len() * PAGE_SIZE) as u64;
             copied.prediction = predictor.predict(bytes, throttle.max_bytes_per_s());
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(copied.bytes(), 2121 * PAGE_SIZE as u64);
         assert_eq!(copied.prediction.bytes, 2000 * PAGE_SIZE as u64);
         let warmed = source.warmed.lock();
-        assert_eq!(warmed.iter().map(Vec::len).collect::<Vec<_>>(), [1024, 976, 120, 1]);
+        assert_eq!(warmed.iter().map(Vec::len).collect::<Vec<_>>(), [512, 512, 512, 464, 120, 1]);
         assert_eq!(warmed.last().unwrap(), &[2]);
     }
 

@@ -46,8 +46,6 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::HashSet;
 use tokio::sync::Semaphore;
 
-use self::prewarm::WINDOW_PAGES;
-
 /// Maximum number of concurrent and of pending puts of lists. Beyond that partitions are closed
 /// without a list.
 const MAX_CONCURRENT_PUTS: usize = 8;
@@ -61,7 +59,7 @@ const MIN_PAGES: usize = 32;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum number of concurrent reads for a partition that is about to be moved to this node.
-const MAX_CONCURRENT_WARM_READS: usize = 4;
+const MAX_CONCURRENT_WARM_READS: usize = 2;
 
 /// Prewarming uses 1/8 of the store's useful concurrent reads; statements have the rest.
 const READS_DIVISOR: usize = 8;
@@ -127,13 +125,10 @@ impl HotLists {
     /// full: the partition is about to be moved to this node. Returns how many pages it has read.
     pub async fn warm(&self, partition: &Partition, pages: &[PageNo]) -> Result<u64> {
         let read = AtomicU64::new(0);
-        for window in pages.chunks(WINDOW_PAGES) {
-            let runs = stream::iter(partition.absent_runs(window)).map(Ok);
-            runs.try_for_each_concurrent(MAX_CONCURRENT_WARM_READS, |run| {
-                self.warm_run(partition, run, &read)
-            })
-            .await?;
-        }
+        let runs = stream::iter(partition.absent_runs(pages)).map(Ok);
+        let reading = runs
+            .try_for_each_concurrent(MAX_CONCURRENT_WARM_READS, |run| self.warm_run(partition, run, &read));
+        reading.await?;
         Ok(read.into_inner())
     }
 

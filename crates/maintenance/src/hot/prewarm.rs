@@ -31,7 +31,7 @@ use super::HotLists;
 const MAX_CONCURRENT_READS: usize = 2;
 
 /// Number of listed pages that are looked up together. Adjacent ones are read together.
-pub(super) const WINDOW_PAGES: usize = 256;
+const WINDOW_PAGES: usize = 256;
 
 /// Why a task ends early.
 enum Ended {
