@@ -30,7 +30,7 @@ const MAX_NEIGHBOURS: usize = 8;
 /// The bound without an objective, as a multiple of the latency before the copy.
 const FACTOR: u64 = 3;
 /// Smaller increases of the latency are not noticed.
-const MIN_EXCESS_US: u64 = 10_000;
+const MIN_EXCESS_US: u64 = 5_000;
 
 /// The bounds of the databases that were observed, in microseconds.
 #[derive(Default)]
@@ -111,10 +111,10 @@ mod tests {
         assert_eq!(bounds.of(of(1), 5_000, Some(20_000)), 20_000);
         assert_eq!(bounds.of(of(2), 40_000, Some(20_000)), 50_000, "exceeded before the copy");
         assert_eq!(bounds.of(of(3), 40_000, None), 120_000);
-        assert_eq!(bounds.of(of(4), 100, None), 10_100);
+        assert_eq!(bounds.of(of(4), 100, None), 5_100);
         bounds.is_copying = true;
         assert_eq!(bounds.of(of(5), 40_000, Some(20_000)), 20_000, "used since the copy has begun");
         assert_eq!(bounds.of(of(3), 500_000, None), 120_000, "a bound does not follow the copy");
-        assert_eq!(bounds.of((NodeId(2), PartitionId(3)), 1_000, None), 11_000);
+        assert_eq!(bounds.of((NodeId(2), PartitionId(3)), 1_000, None), 6_000);
     }
 }
