@@ -396,6 +396,10 @@ impl Journal {
     }
 
     fn unit_ready(&mut self, message: &[u8]) -> Result<(), Mismatch> {
+        // The unit stays: it is the one with the other answer.
+        if self.units.front().is_some_and(|unit| !unit.is_silent && unit.expects_more()) {
+            return Err(Mismatch);
+        }
         let Some(mut unit) = self.units.pop_front() else { return Ok(()) };
         if unit.is_silent {
             if unit.has_parsed {
@@ -406,9 +410,6 @@ impl Journal {
                 self.forget_statement(name);
             }
             return Ok(());
-        }
-        if unit.expects_more() {
-            return Err(Mismatch);
         }
         let before = self.session_status;
         self.session_status = match message[HEADER_BYTES] {

@@ -190,8 +190,11 @@ fn a_different_or_shorter_answer_is_noticed() {
         journal.answer(&answer).unwrap();
         journal.reset();
         journal.begin_again();
+        journal.feed(&query("COMMIT")).unwrap();
         let outcome = journal.answer(&[other, ready(TransactionStatus::InTransaction)].concat());
         assert_eq!(outcome, Err(Mismatch));
+        let oldest = journal.units.front().unwrap();
+        assert!(oldest.is_answered, "the COMMIT has not been sent");
     }
 }
 
