@@ -12,8 +12,9 @@ use crate::{PageSource, Source, rounds};
 
 /// Number of pages in a request to the destination.
 const BATCH_PAGES: usize = 512;
-/// So many of the hottest pages are copied in the order of their numbers, which is that in the store:
-/// neighbours take one request to the store, and these requests are most of a copy's cost.
+/// Number of pages, the hottest first, that are sorted by page number before they are copied. The store
+/// has adjacent pages next to each other, and the destination reads them with one request. Requests to
+/// the store are most of a copy's cost.
 const SORTED_PAGES: usize = 16 * BATCH_PAGES;
 
 /// What was copied.
