@@ -205,6 +205,8 @@ pub(crate) struct TenantStatsRegistry {
     pub(crate) texts: Arc<StatementTexts>,
     /// The newest slow statements of all tenants.
     pub(crate) slow: SlowStatements,
+    /// How often statements of all tenants were evicted.
+    evictions: AtomicU64,
 }
 
 impl TenantStatsRegistry {
@@ -256,16 +258,22 @@ impl TenantStatsRegistry {
     }
 
     /// Counts an execution of a tenant's statement. If the statements of all tenants take too much
-    /// memory, evicts the least used ones of each tenant.
+    /// memory, evicts a share of the least used ones of each tenant.
     pub(crate) fn count_statement(
         &self,
         tenant: &TenantStats,
         text: &Arc<StatementText>,
         execution: Execution,
     ) {
-        if tenant.statements.add(text, execution) && self.texts.is_full() {
-            let all: Vec<Arc<TenantStats>> = self.tenants.lock().values().cloned().collect();
-            all.iter().for_each(|stats| stats.statements.evict());
+        if !tenant.statements.add(text, execution) {
+            return;
+        }
+        while self.texts.is_full() {
+            // Tenants with few statements take turns.
+            let turn = self.evictions.fetch_add(1, Ordering::Relaxed);
+            let all: Vec<(PartitionId, Arc<TenantStats>)> =
+                self.tenants.lock().iter().map(|(id, stats)| (*id, stats.clone())).collect();
+            all.iter().for_each(|(id, stats)| stats.statements.evict(turn.wrapping_add(id.0)));
         }
     }
 
@@ -343,6 +351,21 @@ mod tests {
         assert!(!of_one.is_empty() && of_one.iter().all(|counts| counts.partition == 7));
         tenants.forget(PartitionId(7));
         assert!(tenants.statement_report(Some(&[7])).statements.is_empty());
+    }
+
+    #[test]
+    fn statistics_of_tenants_with_one_statement_are_not_all_evicted() {
+        let tenants = TenantStatsRegistry::default();
+        let column = "c".repeat(2000);
+        for id in 1..=10_000 {
+            let stats = tenants.of(PartitionId(id));
+            let execution = Execution { time: Duration::from_micros(20), rows: 1, has_failed: false };
+            tenants.count_statement(&stats, &tenants.texts.get(&format!("SELECT {column}{id}")), execution);
+            assert!(!tenants.texts.is_full());
+        }
+        let kept = tenants.statement_report(None).statements;
+        let newest = kept.iter().filter(|counts| counts.partition > 9000).count();
+        assert!(newest > 500 && kept.len() > 3000, "{newest} of the newest 1,000, {} of all", kept.len());
     }
 
     #[test]

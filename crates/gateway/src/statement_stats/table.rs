@@ -103,7 +103,7 @@ impl StatementTable {
     #[cold]
     fn insert(&self, rows: &mut Vec<Row>, text: Arc<StatementText>) -> usize {
         if rows.len() >= MAX_ROWS {
-            self.evict_from(rows);
+            self.evict_from(rows, 0);
         }
         if rows.len() == rows.capacity() {
             // Most tenants have few: one or two rows take no space for four.
@@ -115,19 +115,21 @@ impl StatementTable {
         index
     }
 
-    /// Evicts the least used statements.
-    pub(crate) fn evict(&self) {
-        self.evict_from(&mut self.rows.lock());
+    /// Evicts the least used statements: a share of them. `turn` increases from one call to the next,
+    /// so that of few statements one is evicted in some of the calls.
+    pub(crate) fn evict(&self, turn: u64) {
+        self.evict_from(&mut self.rows.lock(), turn as usize % EVICTED_SHARE);
     }
 
-    fn evict_from(&self, rows: &mut Vec<Row>) {
+    /// `rest` is added to the number of rows before it is divided, and rounded down.
+    fn evict_from(&self, rows: &mut Vec<Row>, rest: usize) {
         let mut scores = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
             row.score = row.score * DECAY + row.recent_calls as f32;
             row.recent_calls = 0;
             scores.push(row.score);
         }
-        let count = scores.len().div_ceil(EVICTED_SHARE);
+        let count = (scores.len() + rest) / EVICTED_SHARE;
         if count == 0 {
             return;
         }
@@ -227,11 +229,23 @@ mod tests {
         assert!(of_one > 100 * Row::BYTES + text_bytes as u64);
         (0..100).for_each(|number| add(&other, &sql(number), execution(20, 1)));
         assert_eq!(texts.bytes(), of_one + 100 * Row::BYTES, "texts are counted once");
-        other.evict();
+        other.evict(0);
         assert!(texts.bytes() < of_one + 100 * Row::BYTES);
         drop(other);
         assert_eq!(texts.bytes(), of_one);
         drop(one);
         assert_eq!(texts.bytes(), 0);
+    }
+
+    #[test]
+    fn few_statements_are_evicted_in_some_turns() {
+        let table = StatementTable::default();
+        let left = |turns: std::ops::Range<usize>| {
+            turns.for_each(|turn| table.evict(turn as u64));
+            table.counts(1).len()
+        };
+        (0..2).for_each(|number| add(&table, &format!("SELECT c{number}"), execution(20, 1)));
+        assert_eq!((left(0..EVICTED_SHARE - 2), left(EVICTED_SHARE - 2..EVICTED_SHARE - 1)), (2, 1));
+        assert_eq!(left(EVICTED_SHARE..2 * EVICTED_SHARE), 0);
     }
 }

@@ -89,15 +89,41 @@ async fn statements_of_a_dropped_database_are_forgotten() {
     node.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn owners_see_the_statements_of_their_databases_only() {
+/// A node whose users have passwords. That of the superuser `fulmar` is `x`.
+async fn secure_node() -> Node {
     let node = node(false).await;
     node.catalog.alter_user_password("fulmar", Some(fulmar_gateway::scram_verifier("x"))).await.unwrap();
-    let log_in = async |database: &str, user: &str| {
-        let mut config = node.config(database, user);
-        config.password("x");
-        connect(&config).await.unwrap()
-    };
+    node
+}
+
+/// A session of a user with the password `x`.
+async fn log_in(node: &Node, database: &str, user: &str, application: &str) -> Client {
+    let mut config = node.config(database, user);
+    config.password("x").application_name(application);
+    connect(&config).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_console_is_not_counted() {
+    let node = secure_node().await;
+    let admin = log_in(&node, "fulmar", "fulmar", "psql").await;
+    admin.batch_execute("CREATE USER anna PASSWORD 'x'").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
+    for (user, column) in [("fulmar", "of_the_console"), ("anna", "of_a_client")] {
+        let client = log_in(&node, "shop", user, "fulmar console (name)").await;
+        client.batch_execute(&format!("SELECT 1 AS {column}")).await.unwrap();
+    }
+    for view in ["statements", "slow_statements"] {
+        let sql = format!("SELECT DISTINCT statement FROM fulmar.{view} WHERE tenant = 'shop'");
+        assert_eq!(rows(&admin, &sql).await, ["SELECT ? AS of_a_client"], "{view}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn owners_see_the_statements_of_their_databases_only() {
+    let node = secure_node().await;
+    let log_in = async |database: &str, user: &str| log_in(&node, database, user, "psql").await;
     let admin = log_in("fulmar", "fulmar").await;
     for user in ["anna", "bert", "carl"] {
         admin.batch_execute(&format!("CREATE USER {user} PASSWORD 'x'")).await.unwrap();
