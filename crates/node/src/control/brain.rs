@@ -154,7 +154,7 @@ mod tests {
             }
             let now = self.begun + passed;
             self.reports.update(reports, &silent, ROUND, now);
-            if self.reports.has_hole(&silent, now) {
+            if self.reports.has_holes(&silent, now) {
                 return Vec::new();
             }
             let load = |number| self.reports.partition(PartitionId(number)).map_or(0.0, |of| of.load);

@@ -21,9 +21,10 @@
 //! Moves that were decided and have not ended count as done in the picture, so they are not decided
 //! again. Series of loads and their forecasts are kept by a thread ([`forecast`]).
 //!
-//! A round in which a node that has reported lately does not report is a hole: nothing is decided in
-//! it, and the series get no value. After [`reports::MAX_HOLE`] the node's last report stands in. A
-//! jump of a clock decides nothing either ([`brain`], [`clock`]).
+//! A node that has reported lately and does not report in a round is a hole. If more than a tenth of
+//! the nodes are, nothing is decided in that round, and the series get no value. Otherwise, and after
+//! [`reports::MAX_HOLE`], the node's last report stands in. A jump of a clock decides nothing either
+//! ([`brain`], [`clock`]).
 //!
 //! # Two controllers
 //! Every change of the controller's records compares the role's record, and so does the journal that

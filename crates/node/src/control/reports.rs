@@ -19,6 +19,9 @@ const SMOOTHING_ROUNDS: u32 = 5;
 const MAX_AGE: Duration = Duration::from_secs(30);
 /// For this long after its last report, a node that does not report is a hole.
 pub(super) const MAX_HOLE: Duration = Duration::from_secs(15);
+/// A round decides if at most one in this many nodes is a hole: their last reports say nearly what
+/// the cluster's load is, and in a large cluster there may always be one.
+const NODES_PER_HOLE: usize = 10;
 
 /// What a node has reported.
 #[derive(Clone, Debug)]
@@ -77,10 +80,12 @@ impl Reports {
         self.nodes.retain(|_, reported| now.duration_since(reported.at) < 10 * MAX_AGE);
     }
 
-    /// Returns true if one of the silent nodes has reported within [`MAX_HOLE`].
-    pub fn has_hole(&self, silent: &[String], now: Instant) -> bool {
+    /// Returns true if too many of the silent nodes have reported within [`MAX_HOLE`] to decide
+    /// anything.
+    pub fn has_holes(&self, silent: &[String], now: Instant) -> bool {
         let is_hole = |reported: &Reported| now.duration_since(reported.at) < MAX_HOLE;
-        silent.iter().any(|node| self.nodes.get(node).is_some_and(is_hole))
+        let holes = silent.iter().filter(|node| self.nodes.get(*node).is_some_and(is_hole)).count();
+        holes * NODES_PER_HOLE > self.nodes.len()
     }
 
     /// The newest report of a node, and whether it is recent.
@@ -197,11 +202,22 @@ mod tests {
         assert!(reports.node("n1", now + MAX_AGE).is_some_and(|(_, is_recent)| !is_recent));
         assert!(reports.node("n2", now).is_none());
         let silent = ["n1".to_owned(), "n2".to_owned()];
-        assert!(reports.has_hole(&silent, now) && !reports.has_hole(&silent[1..], now));
-        assert!(!reports.has_hole(&silent, now + MAX_HOLE), "its last report stands in");
+        assert!(reports.has_holes(&silent, now) && !reports.has_holes(&silent[1..], now));
+        assert!(!reports.has_holes(&silent, now + MAX_HOLE), "its last report stands in");
         assert_eq!(reports.mean_capacity(), Some(2.0));
         reports.update(vec![report(1.6, &[])], &[], MAX_AGE, now);
         assert!(reports.is_above("n1", 0.77, now) && !reports.is_above("n1", 0.8, now));
         assert!(!reports.is_above("n1", 0.77, now + MAX_AGE) && !reports.is_above("n2", 0.0, now));
+    }
+
+    #[test]
+    fn few_holes_in_a_large_cluster_do_not_stop_it() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        let named = |number| NodeReport { node: format!("n{number}"), ..report(0.5, &[]) };
+        let silent: Vec<String> = (1..=3).map(|number| format!("n{number}")).collect();
+        reports.update((1..=9).map(named).collect(), &[], MAX_AGE, now);
+        assert!(reports.has_holes(&silent[..1], now), "one of nine");
+        reports.update((1..=29).map(named).collect(), &[], MAX_AGE, now);
+        assert!(!reports.has_holes(&silent[..2], now) && reports.has_holes(&silent, now), "of 29");
     }
 }

@@ -197,7 +197,7 @@ impl Run {
         let pinned = self.node.control().marks().pinned;
         self.moves.check(&pictured.picture, &pinned, &mut self.progress);
         // The policy must not decide before it is known which nodes can be removed.
-        let is_known = self.nodes.provisioned.is_some() && !self.reports.has_hole(&silent, now);
+        let is_known = self.nodes.provisioned.is_some() && !self.reports.has_holes(&silent, now);
         if self.settings.mode != Mode::Off && is_known {
             self.decide(pictured).await?;
         }
