@@ -367,24 +367,33 @@ pub fn check(name: &str, value: &str, others: &BTreeMap<String, String>) -> Resu
     };
     let mut settings = ControlSettings::read(others);
     (definition.set)(&mut settings, value).map_err(invalid)?;
-    let policy = &settings.policy;
-    if !(policy.low < policy.target && policy.target <= policy.high) {
-        let (low, target, high) = (policy.low, policy.target, policy.high);
-        let rule = format!(
-            "low < target <= high must hold; it would be {low} < {target} <= {high}. Change the others first."
-        );
-        return Err(invalid(rule));
-    }
-    if policy.min_nodes > policy.max_nodes {
-        let (min, max) = (policy.min_nodes, policy.max_nodes);
-        return Err(invalid(format!("min_nodes ({min}) must not exceed max_nodes ({max}).")));
-    }
-    Ok(())
+    check_together(&settings).map_err(invalid)
 }
 
-/// Checks that a setting exists.
-pub fn check_name(name: &str) -> Result<(), SettingError> {
-    find(name).map(|_| ())
+/// Checks that a setting can have its default, together with the values of the others.
+pub fn check_reset(name: &str, others: &BTreeMap<String, String>) -> Result<(), SettingError> {
+    let definition = find(name)?;
+    let mut values = others.clone();
+    values.remove(name);
+    let settings = ControlSettings::read(&values);
+    let value = (definition.show)(&settings);
+    check_together(&settings).map_err(|rule| SettingError::Invalid { name: definition.name, value, rule })
+}
+
+/// Checks the values that depend on each other.
+fn check_together(settings: &ControlSettings) -> Result<(), Refusal> {
+    let policy = &settings.policy;
+    let (low, target, high) = (policy.low, policy.target, policy.high);
+    if !(low < target && target <= high) {
+        return Err(format!(
+            "low < target <= high must hold; it would be {low} < {target} <= {high}. Change the others first."
+        ));
+    }
+    let (min, max) = (policy.min_nodes, policy.max_nodes);
+    match min > max {
+        true => Err(format!("min_nodes ({min}) must not exceed max_nodes ({max}).")),
+        false => Ok(()),
+    }
 }
 
 fn find(name: &str) -> Result<&'static Definition, SettingError> {
@@ -486,5 +495,13 @@ mod tests {
         assert_eq!(check("low", "0.75", &values(&[("high", "0.9"), ("target", "0.8")])), Ok(()));
         let refused = check("min_nodes", "5", &values(&[("max_nodes", "4")])).unwrap_err();
         assert!(refused.remedy().contains("must not exceed"), "{}", refused.remedy());
+        // Also if one of them is reset.
+        let set = values(&[("high", "0.9"), ("target", "0.85"), ("min_nodes", "200"), ("max_nodes", "300")]);
+        let refused = check_reset("high", &set).unwrap_err();
+        assert!(refused.to_string().contains("\"control.high\": \"0.77\""), "{refused}");
+        assert!(refused.remedy().contains("0.85 <= 0.77"), "{}", refused.remedy());
+        assert!(check_reset("max_nodes", &set).unwrap_err().remedy().contains("must not exceed"));
+        assert_eq!((check_reset("target", &set), check_reset("mode", &set)), (Ok(()), Ok(())));
+        assert!(matches!(check_reset("colour", &set), Err(SettingError::Unknown { .. })));
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   DIR/NAME/data    data directory
 //!   DIR/NAME/log     what the node writes
+//!   DIR/NAME/added   an empty file: the node was added by a provisioner, and not by hand
 //!   DIR/NAME.removed the directory of a node that was removed, until the next one with the name is
 //! ```
 //!
@@ -76,6 +77,11 @@ impl Processes {
         self.home(node).join("data")
     }
 
+    /// The file that tells directories of added nodes from others.
+    fn mark(&self, node: &str) -> PathBuf {
+        self.home(node).join("added")
+    }
+
     fn find(&self, node: &str) -> Option<Pid> {
         find_process(&self.data(node))
     }
@@ -112,6 +118,7 @@ impl Processes {
         }
         let home = self.home(node);
         fs::create_dir_all(&home)?;
+        fs::File::create(self.mark(node))?;
         let log = fs::File::options().create(true).append(true).open(home.join("log"))?;
         let address = |port| SocketAddr::new(self.options.host, port).to_string();
         let [sql, http, rpc] = self.free_ports()?.map(address);
@@ -129,6 +136,10 @@ impl Processes {
     }
 
     async fn stop(&self, node: &str) -> io::Result<()> {
+        // A directory without the mark is not one of a node that was started here.
+        if !self.mark(node).exists() {
+            return Ok(());
+        }
         let begun = Instant::now();
         let mut signalled = None;
         while let Some(pid) = self.find(node) {
@@ -140,9 +151,6 @@ impl Processes {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         let (home, removed) = (self.home(node), self.options.directory.join(format!("{node}.removed")));
-        if !home.exists() {
-            return Ok(());
-        }
         if removed.exists() {
             fs::remove_dir_all(&removed)?;
         }
@@ -201,7 +209,7 @@ impl Provisioner for Processes {
             fs::read_dir(&self.options.directory).map_err(|error| ProvisionerError::new(&doing, &error))?;
         let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
         let names = entries.flatten().filter(|entry| entry.path().is_dir()).filter_map(name);
-        Ok(names.filter(|name| !name.ends_with(".removed")).collect())
+        Ok(names.filter(|name| !name.ends_with(".removed") && self.mark(name).exists()).collect())
     }
 }
 
@@ -251,6 +259,17 @@ mod tests {
         assert_eq!((other.find("a1"), other.list().await.unwrap()), (None, Vec::new()));
         assert!(other.home("a1.removed").exists());
         other.remove("a1").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn other_directories_are_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let processes = processes(directory.path(), 19_330);
+        let data = processes.home("n1").join("data");
+        fs::create_dir_all(&data).unwrap();
+        assert_eq!(processes.list().await.unwrap(), Vec::<String>::new());
+        processes.remove("n1").await.unwrap();
+        assert!(data.exists());
     }
 
     #[tokio::test]
