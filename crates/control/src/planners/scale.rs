@@ -51,7 +51,8 @@ fn active(picture: &Picture) -> impl Iterator<Item = &Node> {
     picture.nodes.iter().filter(|node| node.state == NodeState::Active)
 }
 
-/// The names of the nodes that are cheapest to drain: those with the least load that are not fixed.
+/// The names of the nodes that are cheapest to drain: those with the least load that are not fixed. A
+/// forbidden node without load is not one of them: it is no capacity, so nothing is gained.
 pub(crate) fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
     let mut loads: Vec<(f64, &str)> = active(picture).map(|node| (0.0, node.name.as_str())).collect();
     let by_name: std::collections::HashMap<String, usize> =
@@ -62,6 +63,9 @@ pub(crate) fn least_loaded(picture: &Picture, count: usize) -> Vec<String> {
             loads[*index].0 += partition.load;
             is_pinned[*index] |= partition.pinned;
         }
+    }
+    for (node, ((load, _), is_pinned)) in active(picture).zip(loads.iter().zip(&mut is_pinned)) {
+        *is_pinned |= node.forbidden && *load <= 0.0;
     }
     let count = count.min(loads.len().saturating_sub(1));
     let mut free: Vec<(f64, &str)> =

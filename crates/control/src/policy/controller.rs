@@ -51,6 +51,8 @@ pub struct Controller {
     above_since_s: Option<f64>,
     /// The time of the round before: before all others at first, and after all others if it says nothing.
     last_s: f64,
+    /// From the time of pictures to UTC, in seconds.
+    utc_offset_s: f64,
 }
 
 struct NodeUse {
@@ -71,7 +73,19 @@ impl Controller {
             drained: BTreeSet::new(),
             above_since_s: None,
             last_s: f64::NEG_INFINITY,
+            utc_offset_s: 0.0,
         })
+    }
+
+    /// Continues the drains of an earlier controller.
+    pub fn adopt(&mut self, drained: impl IntoIterator<Item = String>) {
+        self.drained.extend(drained);
+    }
+
+    /// Sets what is added to the time of pictures for the maintenance window, in seconds: the clock may
+    /// have been set since that time began.
+    pub fn set_utc_offset(&mut self, seconds: f64) {
+        self.utc_offset_s = seconds;
     }
 
     /// The name of the rule.
@@ -120,7 +134,9 @@ impl Controller {
         };
         let counted: Vec<&Node> =
             picture.nodes.iter().zip(uses).filter(counts).map(|(node, _)| node).collect();
-        let capacity: f64 = counted.iter().map(|node| node.capacity).sum();
+        // Without any, a new node is probably like the others.
+        let known = if counted.is_empty() { picture.nodes.iter().collect() } else { counted.clone() };
+        let capacity: f64 = known.iter().map(|node| node.capacity).sum();
         let serving = picture.nodes.iter().zip(uses).filter(|(node, _)| node.state == NodeState::Active);
         let above =
             serving.clone().filter(|(node, used)| used.load / node.capacity > self.settings.high).count();
@@ -131,7 +147,7 @@ impl Controller {
             at_s: picture.at_s,
             nodes: counted.len(),
             load: picture.load(),
-            node_capacity: capacity / counted.len().max(1) as f64,
+            node_capacity: capacity / known.len().max(1) as f64,
             share_above: share(above, serving.count()),
             late_share: share(late, with_objective.count()),
             method: outlook.method,
@@ -202,7 +218,8 @@ impl Controller {
             }
             return decisions;
         }
-        let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(picture.at_s));
+        let utc_s = picture.at_s + self.utc_offset_s;
+        let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(utc_s));
         // A node that starts or leaves is a change that has not taken effect yet.
         let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
         if !is_allowed || !is_settled {

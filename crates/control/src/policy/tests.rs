@@ -141,6 +141,18 @@ fn forbidden_nodes_without_tenants_are_not_capacity() {
     assert!(!decide(&picture).iter().any(adds), "n1 will be suitable again");
     picture.nodes[0].forbidden = true;
     assert!(decide(&picture).iter().any(adds), "85 % of two nodes");
+    // Nothing would be gained if it were drained, before or instead of others.
+    let settings = Settings { max_nodes: 1, ..Settings::default() };
+    let drained = controller("thresholds", settings).decide(&picture, &outlook(&[]));
+    assert!(matches!(&drained[0].action, Action::Drain { nodes } if nodes == &["n2"]), "{drained:?}");
+    // No node counts: the others say what a new one is worth.
+    (picture.nodes[1].state, picture.nodes[2].state) = (NodeState::Draining, NodeState::Draining);
+    let added = decide(&picture);
+    let count = added.iter().find_map(|decision| match decision.action {
+        Action::AddNodes { count } => Some(count),
+        _ => None,
+    });
+    assert_eq!(count, Some(3), "1.7 CPUs at 72 %: {added:?}");
 }
 
 #[test]
@@ -456,6 +468,10 @@ fn nodes_are_drained_only_within_the_maintenance_window() {
     let Action::Drain { nodes } = &night[0].action else { panic!("a drain is expected: {night:?}") };
     assert_eq!(nodes, &["n3", "n4"], "the least loaded nodes; 0.75 CPUs need two");
     assert!(night[0].predicted.mean_after > night[0].predicted.mean_before);
+    // The clock was set by twelve hours since the time of the pictures began.
+    picture.at_s += 86_400.0;
+    controller.set_utc_offset(43_200.0);
+    assert!(controller.decide(&picture, &outlook(&[0.75; 10])).is_empty(), "it is noon again");
 }
 
 #[test]
@@ -470,6 +486,12 @@ fn a_node_that_is_needed_again_is_kept_unless_an_operator_drains_it() {
     let second = controller.decide(&picture, &outlook(&[2.8; 10]));
     assert!(matches!(&second[0].action, Action::KeepNodes { nodes } if nodes == &["n3"]), "{second:?}");
     assert!(matches!(second[1].action, Action::AddNodes { count: 1 }), "n4 still leaves: {second:?}");
+    // The next controller continues its drain.
+    let settings = Settings { confirm_rounds: 1, min_nodes: 2, ..Settings::default() };
+    let mut next = Controller::new("planned", settings).unwrap();
+    next.adopt(["n3".to_owned()]);
+    let third = next.decide(&picture, &outlook(&[2.8; 10]));
+    assert!(matches!(&third[0].action, Action::KeepNodes { nodes } if nodes == &["n3"]), "{third:?}");
 }
 
 #[test]
