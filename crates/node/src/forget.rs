@@ -19,6 +19,7 @@ use fulmar_pages::PartitionId;
 
 use crate::Node;
 use crate::assignments::{metadata_unavailable, protocol_error};
+use crate::control::forbidden_key;
 use crate::registration::{MemberRecord, member_key};
 
 /// Number of databases that an error lists.
@@ -42,6 +43,8 @@ impl Node {
         self.check_unused(name, id, &partitions.map_err(|error| protocol_error(&error))?)?;
         let mut forget =
             Transaction::new().unchanged(member.key.as_str(), member.modified).delete(member.key);
+        // Another node with this name may be used.
+        forget = forget.delete(forbidden_key(name));
         forget = match node {
             Some(Read { record, revision }) => {
                 let next = NodeRecord::new(record.incarnation, record.state, rand::random());

@@ -93,7 +93,7 @@ struct State {
     nodes: BTreeMap<NodeId, NodeRecord>,
     members: BTreeMap<NodeId, (String, MemberRecord)>,
     /// The partitions whose pages another node than the owner still has.
-    pulling: BTreeSet<PartitionId>,
+    page_servers: BTreeMap<PartitionId, NodeId>,
     /// The partitions that no node may open.
     quarantined: BTreeSet<PartitionId>,
     /// The newest incarnation of each node that is known to have ended, and when this process
@@ -146,7 +146,14 @@ impl Owners {
     pub fn pulling(&self, node: NodeId) -> Vec<PartitionId> {
         let state = self.state.read();
         let is_own = |id: &&PartitionId| state.partitions.get(*id).is_some_and(|owner| owner.node == node);
-        state.pulling.iter().filter(is_own).copied().collect()
+        state.page_servers.keys().filter(is_own).copied().collect()
+    }
+
+    /// The number of partitions that need a node: it owns them, or still has pages that their owners do
+    /// not have.
+    pub fn needing(&self, node: NodeId) -> u64 {
+        let pages_of = self.state.read().page_servers.values().filter(|server| **server == node).count();
+        self.count(node).all() + pages_of as u64
     }
 
     /// The partitions of a node whose records name ranges before this incarnation.
@@ -267,8 +274,8 @@ impl State {
             let log = record.log();
             let owner = Ownership { node: record.owner, epoch: record.epoch, log, covered_since };
             self.remove(partition);
-            if record.page_server.is_some() {
-                self.pulling.insert(partition);
+            if let Some(server) = record.page_server {
+                self.page_servers.insert(partition, server);
             }
             *self.counts.entry(owner.node).or_default().of(owner.log) += 1;
             self.partitions.insert(partition, owner);
@@ -327,7 +334,7 @@ impl State {
     }
 
     fn remove(&mut self, partition: PartitionId) {
-        self.pulling.remove(&partition);
+        self.page_servers.remove(&partition);
         if let Some(owner) = self.partitions.remove(&partition) {
             *self.counts.entry(owner.node).or_default().of(owner.log) -= 1;
         }
@@ -422,6 +429,20 @@ mod tests {
         let key = owner_key(PartitionId(2));
         owners.changed(&[Change { key, value: None, revision: Revision(2) }]);
         assert_eq!((owners.owner(PartitionId(2)), owners.count(NodeId(2)).shared), (None, 1));
+    }
+
+    #[test]
+    fn page_server_is_needed_until_the_owner_has_its_pages() {
+        let owners = Owners::default();
+        let from = Position { incarnation: 1, slot: 0 };
+        let moved = PartitionRecord::new(NodeId(2), LogKind::Shared, from);
+        let mut pulls = moved.clone();
+        pulls.page_server = Some(NodeId(1));
+        put(&owners, owner_key(PartitionId(1)), encode(&pulls).unwrap());
+        assert_eq!((owners.needing(NodeId(1)), owners.needing(NodeId(2))), (1, 1));
+        assert_eq!(owners.pulling(NodeId(2)), [PartitionId(1)]);
+        put(&owners, owner_key(PartitionId(1)), encode(&moved).unwrap());
+        assert_eq!((owners.needing(NodeId(1)), owners.needing(NodeId(2))), (0, 1));
     }
 
     #[tokio::test(start_paused = true)]

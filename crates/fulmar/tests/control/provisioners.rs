@@ -12,7 +12,7 @@ case "$1 $(cat behaviour)" in
     list*) cat list ;;
     "add fail") echo "quota exceeded" >&2; exit 1 ;;
     "add hang") sleep 1000 ;;
-    "add lie") echo '{"nodes":["auto-1"]}' > list ;;
+    "add lie") echo "{\"nodes\":[\"$2\"]}" > list ;;
     remove*) if grep -q "\"$2\"" list; then echo '{"nodes":[]}' > list; fi ;;
 esac
 "#;
@@ -39,6 +39,10 @@ impl Program {
         let new = self.directory.path().join("new");
         std::fs::write(&new, behaviour).unwrap();
         std::fs::rename(new, self.directory.path().join("behaviour")).unwrap();
+    }
+
+    fn listings(&self) -> usize {
+        self.calls().lines().filter(|call| *call == "list").count()
     }
 
     fn calls(&self) -> String {
@@ -68,12 +72,43 @@ async fn provisioner_that_fails_hangs_or_lies_leaves_nothing_behind() {
     wait_until("the plan is undone", async || shown(&cluster, 0, "plan").await.is_empty()).await;
     assert_eq!(node_states(&cluster, 0).await, ["n1 alive"]);
     wait_until("outcomes", async || {
-        decisions(&cluster, 0).iter().all(|decision| decision["outcome"]["result"] == "failed")
+        // Those of a pause are only recorded.
+        let results =
+            decisions(&cluster, 0).into_iter().map(|decision| decision["outcome"]["result"].clone());
+        results.filter(|result| *result != "advised").all(|result| result == "failed")
     })
     .await;
     assert!(program.calls().contains("remove auto-1"), "{}", program.calls());
     // The cluster works meanwhile and afterwards.
     create(&cluster, &["shop"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_do_not_wait_for_the_next_round() {
+    let (program, flag) = Program::new();
+    program.behave("hang");
+    let cluster = start(1, flag).await;
+    set(&cluster, 0, &[("round", "1h"), ("start_timeout", "1h"), ("min_nodes", "2"), ("mode", "on")]);
+    // What the provisioner answers is used in the round after the call.
+    let mut changes = 10;
+    let mut plan_after_change = async || {
+        changes += 1;
+        set(&cluster, 0, &[("max_nodes", &changes.to_string())]);
+        shown(&cluster, 0, "plan").await
+    };
+    wait_until("a plan", async || plan_after_change().await == "adding auto-1").await;
+    for _ in 0..2 {
+        control(&cluster, 0, &["cancel"]);
+        wait_until("nothing is left", async || plan_after_change().await.is_empty()).await;
+    }
+    set(&cluster, 0, &[("min_nodes", "1"), ("mode", "off")]);
+    // Without a plan there is nothing to cancel.
+    let refused = with_timeout("the controller is off", async {
+        let client = try_connect(&cluster.url(0, "fulmar")).await.unwrap();
+        client.batch_execute("ALTER SYSTEM CANCEL PLAN").await.unwrap_err()
+    })
+    .await;
+    assert_eq!(refused.code().map(|code| code.code()), Some("55000"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +128,12 @@ async fn node_that_is_listed_and_unknown_is_removed_and_a_plan_is_cancelled() {
     assert_eq!(given_up["result"], "dropped", "{given_up}");
     assert!(given_up["text"].as_str().unwrap().contains("cancelled by an administrator"), "{given_up}");
     assert!(!program.calls().contains("remove lost-1"), "it may still start");
-    set(&cluster, 0, &[("start_timeout", "200ms")]);
+    let listings = program.listings();
+    // In this mode nothing is done.
+    set(&cluster, 0, &[("mode", "advise"), ("start_timeout", "200ms")]);
+    wait_until("rounds in the mode advise", async || program.listings() > listings + 2).await;
+    assert!(!program.calls().contains("remove lost-1"));
+    set(&cluster, 0, &[("mode", "on")]);
     wait_until("the lost node is removed", async || program.calls().contains("remove lost-1")).await;
     wait_until("the event", async || {
         events(&cluster, "node.removed").await.iter().any(|event| event.contains("lost-1"))

@@ -39,8 +39,13 @@ impl Brain {
         Some(Brain { settings: settings.clone(), controller, forecaster, last_s: None })
     }
 
-    /// Decides for one round. While it is paused, it only observes.
-    pub fn decide(&mut self, picture: &Arc<Picture>, is_paused: bool) -> Vec<Decision> {
+    /// Continues the drains of an earlier policy.
+    pub fn adopt(&mut self, drained: Vec<String>) {
+        self.controller.adopt(drained);
+    }
+
+    /// Decides for one round, at this time of the machine's clock. While it is paused, it only observes.
+    pub fn decide(&mut self, picture: &Arc<Picture>, unix_s: f64, is_paused: bool) -> Vec<Decision> {
         let at_s = picture.at_s;
         let is_known = |last: f64| (0.0..=max_gap_s(&self.settings)).contains(&(at_s - last));
         if !self.last_s.is_none_or(is_known) {
@@ -51,7 +56,13 @@ impl Brain {
         if is_paused {
             return Vec::new();
         }
+        self.controller.set_utc_offset(unix_s - at_s);
         self.controller.decide(picture, &self.forecaster.outlook(at_s))
+    }
+
+    /// Ends a round, at this time of the pictures' clock: what it took to decide is no gap.
+    pub fn decided(&mut self, at_s: f64) {
+        self.last_s = Some(at_s);
     }
 }
 
@@ -165,7 +176,7 @@ mod tests {
                 nodes: vec![Node::new("n1", 1.0), Node::new("n2", 1.0)],
                 partitions: partitions.collect(),
             };
-            self.brain.decide(&Arc::new(picture), false)
+            self.brain.decide(&Arc::new(picture), self.clock.at_s(), false)
         }
 
         fn rounds(&mut self, rounds: usize, loads: [Option<f64>; 2]) -> Vec<Decision> {

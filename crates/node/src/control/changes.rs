@@ -36,6 +36,11 @@ impl Node {
                 }
                 self.apply(marked(forbidden_key(&node), is_forbidden)).await.map(drop)
             }
+            ControlChange::CancelPlan if !self.control().is_needed() => {
+                let text = "no plan is in progress: the mode of the controller is off";
+                Err(Error::new(sqlstate::NOT_IN_PREREQUISITE_STATE, text)
+                    .hint("\"fulmar move DATABASE --cancel\" cancels a move that an operator has started."))
+            }
             ControlChange::CancelPlan => self.apply(marked(CANCEL_KEY.to_owned(), true)).await.map(drop),
         }
     }
@@ -60,7 +65,7 @@ impl Node {
                     values.insert(short.to_owned(), value.to_owned());
                 }
                 None => {
-                    settings::check_name(short).map_err(|error| refused(&error))?;
+                    settings::check_reset(short, &values).map_err(|error| refused(&error))?;
                     values.remove(short);
                 }
             }

@@ -29,9 +29,12 @@
 //! # Two controllers
 //! Every change of the controller's records compares the role's record, and so does the journal that
 //! starts a migration and the removal of a member, at whichever node ([`RoleFence`]). A controller
-//! whose term has ended can therefore change nothing. The provisioner is called for nodes only whose
-//! names are in the plan, and its calls can be repeated, so a late call of an earlier controller does
-//! nothing that the next one would not do or undo.
+//! whose term has ended can therefore change nothing.
+//!
+//! The provisioner is not fenced: a call may outlive its controller, or take effect late. It is called
+//! only for nodes whose names are in the plan, and a name is not used again, so a late call concerns a
+//! node that was to be added or removed, and no other. Before a node is removed, the term is checked
+//! once more, and that no database needs the node.
 //!
 //! # Crash points
 //! | the controller dies | what happens |
@@ -70,7 +73,7 @@ use fulmar_gateway::events::{Event, Kind};
 use tokio::time::timeout;
 
 pub(crate) use observed::Control;
-pub(crate) use records::pin_key;
+pub(crate) use records::{forbidden_key, pin_key};
 
 use crate::{Node, Partitions};
 use run::Run;

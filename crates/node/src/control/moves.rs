@@ -12,6 +12,7 @@ use fulmar_gateway::cluster::Move;
 use fulmar_pages::PartitionId;
 use futures::FutureExt;
 use hashbrown::HashMap;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -35,6 +36,8 @@ pub(super) struct Moves {
     queue: VecDeque<Queued>,
     running: JoinSet<(Queued, Result<(), String>)>,
     in_flight: BTreeMap<PartitionId, Queued>,
+    /// How often the moves that ran were cancelled.
+    cancelled: watch::Sender<u64>,
     /// When the last move of a partition failed, on the clock of the picture.
     failed_at_s: BTreeMap<PartitionId, f64>,
     /// When partitions were moved, on the same clock.
@@ -77,9 +80,9 @@ impl Moves {
         self.queue.drain(..).collect()
     }
 
-    /// The moves that run.
-    pub fn running(&self) -> Vec<PartitionId> {
-        self.in_flight.keys().copied().collect()
+    /// Cancels the moves that run.
+    pub fn cancel(&mut self) {
+        self.cancelled.send_modify(|times| *times += 1);
     }
 
     /// Gives up the moves that have not started and that an operator or the picture does not allow any
@@ -113,9 +116,10 @@ impl Moves {
                 continue;
             }
             self.in_flight.insert(queued.partition, queued.clone());
-            let (node, fence) = (node.clone(), fence.clone());
+            let (node, fence, cancelled) = (node.clone(), fence.clone(), self.cancelled.subscribe());
             self.running.spawn(async move {
-                let moving = AssertUnwindSafe(carry_out(&node, &queued, &fence)).catch_unwind().await;
+                let moving = carry_out(&node, &queued, &fence, cancelled);
+                let moving = AssertUnwindSafe(moving).catch_unwind().await;
                 let moved = match moving {
                     Ok(moved) => moved.map_err(|error| error.to_string()),
                     Err(_) => Err("internal error: it has panicked".to_owned()),
@@ -150,13 +154,26 @@ impl Moves {
     }
 }
 
-async fn carry_out(node: &Node, queued: &Queued, fence: &RoleFence) -> Result<(), Error> {
+async fn carry_out(
+    node: &Node,
+    queued: &Queued,
+    fence: &RoleFence,
+    mut cancelled: watch::Receiver<u64>,
+) -> Result<(), Error> {
     let partition = queued.partition;
     let moving = async {
-        match node.request_migration(partition, &queued.to, Move::default(), Some(fence)).await? {
-            Some(number) => node.migration_ended(partition, number).await,
-            None => Ok(()),
+        let request = node.request_migration(partition, &queued.to, Move::default(), Some(fence));
+        let Some(number) = request.await? else { return Ok(()) };
+        let ended = node.migration_ended(partition, number);
+        tokio::pin!(ended);
+        tokio::select! {
+            ended = &mut ended => return ended,
+            // Also if that was while the move was requested.
+            Ok(()) = cancelled.changed() => {}
         }
+        // It may be too late for that.
+        let _ = node.cancel_migration(partition, None).await;
+        ended.await
     };
     match timeout(MOVE_TIMEOUT, moving).await {
         Ok(ended) => ended,

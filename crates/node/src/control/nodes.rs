@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_cluster::{NodeState, metadata};
+use fulmar_cluster::{NodeId, NodeState, PartitionRecord, metadata};
 use fulmar_elastic::provisioner::{Provisioner, ProvisionerError};
+use fulmar_elastic::settings::Mode;
 use fulmar_gateway::events::{Event, Kind};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -73,8 +74,9 @@ struct Work {
     call: Option<Call<()>>,
     /// When a call succeeded.
     called_at: Option<Instant>,
-    /// Of a drain: the databases that are left, and when that number has changed.
-    databases: u64,
+    /// Of a drain: the databases that are left and the bytes that were copied of those that are being
+    /// moved, and when that has changed.
+    left: (u64, u64),
     progress_at: Instant,
 }
 
@@ -86,7 +88,7 @@ impl Work {
             retry_at: now,
             call: None,
             called_at: None,
-            databases: 0,
+            left: (0, 0),
             progress_at: now,
         }
     }
@@ -119,24 +121,35 @@ pub(super) struct NodeWork {
     has_listing_failed: bool,
     /// Since when listed nodes have not been alive.
     unknown_since: BTreeMap<String, Instant>,
-    /// Failures in succession.
-    failures: u32,
-    paused_until: Option<Instant>,
+    /// No node is added for now.
+    pub adding: Pause,
+    /// No node is removed for now.
+    pub removing: Pause,
 }
 
-impl NodeWork {
-    /// Returns true if no node is added or removed for now, because that has failed.
-    pub fn is_paused(&self) -> bool {
-        self.paused_until.is_some_and(|until| Instant::now() < until)
+/// A pause after failures.
+#[derive(Default)]
+pub(super) struct Pause {
+    /// Failures in succession.
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    /// Returns true if it has not ended.
+    pub fn is_active(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Pauses, longer after each failure in succession.
-    fn pause(&mut self, unit: Duration) {
+    fn begin(&mut self, unit: Duration) {
         let pause = unit * 2_u32.pow(self.failures.min(10));
         self.failures += 1;
-        self.paused_until = Some(Instant::now() + pause.min(MAX_PAUSE));
+        self.until = Some(Instant::now() + pause.min(MAX_PAUSE));
     }
+}
 
+impl NodeWork {
     fn work(&mut self, node: &str) -> &mut Work {
         self.work.entry(node.to_owned()).or_insert_with(|| Work::new(Instant::now()))
     }
@@ -147,7 +160,12 @@ impl Run {
     pub(super) async fn advance_nodes(&mut self) -> Result<(), Ended> {
         self.list_nodes().await;
         let mut next = self.plan.clone();
-        self.remove_unknown(&mut next);
+        if self.settings.mode == Mode::On && !self.nodes.removing.is_active() {
+            self.remove_unknown(&mut next);
+        }
+        if !self.may_remove() {
+            self.give_up_drains(&mut next, "the maintenance window has ended");
+        }
         let owners = self.node.owners();
         next.replaced.retain(|name| owners.find_node(name).is_some_and(|known| known.alive().is_none()));
         for adding in self.plan.adding.clone() {
@@ -194,13 +212,13 @@ impl Run {
         }
     }
 
-    /// Removes what is left of nodes that were added, do not live, and are in no plan. A node that owns
-    /// databases is not removed: they wait for it, because they are nowhere else, or are being failed
-    /// over.
+    /// Removes what is left of nodes that were added, do not live, and are in no plan. A node that
+    /// databases need is not removed: they wait for it, because they or some of their pages are nowhere
+    /// else, or are being failed over.
     fn remove_unknown(&mut self, next: &mut PlanRecord) {
         let listed = self.nodes.provisioned.clone().unwrap_or_default();
         let owners = self.node.owners();
-        let is_gone = |known: KnownNode| known.alive().is_none() && owners.count(known.id).all() == 0;
+        let is_gone = |known: KnownNode| known.alive().is_none() && owners.needing(known.id) == 0;
         let is_unknown = |name: &String| !self.plan.names(name) && owners.find_node(name).is_none_or(is_gone);
         let unknown: BTreeSet<String> = listed.into_iter().filter(is_unknown).collect();
         let since = &mut self.nodes.unknown_since;
@@ -220,7 +238,7 @@ impl Run {
         let known = self.node.owners().find_node(name);
         if known.is_some_and(|known| known.alive().is_some() && self.node.is_serving(known.id)) {
             next.adding.retain(|adding| adding.name != *name);
-            self.nodes.failures = 0;
+            self.nodes.adding = Pause::default();
             self.nodes.provisioned.get_or_insert_default().insert(name.clone());
             self.record_node(Kind::NodeAdded, name);
             self.progress.end(*decision, &part, Ok(()));
@@ -244,7 +262,7 @@ impl Run {
         };
         self.undo(adding, &why, next);
         self.progress.end(*decision, &part, Err(format!("{name}: {why}")));
-        self.nodes.pause(self.settings.start_timeout);
+        self.nodes.adding.begin(self.settings.start_timeout);
     }
 
     /// Removes a node that is being added.
@@ -264,7 +282,7 @@ impl Run {
         }
     }
 
-    /// Waits until a node has no databases. Moves are decided by the policy, because the picture shows
+    /// Waits until no database needs a node. Moves are decided by the policy, because the picture shows
     /// the node as draining.
     fn advance_drain(&mut self, removing: &Removing, known: Option<KnownNode>, next: &mut PlanRecord) {
         let name = &removing.name;
@@ -272,16 +290,19 @@ impl Run {
             set_phase(next, name, Phase::Stopping);
             return;
         };
-        let databases = self.node.owners().count(known.id).all();
+        let databases = self.node.owners().needing(known.id);
+        let running = self.node.migrations().running();
         let arriving = self.moves.involves(name)
-            || self.node.migrations().running().iter().any(|(_, journal, _)| journal.destination == known.id);
+            || running.iter().any(|(_, journal, _)| journal.destination == known.id);
         if databases == 0 && !arriving {
             set_phase(next, name, Phase::Stopping);
             return;
         }
+        let leaving = running.iter().filter(|(_, journal, _)| journal.source == known.id);
+        let copied = leaving.filter_map(|(_, _, progress)| Some(progress.as_ref()?.bytes())).sum();
         let work = self.nodes.work(name);
-        if work.databases != databases {
-            (work.databases, work.progress_at) = (databases, Instant::now());
+        if work.left != (databases, copied) {
+            (work.left, work.progress_at) = ((databases, copied), Instant::now());
         }
         if work.progress_at.elapsed() > DRAIN_TIMEOUT.max(self.settings.start_timeout) {
             let why = format!("node {name} was kept: {databases} of its databases could not be moved");
@@ -293,14 +314,14 @@ impl Run {
         let Removing { name, decision, phase } = removing;
         let is_called = self.nodes.work(name).call.is_some() || self.nodes.work(name).called_at.is_some();
         let databases = match &known {
-            Some(known) if !is_called => self.owned(known).await,
+            Some(known) if !is_called => self.needing(known.id).await,
             _ => 0,
         };
         let is_alive = known.as_ref().is_some_and(|known| known.alive().is_some());
         if databases > 0 {
             match phase {
                 Phase::Undoing if !is_alive => {
-                    let why = format!("{name} was kept: it owns {databases} databases, which wait for it");
+                    let why = format!("{name} was kept: {databases} databases need it, and wait for it");
                     self.keep(removing, next, Err(why));
                 }
                 Phase::Undoing => {
@@ -310,6 +331,11 @@ impl Run {
                 }
                 Phase::Draining | Phase::Stopping => set_phase(next, name, Phase::Draining),
             }
+            return;
+        }
+        // A process that was suspended may have lost its term. Nothing is begun outside of the window.
+        let is_postponed = *phase == Phase::Stopping && !self.may_remove();
+        if !is_called && (is_postponed || self.check_term().await.is_err()) {
             return;
         }
         match self.drive(name, "remove").await {
@@ -330,6 +356,8 @@ impl Run {
                     Some((_, NodeState::Alive)) => return,
                     _ => match self.forget(name).await {
                         Err(error) if is_late => {
+                            // It was removed on purpose.
+                            next.replaced.push(name.clone());
                             Err(format!("{name} was stopped, but not forgotten: {error}"))
                         }
                         Err(_) => return,
@@ -340,21 +368,22 @@ impl Run {
                 if let Some(provisioned) = &mut self.nodes.provisioned {
                     provisioned.remove(name);
                 }
+                self.nodes.removing = Pause::default();
                 self.record_node(Kind::NodeRemoved, name);
                 self.progress.end(*decision, &Part::Node(name.clone()), result);
             }
         }
     }
 
-    /// The number of databases that a node owns, read linearizably if it seems to own none.
-    async fn owned(&mut self, known: &KnownNode) -> u64 {
-        match self.node.owners().count(known.id).all() {
+    /// The number of databases that need a node, read linearizably if none seems to.
+    async fn needing(&mut self, node: NodeId) -> u64 {
+        match self.node.owners().needing(node) {
             0 => {
                 let all = metadata::partitions(self.node.environment()).await;
+                let needs =
+                    |record: &PartitionRecord| record.owner == node || record.page_server == Some(node);
                 // An unreadable record may be of any owner.
-                all.map_or(1, |all| {
-                    all.iter().filter(|(_, read)| read.record.owner == known.id).count() as u64
-                })
+                all.map_or(1, |all| all.iter().filter(|(_, read)| needs(&read.record)).count() as u64)
             }
             databases => databases,
         }
@@ -369,11 +398,14 @@ impl Run {
         self.node.forget(name, Some(&fence)).await.map_err(|error| error.to_string())
     }
 
-    /// Ends the removal of a node, which stays.
+    /// Ends the removal of a node, which stays. If it has ended, no other one is added for it.
     fn keep(&mut self, removing: &Removing, next: &mut PlanRecord, result: Result<(), String>) {
         next.removing.retain(|other| other.name != removing.name);
+        if removing.phase != Phase::Draining {
+            next.replaced.push(removing.name.clone());
+        }
         self.progress.end(removing.decision, &Part::Node(removing.name.clone()), result);
-        self.nodes.pause(self.settings.start_timeout);
+        self.nodes.removing.begin(self.settings.start_timeout);
     }
 
     /// Calls the provisioner for a node, again after failures, until it has succeeded once.
@@ -417,8 +449,8 @@ impl Run {
         Driven::Busy
     }
 
-    /// Names for new nodes.
-    pub(super) fn new_names(&self, count: usize) -> Vec<String> {
+    /// Names for new nodes, and the highest number in them.
+    pub(super) fn new_names(&self, count: usize) -> (Vec<String>, u64) {
         let provisioned = self.nodes.provisioned.clone().unwrap_or_default();
         let is_free = |name: &String| {
             !provisioned.contains(name)
@@ -426,7 +458,10 @@ impl Run {
                 && self.node.owners().find_node(name).is_none()
         };
         let base = &self.settings.base_name;
-        (1..).map(|number| format!("{base}-{number}")).filter(is_free).take(count).collect()
+        let numbered = (self.plan.last_number + 1..).map(|number| (format!("{base}-{number}"), number));
+        let new: Vec<(String, u64)> = numbered.filter(|(name, _)| is_free(name)).take(count).collect();
+        let last_number = new.last().map_or(self.plan.last_number, |(_, number)| *number);
+        (new.into_iter().map(|(name, _)| name).collect(), last_number)
     }
 
     fn record_failure(&self, action: &str, node: &str, error: &str) {
@@ -460,15 +495,12 @@ mod tests {
             })
             .collect();
         assert_eq!(delays, [10, 20, 40, 60, 60, 60, 60, 60]);
-        let mut nodes = NodeWork::default();
-        assert!(!nodes.is_paused());
+        let mut pause = Pause::default();
+        assert!(!pause.is_active());
         for failures in 1..=20 {
-            nodes.pause(Duration::from_secs(300));
-            let pause = nodes.paused_until.unwrap() - Instant::now();
-            assert!(
-                nodes.is_paused() && pause <= MAX_PAUSE && pause.as_secs() >= 299,
-                "{failures}: {pause:?}"
-            );
+            pause.begin(Duration::from_secs(300));
+            let left = pause.until.unwrap() - Instant::now();
+            assert!(pause.is_active() && left <= MAX_PAUSE && left.as_secs() >= 299, "{failures}: {left:?}");
         }
     }
 

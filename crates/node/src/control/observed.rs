@@ -40,7 +40,10 @@ struct State {
     values: BTreeMap<String, String>,
     settings: ControlSettings,
     marks: Marks,
+    /// An operator has cancelled the plan, and the controller has not deleted the mark yet.
     is_cancelled: bool,
+    /// How often that was seen.
+    cancels: u64,
     plan: PlanRecord,
     role: Option<RoleRecord>,
     decisions: BTreeMap<u64, DecisionRecord>,
@@ -76,9 +79,10 @@ impl Control {
         self.state.read().marks.clone()
     }
 
-    /// Returns true if an operator has cancelled the plan.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.state.read().is_cancelled
+    /// The number of the request of an operator to cancel the plan, if there is one.
+    pub(super) fn cancel_request(&self) -> Option<u64> {
+        let state = self.state.read();
+        state.is_cancelled.then_some(state.cancels)
     }
 
     /// Returns true if nothing should be placed on a node: it is being removed, or forbidden.
@@ -145,7 +149,10 @@ impl State {
                 self.settings = ControlSettings::read(&self.values);
             }
             PLAN_KEY => self.plan = read(key, value).unwrap_or_default(),
-            CANCEL_KEY => self.is_cancelled = value.is_some(),
+            CANCEL_KEY => {
+                self.is_cancelled = value.is_some();
+                self.cancels += u64::from(self.is_cancelled);
+            }
             ROLE_KEY => self.role = read(key, value),
             _ => {
                 let is_set = value.is_some();
@@ -181,7 +188,7 @@ fn read<T: Record>(key: &str, value: Option<&[u8]>) -> Option<T> {
 
 impl Observer for Control {
     fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError> {
-        let mut next = State::default();
+        let mut next = State { cancels: self.state.read().cancels, ..State::default() };
         for entry in &entries {
             next.apply(&entry.key, Some(&entry.value));
         }

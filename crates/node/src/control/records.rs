@@ -53,8 +53,16 @@ pub(super) struct PlanRecord {
     v: u32,
     pub adding: Vec<Adding>,
     pub removing: Vec<Removing>,
-    /// Dead nodes for which others were added.
+    /// Nodes that have ended and are not replaced: others were added for them, or they were removed and
+    /// could not be forgotten.
     pub replaced: Vec<String>,
+    /// The highest number in the name of a node that was added. Names are not used again: a call of
+    /// the provisioner that outlives its controller must not hit another node.
+    #[serde(default)]
+    pub last_number: u64,
+    /// When an operator has cancelled a plan, in milliseconds since 1970.
+    #[serde(default)]
+    pub cancelled_unix_ms: u64,
 }
 
 /// A node that is being added.
@@ -170,7 +178,8 @@ impl SeriesRecord {
 
 impl Default for PlanRecord {
     fn default() -> PlanRecord {
-        PlanRecord { v: VERSION, adding: Vec::new(), removing: Vec::new(), replaced: Vec::new() }
+        let (adding, removing, replaced) = (Vec::new(), Vec::new(), Vec::new());
+        PlanRecord { v: VERSION, adding, removing, replaced, last_number: 0, cancelled_unix_ms: 0 }
     }
 }
 
@@ -184,6 +193,12 @@ impl PlanRecord {
     pub fn names(&self, node: &str) -> bool {
         self.adding.iter().any(|adding| adding.name == node)
             || self.removing.iter().any(|removing| removing.name == node)
+    }
+
+    /// The nodes that the policy drains.
+    pub fn drained(&self) -> Vec<String> {
+        let drained = self.removing.iter().filter(|removing| removing.phase == Phase::Draining);
+        drained.map(|removing| removing.name.clone()).collect()
     }
 
     /// Returns true if a node is being removed.
@@ -227,7 +242,7 @@ pub(super) fn pinned_of_key(key: &str) -> Option<PartitionId> {
 }
 
 /// The key of a forbidden node.
-pub(super) fn forbidden_key(node: &str) -> String {
+pub(crate) fn forbidden_key(node: &str) -> String {
     format!("{FORBIDDEN_PREFIX}{node}")
 }
 
@@ -269,5 +284,6 @@ mod tests {
         let read: PlanRecord = decode(PLAN_KEY, &encode(&plan).unwrap()).unwrap();
         assert_eq!(read, plan);
         assert!(read.names("a1") && read.is_removing("a2") && !read.is_removing("a1") && !read.names("n1"));
+        assert_eq!(read.drained(), [""; 0]);
     }
 }

@@ -28,6 +28,7 @@ use super::decisions::{Advice, Part, Progress, not_done};
 use super::forecast::{self, Forecaster, Stored};
 use super::moves::{Moves, Queued};
 use super::nodes::NodeWork;
+use super::observed::Marks;
 use super::picture::{self, Pictured, Sources};
 use super::records::{
     Adding, CANCEL_KEY, DECISION_PREFIX, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult,
@@ -80,6 +81,10 @@ pub(super) struct Run {
     forgets: bool,
     /// Nothing is decided until then, on the clock of the pictures.
     paused_until_s: f64,
+    /// What operators allowed when the round began.
+    marks: Marks,
+    /// The last request to cancel the plan that was carried out.
+    last_cancel: u64,
 }
 
 impl Run {
@@ -121,7 +126,10 @@ impl Run {
             pending: pending.map(|record| (record.number, record)).collect(),
             forgets: false,
             paused_until_s: 0.0,
+            marks: Marks::default(),
+            last_cancel: 0,
         };
+        run.pause_after_cancel(unix_ms().saturating_sub(run.plan.cancelled_unix_ms) as f64 / 1000.0);
         run.adopt();
         Ok(run)
     }
@@ -137,6 +145,38 @@ impl Run {
         for number in self.pending.keys() {
             self.progress.begin(*number, parts.remove(number).unwrap_or_default());
         }
+        if let Some(brain) = &mut self.brain {
+            brain.adopt(self.plan.drained());
+        }
+    }
+
+    /// Decides nothing for the rest of `cool_down` after a plan was cancelled, this long ago.
+    fn pause_after_cancel(&mut self, ago_s: f64) {
+        self.paused_until_s = self.clock.at_s() + self.settings.policy.planning.cool_down_s - ago_s;
+    }
+
+    /// Returns true if nothing is decided for now, because an operator has cancelled a plan.
+    fn is_paused(&self) -> bool {
+        self.clock.at_s() < self.paused_until_s
+    }
+
+    /// Returns true if nodes may be removed now.
+    pub(super) fn may_remove(&self) -> bool {
+        let window = self.settings.policy.maintenance;
+        window.is_none_or(|window| window.contains(unix_ms() as f64 / 1000.0))
+    }
+
+    /// A request to cancel the plan that was not carried out.
+    fn cancel_request(&self) -> Option<u64> {
+        self.node.control().cancel_request().filter(|request| *request != self.last_cancel)
+    }
+
+    /// Returns true if operators have changed what is allowed since the round began.
+    fn is_outdated(&self) -> bool {
+        let control = self.node.control();
+        self.cancel_request().is_some()
+            || control.settings() != self.settings
+            || control.marks() != self.marks
     }
 
     /// Runs rounds until the term has ended, or nothing is left to do.
@@ -150,12 +190,19 @@ impl Run {
         }
     }
 
-    /// Waits for the next round. A move that ends makes room for another one.
+    /// Waits for the next round, which begins at once if operators change what is allowed. A move that
+    /// ends makes room for another one.
     async fn wait(&mut self) {
         let deadline = tokio::time::Instant::now() + self.settings.round;
+        let node = self.node.clone();
         loop {
+            let changed = node.control().changed();
+            if self.is_outdated() {
+                return;
+            }
             tokio::select! {
                 () = sleep_until(deadline) => return,
+                () = changed => {}
                 ended = self.moves.ended() => {
                     let at_s = self.clock.at_s();
                     self.moves.end(ended, at_s, &mut self.progress);
@@ -166,6 +213,9 @@ impl Run {
     }
 
     fn start_moves(&mut self) {
+        if self.is_outdated() {
+            return;
+        }
         let (max, fence) = (self.settings.moves, self.term.fence());
         self.moves.start(&self.node, &fence, max, &mut self.progress);
     }
@@ -173,6 +223,7 @@ impl Run {
     async fn round(&mut self) -> Result<(), Ended> {
         self.check_term().await?;
         self.update_settings();
+        self.marks = self.node.control().marks();
         let (mut reports, mut silent) = (Vec::new(), Vec::new());
         // E-Store's phases: the keys of a node are counted while it is overloaded.
         let is_over = |name: &str| self.reports.is_above(name, self.settings.policy.high, Instant::now());
@@ -185,8 +236,8 @@ impl Run {
         }
         let now = Instant::now();
         self.reports.update(reports, &silent, self.settings.round, now);
-        if self.node.control().is_cancelled() {
-            self.cancel().await?;
+        if let Some(request) = self.cancel_request() {
+            self.cancel(request).await?;
         }
         if self.settings.mode != Mode::On {
             self.stand_down().await?;
@@ -194,8 +245,7 @@ impl Run {
         self.advance_nodes().await?;
         let pictured = self.picture();
         self.settle(&pictured.picture).await?;
-        let pinned = self.node.control().marks().pinned;
-        self.moves.check(&pictured.picture, &pinned, &mut self.progress);
+        self.moves.check(&pictured.picture, &self.marks.pinned, &mut self.progress);
         // The policy must not decide before it is known which nodes can be removed.
         let is_known = self.nodes.provisioned.is_some() && !self.reports.has_holes(&silent, now);
         if self.settings.mode != Mode::Off && is_known {
@@ -205,7 +255,7 @@ impl Run {
         self.save_forecasts().await
     }
 
-    async fn check_term(&mut self) -> Result<(), Ended> {
+    pub(super) async fn check_term(&mut self) -> Result<(), Ended> {
         let node = (self.node.id(), &self.node.begun().read);
         match election::campaign(self.node.environment(), ROLE, node).await {
             Ok(Some(term)) if term.number() == self.term.number() => Ok(()),
@@ -225,6 +275,9 @@ impl Run {
             .unwrap_or_else(|| Forecaster::start(&settings, Stored::default(), self.clock.at_s()));
         self.node.control().set_forecasts(Some(forecaster.forecasts.clone()));
         self.brain = Brain::new(&settings, forecaster);
+        if let Some(brain) = &mut self.brain {
+            brain.adopt(self.plan.drained());
+        }
         (self.settings, self.forgets) = (settings, false);
     }
 
@@ -245,7 +298,7 @@ impl Run {
             resting: self.moves.resting(at_s, rest_s),
             arriving,
             reports: &self.reports,
-            marks: &self.node.control().marks(),
+            marks: &self.marks,
             plan: &self.plan,
             provisioned: self.nodes.provisioned.as_ref(),
             moved_at_s: &moved_at_s,
@@ -284,13 +337,19 @@ impl Run {
             return Ok(());
         }
         let Some(mut brain) = self.brain.take() else { return Ok(()) };
-        let is_paused = picture.at_s < self.paused_until_s;
+        let (is_paused, unix_s) = (self.is_paused(), unix_ms() as f64 / 1000.0);
         let decided = tokio::task::spawn_blocking(move || {
-            let decisions = brain.decide(&Arc::new(picture), is_paused);
+            let decisions = brain.decide(&Arc::new(picture), unix_s, is_paused);
             (brain, decisions)
         });
-        let Ok((brain, decisions)) = decided.await else { return Err(Ended) };
+        let Ok((mut brain, decisions)) = decided.await else { return Err(Ended) };
+        brain.decided(self.clock.at_s());
         self.brain = Some(brain);
+        if self.is_outdated() {
+            // Decisions may take a minute. The policy takes them for carried out.
+            self.forgets |= !decisions.is_empty();
+            return Ok(());
+        }
         let first = self.next_decision;
         for decision in decisions {
             // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
@@ -325,10 +384,11 @@ impl Run {
             Action::AddNodes { .. } if self.node.provisioner.is_none() => {
                 self.advise(&decision, "the controller's node has no --provisioner").await
             }
-            Action::AddNodes { .. } | Action::Drain { .. } if self.nodes.is_paused() => {
-                // It takes them for done.
-                self.forgets = true;
-                Ok(())
+            Action::AddNodes { .. } if self.nodes.adding.is_active() => {
+                self.postpone(&decision, "no node is added for a while: the last one could not be").await
+            }
+            Action::Drain { .. } if self.nodes.removing.is_active() => {
+                self.postpone(&decision, "no node is removed for a while: the last one could not be").await
             }
             Action::AddNodes { count } => self.add_nodes(*count, &decision).await,
             Action::Drain { nodes } => {
@@ -365,10 +425,17 @@ impl Run {
         }
     }
 
+    /// Records a decision that is not carried out for now. The policy decides anew.
+    async fn postpone(&mut self, decision: &Decision, why: &str) -> Result<(), Ended> {
+        self.forgets = true;
+        self.advise(decision, why).await
+    }
+
     async fn add_nodes(&mut self, count: usize, decision: &Decision) -> Result<(), Ended> {
-        let (names, number) = (self.new_names(count), self.next_decision);
+        let ((names, last_number), number) = (self.new_names(count), self.next_decision);
         let what = format!("add {}", texts::listed(&names));
         let mut next = self.plan.clone();
+        next.last_number = last_number;
         let adding = |name: &String| Adding { name: name.clone(), decision: number };
         next.adding.extend(names.iter().map(adding));
         // Nodes that this decision replaces are not replaced again by another controller.
@@ -465,7 +532,7 @@ impl Run {
 
     /// Gives up the plan in progress: nodes that are added are removed, those that are drained are
     /// kept, and moves that copy are cancelled.
-    async fn cancel(&mut self) -> Result<(), Ended> {
+    async fn cancel(&mut self, request: u64) -> Result<(), Ended> {
         let mut next = self.plan.clone();
         for adding in self.plan.adding.clone() {
             self.progress.give_up(adding.decision, &Part::Node(adding.name.clone()), CANCELLED);
@@ -473,12 +540,11 @@ impl Run {
         }
         self.give_up_drains(&mut next, CANCELLED);
         self.give_up_moves(CANCELLED);
-        for partition in self.moves.running() {
-            let node = self.node.clone();
-            // The move itself reports what came of it.
-            tokio::spawn(async move { node.cancel_migration(partition, None).await });
-        }
-        self.paused_until_s = self.clock.at_s() + self.settings.policy.planning.cool_down_s;
+        // The moves themselves report what came of them.
+        self.moves.cancel();
+        self.pause_after_cancel(0.0);
+        next.cancelled_unix_ms = unix_ms();
+        self.last_cancel = request;
         self.change_plan(Transaction::new().delete(CANCEL_KEY), next).await
     }
 
@@ -494,7 +560,7 @@ impl Run {
         Ok(())
     }
 
-    fn give_up_drains(&mut self, next: &mut PlanRecord, why: &str) {
+    pub(super) fn give_up_drains(&mut self, next: &mut PlanRecord, why: &str) {
         let is_drain = |removing: &&Removing| removing.phase == Phase::Draining;
         for removing in next.removing.iter().filter(is_drain) {
             self.progress.give_up(removing.decision, &Part::Node(removing.name.clone()), why);
