@@ -82,12 +82,16 @@ export async function check(secret: string): Promise<void> {
   await send("overview", {}, secret);
 }
 
-export async function get<T>(path: string): Promise<T> {
-  return (await (await send(path, { signal: AbortSignal.timeout(20_000) })).json()) as T;
+export async function get<T>(path: string, signal: AbortSignal): Promise<T> {
+  const response = await send(path, { signal: AbortSignal.any([signal, AbortSignal.timeout(20_000)]) });
+  return (await response.json()) as T;
 }
 
+/** An action, as JSON. */
+export type Action = Record<string, string | number | undefined>;
+
 /** Runs an action. Returns whether it still runs. */
-export async function act(action: Record<string, string>): Promise<boolean> {
+export async function act(action: Action): Promise<boolean> {
   const response = await send("actions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },

@@ -3,6 +3,7 @@
 import uPlot from "uplot";
 import { h } from "./dom";
 import { clock } from "./format";
+import type { Sample } from "./model";
 
 export interface Line {
   label: string;
@@ -15,7 +16,7 @@ export interface Line {
 export interface Chart {
   element: HTMLElement;
   /** Draws new data: times in seconds, and the values of each line. */
-  set(at: number[], values: (number | null)[][]): void;
+  set(at: number[], values: Sample[][]): void;
   close(): void;
 }
 
@@ -68,7 +69,6 @@ export function createChart(title: string, lines: Line[], format: (value: number
             dash: line.dash,
             fill: line.fill ? `${colour(line.colour)}22` : undefined,
             points: { show: false },
-            spanGaps: true,
             value: (_: uPlot, value: number | null) => (value == null ? "–" : format(value)),
           })),
         ],

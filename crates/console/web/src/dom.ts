@@ -98,10 +98,41 @@ export function reconcile<T, E extends HTMLElement>(
   }
 }
 
-/** Has a screen reader read a text. */
-export function announce(text: string): void {
+const ANNOUNCED_MS = 10_000;
+/** Problems are shown longer than other messages. */
+const PROBLEM_MS = 60_000;
+
+let announced = 0;
+
+/** Shows a message for some seconds. Screen readers read it. */
+export function announce(text: string, isProblem = false): void {
   const announcer = document.getElementById("announcer");
   if (announcer) {
     announcer.textContent = text;
+    announcer.classList.toggle("bad", isProblem);
+    window.clearTimeout(announced);
+    announced = window.setTimeout(() => announcer.replaceChildren(), isProblem ? PROBLEM_MS : ANNOUNCED_MS);
+  }
+}
+
+/** Focuses the heading of a section, or of the page if the section was removed. */
+export function focusHeading(section: Element | null): void {
+  const heading = (section?.isConnected ? section.querySelector<HTMLElement>("h2") : null) ?? document.querySelector("h1");
+  heading?.setAttribute("tabindex", "-1");
+  heading?.focus({ preventScroll: true });
+}
+
+/** Whether an element can have the focus: it was not hidden, disabled or removed. */
+export function isFocusable(element: HTMLElement): boolean {
+  return element.isConnected && element.checkVisibility() && !element.matches(":disabled");
+}
+
+/** Runs an update. If the element with the focus cannot keep it, the heading of its section gets it. */
+export function keepFocus(update: () => void): void {
+  const active = document.activeElement;
+  const section = active?.closest("section") ?? null;
+  update();
+  if (section && active instanceof HTMLElement && !isFocusable(active)) {
+    focusHeading(section);
   }
 }

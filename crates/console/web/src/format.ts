@@ -41,9 +41,15 @@ export function milliseconds(value: number | null | undefined): string {
   return value >= 10_000 ? `${short(value / 1000)} s` : `${short(value)} ms`;
 }
 
-/** A timestamp of the server, as milliseconds since 1970. */
+/** A timestamp of the server, as milliseconds since 1970. Without a time zone it is UTC. */
 export function parseTime(text: string): number {
-  return Date.parse(text.replace(" ", "T").replace(/([+-]\d\d)$/, "$1:00"));
+  const zoned = /:\d\d(\.\d+)?$/.test(text) ? `${text}Z` : text.replace(/([+-]\d\d)$/, "$1:00");
+  return Date.parse(zoned.replace(" ", "T"));
+}
+
+/** A time as a timestamp of the server, in UTC. */
+export function toTimestamp(at: Date): string {
+  return at.toISOString().replace("T", " ").replace("Z", "+00");
 }
 
 const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" } as const;
@@ -59,6 +65,9 @@ export function clock(at: number, withSeconds = true): string {
 /** The time of day, with the date if that is not today. */
 export function time(at: string | number): string {
   const date = new Date(typeof at === "number" ? at : parseTime(at));
+  if (Number.isNaN(date.getTime())) {
+    return "–";
+  }
   return (date.toDateString() === new Date().toDateString() ? CLOCK : DAY).format(date);
 }
 

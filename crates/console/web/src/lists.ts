@@ -15,21 +15,23 @@ export function section(id: string, title: string, list: HTMLElement, ...rest: H
   return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), list, ...rest);
 }
 
-function setEmpty(empty: HTMLElement, isEmpty: boolean): void {
-  empty.hidden = !isEmpty;
+/** What a list shows instead of rows: that it is empty, or that its rows are not known yet. */
+export function setEmpty(empty: HTMLElement, isLoaded: boolean, isEmpty: boolean, text: string): void {
+  empty.hidden = isLoaded && !isEmpty;
+  setText(empty, isLoaded ? text : "Loading…");
 }
 
 /** Moves in progress, with their progress, and the newest ended ones. */
 export function createMoves(model: Model, ofTenant: string | null, most: number): Page {
   const list = h("ul", { class: "rows moves" });
-  const empty = h("p", { class: "empty" }, "No moves yet");
+  const empty = h("p", { class: "empty" });
   const element = section("moves-title", "Moves", list, empty);
   const update = () => {
     const isShown = (move: MoveRow) => ofTenant === null || move.tenant === ofTenant;
     const running = model.runningMoves().filter(isShown);
     const shown = [...running, ...model.endedMoves().filter(isShown).slice(0, most)];
-    setEmpty(empty, shown.length === 0);
-    reconcile(list, shown, (move) => `${move.tenant} ${move.number} ${running.includes(move)}`, createMove, updateMove);
+    setEmpty(empty, model.has("moves"), shown.length === 0, "No moves yet");
+    reconcile(list, shown, (move) => `${move.partition} ${move.number} ${running.includes(move)}`, createMove, updateMove);
   };
   return { element, update };
 }
@@ -47,7 +49,7 @@ function createMove(move: MoveRow): HTMLElement {
           title: `Cancel the move of ${tenant}`,
           body: [h("p", {}, `The tenant stays at ${move.source}. What was copied is discarded.`)],
           button: "Cancel move",
-          action: () => ({ action: "cancel_move", database: tenant }),
+          action: () => ({ action: "cancel_move", database: tenant, partition: move.partition }),
           done: `The move of ${tenant} was cancelled.`,
         }),
     },
@@ -100,11 +102,11 @@ function updateMove(element: HTMLElement, move: MoveRow): void {
 /** Decisions with their reasons and what came of them. */
 export function createDecisions(model: Model, most: number): Page {
   const list = h("ol", { class: "rows decisions" });
-  const empty = h("p", { class: "empty" }, "No decisions yet");
+  const empty = h("p", { class: "empty" });
   const element = section("decisions-title", "Decisions", list, empty);
   const update = () => {
     const shown = model.decisions.slice(0, most);
-    setEmpty(empty, shown.length === 0);
+    setEmpty(empty, model.has("decisions"), shown.length === 0, "No decisions yet");
     reconcile(list, shown, (decision) => String(decision.number), createDecision, updateDecision);
   };
   return { element, update };
@@ -129,17 +131,19 @@ function updateDecision(element: HTMLElement, decision: DecisionRow): void {
 
 const SEVERITIES: Record<string, string> = { info: "", warning: "▲ ", error: "■ " };
 
-/** The newest events of the node that serves the page. */
+/** The newest events of the node that owns the database `fulmar`. */
 export function createEvents(model: Model, ofTenant: string | null, most: number, isLive: boolean): Page {
   const list = h("ol", { class: "rows events", ...(isLive ? { role: "log", "aria-live": "polite" } : {}) });
-  const empty = h("p", { class: "empty" }, "No events");
+  const empty = h("p", { class: "empty" });
   const note = h("p", { class: "note" });
   const element = section("events-title", "Events", list, empty, note);
   const update = () => {
     const events = model.events.filter((event) => ofTenant === null || event.database === ofTenant);
-    setEmpty(empty, events.length === 0);
+    setEmpty(empty, model.has("events"), events.length === 0, "No events");
+    // Another node numbers its events alike.
+    const key = (event: EventRow) => `${model.thisNode} ${event.id} ${event.time}`;
     setText(note, model.isCluster ? `Events of ${model.thisNode}. Other nodes have their own.` : "");
-    reconcile(list, events.slice(0, most), (event) => String(event.id), createEvent, () => undefined);
+    reconcile(list, events.slice(0, most), key, createEvent, () => undefined);
   };
   return { element, update };
 }
@@ -166,17 +170,27 @@ function createEvent(event: EventRow): HTMLElement {
   );
 }
 
+/** Where a list of running statements is from. */
+interface StatementSource {
+  statements: () => StatementRow[];
+  isLoaded: () => boolean;
+  /** The node that runs them. */
+  node: () => string;
+  note: () => string;
+}
+
 /** Statements that run now, the longest first. */
-export function createStatements(statements: () => StatementRow[], note: () => string): Page {
+export function createStatements({ statements, isLoaded, node, note }: StatementSource): Page {
   const list = h("ul", { class: "rows statements" });
-  const empty = h("p", { class: "empty" }, "No statement runs now");
+  const empty = h("p", { class: "empty" });
   const text = h("p", { class: "note" });
   const element = section("statements-title", "Slowest running statements", list, empty, text);
   const update = () => {
     const shown = statements();
-    setEmpty(empty, shown.length === 0);
+    setEmpty(empty, isLoaded(), shown.length === 0, "No statement runs now");
     setText(text, note());
-    reconcile(list, shown, (statement) => `${statement.pid} ${statement.query_start}`, createStatement, updateStatement);
+    const key = ({ pid, query_start }: StatementRow) => `${node()} ${pid} ${query_start}`;
+    reconcile(list, shown, key, createStatement, updateStatement);
   };
   return { element, update };
 }
@@ -204,11 +218,11 @@ function updateStatement(element: HTMLElement, statement: StatementRow): void {
 /** The newest statements that took longer than `--slow-statement`, of all nodes. */
 export function createSlowStatements(model: Model, most: number): Page {
   const list = h("ul", { class: "rows statements slow-statements" });
-  const empty = h("p", { class: "empty" }, "No slow statements");
+  const empty = h("p", { class: "empty" });
   const element = section("slow-statements-title", "Slow statements", list, empty);
   const update = () => {
     const shown = model.slowStatements.slice(0, most);
-    setEmpty(empty, shown.length === 0);
+    setEmpty(empty, model.has("slow_statements"), shown.length === 0, "No slow statements");
     reconcile(list, shown, slowKey, createSlowStatement, () => undefined);
   };
   return { element, update };

@@ -4,28 +4,29 @@ import { createChart, type Chart } from "./charts";
 import { h, reconcile, setText } from "./dom";
 import { parseTime, short, time } from "./format";
 import type { Page } from "./map";
-import type { ForecastRow, History, Model } from "./model";
+import type { ForecastRow, History, Model, Sample } from "./model";
 
 /** Merges measured values and a forecast on one time axis. */
 export function merge(
   history: History,
-  measured: (number | null)[][],
+  measured: Sample[][],
   forecast: ForecastRow[],
-): { at: number[]; values: (number | null)[][] } {
+): { at: number[]; values: Sample[][] } {
   const start = history.at[0] ?? 0;
-  const points = new Map<number, (number | null)[]>();
+  const points = new Map<number, Sample[]>();
   const width = measured.length + 1;
   const point = (at: number) => {
     let values = points.get(at);
     if (!values) {
-      values = Array<number | null>(width).fill(null);
+      // A line continues across the times of the other lines.
+      values = Array<Sample>(width).fill(undefined);
       points.set(at, values);
     }
     return values;
   };
   history.at.forEach((at, index) => {
     const values = point(at);
-    measured.forEach((column, line) => (values[line] = column[index] ?? null));
+    measured.forEach((column, line) => (values[line] = column[index]));
   });
   for (const row of forecast) {
     const at = parseTime(row.at) / 1000;
@@ -37,7 +38,7 @@ export function merge(
     }
   }
   const at = [...points.keys()].sort((a, b) => a - b);
-  const values = Array.from({ length: width }, (_, line) => at.map((time) => points.get(time)?.[line] ?? null));
+  const values = Array.from({ length: width }, (_, line) => at.map((time) => points.get(time)?.[line]));
   return { at, values };
 }
 
@@ -105,11 +106,11 @@ export function createLoad(model: Model): Page {
       (most, row) => (most === null || (row.forecast ?? 0) > (most.forecast ?? 0) ? row : most),
       null,
     );
-    const now = last === undefined ? "No load report yet." : `Now ${short(last)} of ${short(capacityNow)} CPUs.`;
+    const now = last === undefined || last === null ? "No load report yet." : `Now ${short(last)} of ${short(capacityNow)} CPUs.`;
     const predicted = peak
       ? ` Highest forecast: ${short(peak.forecast)} at ${time(peak.at)} (${peak.method}).`
       : " No forecast: the chart shows what this page has seen.";
-    setText(summary, now + predicted);
+    setText(summary, model.has("node_load") ? now + predicted : "Loading…");
   };
   rebuild();
   return { element, update, close: () => chart?.close() };

@@ -1,9 +1,9 @@
 // The frame of the page: sign-in, navigation, and the stream that updates everything.
 
 import { ApiError, check, get, rows, setToken, stream, token, type Table } from "./api";
-import { errorText } from "./dialogs";
+import { announceResult, errorText } from "./dialogs";
 import { announce, fill, h, reconcile, setAttribute, setText } from "./dom";
-import { count, short } from "./format";
+import { count, duration, short, time } from "./format";
 import { tenantLink, type Page } from "./map";
 import { Model, level } from "./model";
 import { activityPage, controllerPage, overviewPage, tenantsPage } from "./pages";
@@ -17,6 +17,8 @@ const PAGES: [string, string, (model: Model) => Page][] = [
 ];
 /** The node sends at most this many tenants. */
 const MAX_KNOWN = 1000;
+/** The page states the age of data that are older. */
+const OLD_MS = 10_000;
 /** The wait before the stream is opened again. */
 const RETRY_MS = [500, 1000, 2000, 5000];
 
@@ -70,18 +72,10 @@ function signIn(message = ""): void {
   input.focus();
 }
 
-function start(): void {
-  const model = new Model();
-  const ending = new AbortController();
-  const signOut = (message = "") => {
-    ending.abort();
-    setToken(null);
-    signIn(message);
-  };
-
-  const state = h("span", { class: "stream-state", role: "status" }, "Connecting…");
-  const summary = h("p", { class: "summary" });
+/** The parts of the page that are always there. */
+function createFrame(state: HTMLElement, signal: AbortSignal, signOut: () => void) {
   const nav = h("nav", { "aria-label": "Pages" }, ...PAGES.map(([href, title]) => h("a", { href }, title)));
+  const summary = h("p", { class: "summary" }, "Loading…");
   const problem = h("p", { class: "problem banner", role: "alert" });
   const main = h("main", { id: "main", tabindex: -1 });
   fill(
@@ -92,16 +86,62 @@ function start(): void {
       {},
       h("span", { class: "brand" }, "Fulmar"),
       nav,
-      search(ending.signal),
+      search(signal),
       h("span", { class: "spacer" }),
       state,
-      h("button", { class: "small", onclick: () => signOut() }, "Sign out"),
+      h("button", { class: "small", onclick: signOut }, "Sign out"),
     ),
     summary,
     problem,
     main,
   );
+  return { nav, summary, problem, main };
+}
 
+/** When the node has read its data, in milliseconds since 1970, and the age of that. */
+interface Reading {
+  at_ms: number;
+  age_ms: number;
+}
+
+/** Shows whether the stream is open, and when the data were read if that was a while ago. */
+function createState(signal: AbortSignal) {
+  const element = h("span", { class: "stream-state", role: "status" }, "Connecting…");
+  let isOpen = false;
+  let read: { at: number; began: number } | null = null;
+  const update = () => {
+    const age = read === null ? 0 : performance.now() - read.began;
+    const isOld = age > OLD_MS;
+    const live = read === null ? "Connecting…" : isOld ? "" : "Live";
+    const texts = [isOpen ? live : "Reconnecting…"];
+    if (read !== null && isOld) {
+      // In steps of 10 s, because screen readers read each change.
+      texts.push(`Data of ${time(read.at)} (${duration(Math.floor(age / 10_000) * 10_000)} old)`);
+    }
+    setText(element, texts.join(" ").trim());
+    element.classList.toggle("bad", isOld || !isOpen);
+  };
+  const timer = window.setInterval(() => {
+    if (read !== null) {
+      update();
+    }
+  }, 1000);
+  signal.addEventListener("abort", () => window.clearInterval(timer));
+  return {
+    element,
+    setOpen(open: boolean) {
+      isOpen = open;
+      update();
+    },
+    setRead({ at_ms, age_ms }: Reading) {
+      read = { at: at_ms, began: performance.now() - age_ms };
+      update();
+    },
+  };
+}
+
+/** Shows the page that the address names. */
+function createRouter(model: Model, nav: HTMLElement, main: HTMLElement, signal: AbortSignal) {
   let page: Page | null = null;
   const open = (isNavigation: boolean) => {
     const hash = location.hash || "#/";
@@ -122,9 +162,38 @@ function start(): void {
       }
     }
   };
-  window.addEventListener("hashchange", () => open(true), { signal: ending.signal });
+  window.addEventListener("hashchange", () => open(true), { signal });
   open(false);
+  return {
+    update: () => page?.update(),
+    close: () => {
+      page?.close?.();
+      page = null;
+    },
+  };
+}
 
+function start(): void {
+  const model = new Model();
+  const ending = new AbortController();
+  const signOut = (message = "") => {
+    // The stream may report its end after the operator has signed out, and in again.
+    if (ending.signal.aborted) {
+      return;
+    }
+    ending.abort();
+    router.close();
+    document.querySelectorAll("dialog").forEach((dialog) => dialog.close());
+    setToken(null);
+    signIn(message);
+  };
+  const state = createState(ending.signal);
+  const { nav, summary, problem, main } = createFrame(state.element, ending.signal, () => signOut());
+  const router = createRouter(model, nav, main, ending.signal);
+
+  window.addEventListener("pagehide", () => ending.abort(), { signal: ending.signal });
+
+  let streamProblem = "";
   let isScheduled = false;
   const schedule = () => {
     if (!isScheduled && !ending.signal.aborted) {
@@ -132,8 +201,8 @@ function start(): void {
       requestAnimationFrame(() => {
         isScheduled = false;
         updateSummary(summary, model);
-        setText(problem, model.error ?? "");
-        page?.update();
+        setText(problem, streamProblem || (model.error ?? ""));
+        router.update();
       });
     }
   };
@@ -142,22 +211,30 @@ function start(): void {
     event(name: string, data: unknown) {
       if (name === "end") {
         signOut((data as { message?: string }).message ?? "");
-        return;
+      } else if (name === "read") {
+        state.setRead(data as Reading);
+      } else if (name === "action") {
+        announceResult(data as Parameters<typeof announceResult>[0]);
+      } else {
+        model.set(name, data);
+        if (name === "moves") {
+          announceMoves(model, ended);
+        }
+        schedule();
       }
-      model.set(name, data);
-      if (name === "moves") {
-        announceMoves(model, ended);
-      }
-      schedule();
     },
     alive() {
-      setText(state, "Live");
-      state.classList.remove("bad");
+      state.setOpen(true);
+      if (streamProblem !== "") {
+        streamProblem = "";
+        schedule();
+      }
     },
   };
   void follow(handler, ending.signal, (text) => {
-    setText(state, text);
-    state.classList.add("bad");
+    state.setOpen(false);
+    streamProblem = text;
+    schedule();
   }).catch((error: unknown) => signOut(errorText(error)));
 }
 
@@ -169,26 +246,29 @@ function decode(text: string): string {
   }
 }
 
-/** Reads streams until the operator signs out or the token is refused. */
+/** Reads streams until the operator signs out or the token is refused. Reports why a stream ended. */
 async function follow(
   handler: Parameters<typeof stream>[0],
   signal: AbortSignal,
-  report: (state: string) => void,
+  report: (problem: string) => void,
 ): Promise<void> {
   for (let failures = 0; !signal.aborted; failures += 1) {
     const alive = () => {
       failures = 0;
       handler.alive();
     };
+    let problem = "";
     try {
       await stream({ ...handler, alive }, signal);
     } catch (error) {
       if (error instanceof ApiError && error.isRefused) {
         throw error;
       }
+      // The node has refused the stream, for example because too many consoles are open.
+      problem = error instanceof ApiError && error.status > 0 ? errorText(error) : "";
     }
     if (!signal.aborted) {
-      report("Reconnecting…");
+      report(problem);
       const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)] ?? 5000;
       await new Promise((resolve) => window.setTimeout(resolve, wait));
     }
@@ -196,6 +276,10 @@ async function follow(
 }
 
 function updateSummary(summary: HTMLElement, model: Model): void {
+  if (!["nodes", "node_load", "tenants"].every((section) => model.has(section))) {
+    setText(summary, "Loading…");
+    return;
+  }
   const nodes = model.allNodes();
   const alive = nodes.filter((node) => node.state === "alive").length;
   const tenants = model.tenants();
@@ -221,7 +305,7 @@ function announceMoves(model: Model, ended: Set<string>): void {
   const isFirst = ended.size === 0;
   const texts: string[] = [];
   for (const move of model.endedMoves()) {
-    const key = `${move.tenant} ${move.number}`;
+    const key = `${move.partition} ${move.number}`;
     if (!ended.has(key)) {
       texts.push(`${move.tenant ?? "A tenant"} was ${move.step} to ${move.destination}.`);
       ended.add(key);
@@ -252,10 +336,12 @@ function search(signal: AbortSignal): HTMLElement {
       return;
     }
     try {
-      const found = rows<{ tenant: string }>(await get<Table>(`search/${encodeURIComponent(prefix)}`));
+      const found = rows<{ tenant: string }>(await get<Table>(`search/${encodeURIComponent(prefix)}`, signal));
       reconcile(options, found, (row) => row.tenant, (row) => h("option", { value: row.tenant }), () => undefined);
     } catch (error) {
-      announce(errorText(error));
+      if (!signal.aborted) {
+        announce(errorText(error), true);
+      }
     }
   };
   input.addEventListener("input", () => {
@@ -270,6 +356,13 @@ function search(signal: AbortSignal): HTMLElement {
   };
   return h("form", { class: "search", role: "search", onsubmit: submit }, input, options);
 }
+
+// The browser may keep a page that was left, and would keep its stream, which counts at the node.
+window.addEventListener("pageshow", (event) => {
+  if (event.persisted) {
+    location.reload();
+  }
+});
 
 if (token() === null) {
   signIn();

@@ -151,7 +151,7 @@ function updateCard(card: HTMLElement, node: NodeRow, tenants: Tenant[], model: 
   });
   const hidden = Math.max(node.partitions, tenants.length) - shown.length;
   const text = hidden > 0 && tenants.length > shown.length ? `and ${count(hidden, "more tenant")}` : "";
-  setText(part(card, ".more"), shown.length === 0 ? "No tenants" : text);
+  setText(part(card, ".more"), shown.length > 0 ? text : model.has("tenants") ? "No tenants" : "Loading…");
 }
 
 /** The share of a tenant in its node's map. */

@@ -43,6 +43,7 @@ export interface TenantLoad {
 }
 
 export interface MoveRow {
+  partition: number;
   tenant: string | null;
   number: number;
   mechanism: string;
@@ -161,16 +162,29 @@ export function level(tenant: Tenant): Level {
   return share > 1 ? "over" : share > NEAR ? "near" : "within";
 }
 
+/** A value of a chart. The line has a gap at null, and continues across undefined. */
+export type Sample = number | null | undefined;
+
 /** One value per second of what a chart shows. */
 export interface History {
   at: number[];
-  values: Record<string, (number | null)[]>;
+  values: Record<string, Sample[]>;
+}
+
+/** The history of a tenant. */
+interface TenantHistory extends History {
+  /** When the tenant was last in the section, in seconds. */
+  seen: number;
 }
 
 const MAX_HISTORY = 900;
 const MAX_TENANT_HISTORY = 300;
+const MAX_TENANT_HISTORIES = 1000;
+/** A history is deleted if the tenant was absent for this time. */
+const MAX_ABSENCE_S = 300;
 
-function remember(history: History, at: number, values: Record<string, number | null>, most: number): void {
+/** Adds a sample. Lines without a value have a gap. */
+function remember(history: History, at: number, values: Record<string, Sample>, most: number): void {
   history.at.push(at);
   for (const [name, value] of Object.entries(values)) {
     (history.values[name] ??= Array<null>(history.at.length - 1).fill(null)).push(value);
@@ -201,11 +215,17 @@ export class Model {
   control = new Map<string, string>();
   /** Why the node cannot be read at the moment. */
   error: string | null = null;
-  isReady = false;
+  /** The sections that have arrived. */
+  private readonly arrived = new Set<string>();
   /** CPUs in use per node, their sum as "cluster", and the sum of capacities as "capacity". */
   readonly history: History = { at: [], values: {} };
-  readonly tenantHistory = new Map<string, History>();
+  readonly tenantHistory = new Map<string, TenantHistory>();
   private placements = new Map<string, { node: string | null; objective: string | null }>();
+
+  /** Whether a section has arrived. Until then its rows are not known. */
+  has(section: string): boolean {
+    return this.arrived.has(section);
+  }
 
   /** Takes over a section of the stream. */
   set(name: string, data: unknown): void {
@@ -250,7 +270,7 @@ export class Model {
         this.error = (data as { message: string } | null)?.message ?? null;
         break;
     }
-    this.isReady = true;
+    this.arrived.add(name);
   }
 
   private setNodeLoad(loads: NodeLoad[]): void {
@@ -272,12 +292,21 @@ export class Model {
     this.loads = loads;
     const now = Date.now() / 1000;
     for (const { tenant, latency_ms, p99_ms, requests_per_s, cpu } of loads) {
-      let history = this.tenantHistory.get(tenant);
-      if (!history) {
-        history = { at: [], values: {} };
-        this.tenantHistory.set(tenant, history);
+      const history: TenantHistory = this.tenantHistory.get(tenant) ?? { at: [], values: {}, seen: now };
+      history.seen = now;
+      // A second without statements has no latency, and is no gap.
+      const latencies = { latency_ms: latency_ms ?? undefined, p99_ms: p99_ms ?? undefined };
+      remember(history, now, { ...latencies, requests_per_s, cpu }, MAX_TENANT_HISTORY);
+      // The map keeps the order in which the tenants were last seen.
+      this.tenantHistory.delete(tenant);
+      this.tenantHistory.set(tenant, history);
+    }
+    for (const [tenant, history] of this.tenantHistory) {
+      if (now - history.seen > MAX_ABSENCE_S || this.tenantHistory.size > MAX_TENANT_HISTORIES) {
+        this.tenantHistory.delete(tenant);
+      } else if (history.seen < now) {
+        remember(history, now, {}, MAX_TENANT_HISTORY);
       }
-      remember(history, now, { latency_ms, p99_ms, requests_per_s, cpu }, MAX_TENANT_HISTORY);
     }
   }
 
@@ -290,7 +319,7 @@ export class Model {
     return [...this.nodeLoad.keys()].map((name) => ({ ...single, name, state: "alive", is_this: true }));
   }
 
-  /** The node that serves this page. */
+  /** The node that owns the database `fulmar`. Events and running statements are those of this node. */
   get thisNode(): string {
     return this.allNodes().find((node) => node.is_this)?.name ?? "";
   }

@@ -1,7 +1,7 @@
 // The pages, except that of a tenant.
 
 import { confirm } from "./dialogs";
-import { h, reconcile, setAttribute, setText } from "./dom";
+import { h, keepFocus, reconcile, setAttribute, setText } from "./dom";
 import { bytes, milliseconds, short } from "./format";
 import { createDecisions, createEvents, createMoves, createSlowStatements, createStatements } from "./lists";
 import { createLoad } from "./load";
@@ -23,7 +23,7 @@ export function combine(title: string, parts: Page[], layout: string): Page {
   }
   return {
     element,
-    update: () => parts.forEach((part) => part.update()),
+    update: () => keepFocus(() => parts.forEach((part) => part.update())),
     close: () => parts.forEach((part) => part.close?.()),
   };
 }
@@ -41,10 +41,12 @@ export function overviewPage(model: Model): Page {
 }
 
 export function activityPage(model: Model): Page {
-  const statements = createStatements(
-    () => model.statements,
-    () => (model.isCluster ? `Statements of tenants that ${model.thisNode} serves.` : ""),
-  );
+  const statements = createStatements({
+    statements: () => model.statements,
+    isLoaded: () => model.has("statements"),
+    node: () => model.thisNode,
+    note: () => (model.isCluster ? `Statements of tenants that ${model.thisNode} serves.` : ""),
+  });
   const parts = [statements, createSlowStatements(model, 20), createEvents(model, null, 100, true)];
   return combine("Activity", parts, "stack");
 }
@@ -187,7 +189,8 @@ export function tenantsPage(model: Model): Page {
       const isSorted = COLUMNS[index] === column;
       setAttribute(head, "aria-sort", isSorted ? (index < 2 ? "ascending" : "descending") : null);
     });
-    setText(note, tenants.length > MAX_ROWS ? `The first ${MAX_ROWS}. The search finds the others.` : "");
+    const cutOff = tenants.length > MAX_ROWS ? `The first ${MAX_ROWS}. The search finds the others.` : "";
+    setText(note, model.has("tenants") ? cutOff : "Loading…");
     reconcile(body, tenants.slice(0, MAX_ROWS), (tenant) => tenant.name, createRow, updateRow);
   };
   return combine("Tenants", [{ element, update }], "stack");

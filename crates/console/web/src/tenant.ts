@@ -2,30 +2,35 @@
 
 import { get, rows, type Table } from "./api";
 import { createChart } from "./charts";
-import { confirm, errorText, moveDialog, restoreDialog } from "./dialogs";
-import { fill, h, reconcile, setAttribute, setText } from "./dom";
+import { confirm, errorText, moveDialog, restoreDialog, type Target } from "./dialogs";
+import { fill, focusHeading, h, reconcile, setAttribute, setText } from "./dom";
 import { bytes, milliseconds, percent, short, time } from "./format";
-import { createEvents, createMoves, createStatements } from "./lists";
+import { createEvents, createMoves, createStatements, setEmpty } from "./lists";
 import { merge } from "./load";
 import { describe, type Page } from "./map";
-import { LEVELS, level, type ForecastRow, type Model, type StatementRow, type TopStatementRow } from "./model";
+import { LEVELS, level, type ForecastRow, type History, type Model, type StatementRow, type TopStatementRow } from "./model";
 import { combine } from "./pages";
 
 /** A part that could not be read has an error instead of rows. */
 type Part = Table | { error: { message: string } } | null;
 
 interface Details {
+  /** Sent with each action, because the name may be given to another database. */
+  partition: number | null;
   limits: Part;
   stats: Part;
   latencies: Part;
   statements: Part;
   top_statements?: Part;
   hot_keys?: Part;
-  history: Part;
+  /** Not read each time. */
+  history?: Part;
   forecast?: Part;
 }
 
 const INTERVAL_MS = 5000;
+/** Restore points are listed from the object store. */
+const HISTORY_INTERVAL_MS = 60_000;
 /** The controller lists this many pinned tenants. */
 const MAX_LISTED = 5;
 
@@ -41,42 +46,59 @@ export function tenantPage(model: Model, name: string): Page {
   let details: Details | null = null;
   let failure = "";
   let timer = 0;
-  let isClosed = false;
+  let historyDue = 0;
+  const closing = new AbortController();
+  const target = (): Target => ({ database: name, partition: details?.partition ?? undefined });
 
   const parts = [
-    summaryPart(model, name, () => failure),
+    summaryPart(model, target, () => failure),
     chartPart(model, name, () => rows<ForecastRow>(table(details?.forecast))),
     latencyPart(() => details),
     topStatementsPart(() => details),
     createMoves(model, name, 5),
-    createStatements(
-      () => rows<StatementRow>(table(details?.statements)),
-      () => "",
-    ),
+    createStatements({
+      statements: () => rows<StatementRow>(table(details?.statements)),
+      isLoaded: () => details !== null,
+      node: () => model.tenant(name)?.node ?? "",
+      note: () => problem(details?.statements),
+    }),
     limitsPart(() => details),
     hotKeysPart(() => details),
-    restorePart(name, () => details),
+    restorePart(target, () => details),
     createEvents(model, name, 20, false),
   ];
   const page = combine(`Tenant ${name}`, parts, "columns");
 
   const load = async () => {
+    const isHistoryDue = Date.now() >= historyDue;
+    let wait = INTERVAL_MS;
     try {
-      details = await get<Details>(`tenants/${encodeURIComponent(name)}`);
+      const path = `tenants/${encodeURIComponent(name)}${isHistoryDue ? "" : "?history=false"}`;
+      const loaded = await get<Details>(path, closing.signal);
       failure = "";
+      if (isHistoryDue) {
+        historyDue = Date.now() + HISTORY_INTERVAL_MS;
+      } else if (loaded.partition === details?.partition) {
+        loaded.history = details?.history;
+      } else {
+        // The restore points of another database must not be shown.
+        historyDue = wait = 0;
+      }
+      details = loaded;
     } catch (error) {
       failure = errorText(error);
-    }
-    if (!isClosed) {
-      page.update();
-      timer = window.setTimeout(() => void load(), INTERVAL_MS);
+    } finally {
+      if (!closing.signal.aborted) {
+        timer = window.setTimeout(() => void load(), wait);
+        page.update();
+      }
     }
   };
   void load();
   return {
     ...page,
     close: () => {
-      isClosed = true;
+      closing.abort();
       window.clearTimeout(timer);
       page.close?.();
     },
@@ -84,7 +106,8 @@ export function tenantPage(model: Model, name: string): Page {
 }
 
 /** The name, the figures and the actions. */
-function summaryPart(model: Model, name: string, failure: () => string): Page {
+function summaryPart(model: Model, target: () => Target, failure: () => string): Page {
+  const name = target().database;
   const node = h("span", {});
   const status = h("span", { class: "status" });
   const figures = h("dl", { class: "facts figures" });
@@ -98,7 +121,7 @@ function summaryPart(model: Model, name: string, failure: () => string): Page {
       onclick: () => {
         const from = model.tenant(name)?.node ?? "";
         const nodes = model.nodes.filter((node) => node.state === "alive" && node.name !== from);
-        moveDialog(name, from, nodes.map((node) => node.name));
+        moveDialog(target(), from, nodes.map((node) => node.name));
       },
     },
     "Move…",
@@ -107,14 +130,16 @@ function summaryPart(model: Model, name: string, failure: () => string): Page {
     h(
       "button",
       {
-        onclick: () =>
+        onclick: () => {
+          const shown = target();
           confirm({
             title: pinned ? `Pin ${name}` : `Unpin ${name}`,
             body: [h("p", {}, pinned ? "The controller does not move this tenant, except from a node that is removed." : "The controller may move this tenant again.")],
             button: pinned ? "Pin" : "Unpin",
-            action: () => ({ action: pinned ? "pin" : "unpin", database: name }),
+            action: () => ({ action: pinned ? "pin" : "unpin", ...shown }),
             done: pinned ? `${name} is pinned.` : `${name} is not pinned any more.`,
-          }),
+          });
+        },
       },
       pinned ? "Pin…" : "Unpin…",
     );
@@ -155,7 +180,9 @@ function summaryPart(model: Model, name: string, failure: () => string): Page {
       (item, [, value]) => setText(item.querySelector("dd") ?? item, value),
     );
     const isMoving = model.runningMoves().some((move) => move.tenant === name);
-    move.disabled = !model.isCluster || isMoving;
+    const isKnownTenant = target().partition !== undefined;
+    move.disabled = !model.isCluster || isMoving || !isKnownTenant;
+    pinButton.disabled = unpinButton.disabled = !isKnownTenant;
     // The list is cut off: then it is not known.
     const isKnown = isPinned() || model.listed("pinned").length < MAX_LISTED;
     pinButton.hidden = !model.isCluster || (isKnown && isPinned());
@@ -167,10 +194,9 @@ function summaryPart(model: Model, name: string, failure: () => string): Page {
 
 function jump(event: Event): void {
   event.preventDefault();
-  const heading = document.getElementById("restore-title");
-  heading?.setAttribute("tabindex", "-1");
-  heading?.scrollIntoView({ block: "start" });
-  heading?.focus();
+  const section = document.getElementById("restore-title")?.closest("section") ?? null;
+  section?.scrollIntoView({ block: "start" });
+  focusHeading(section);
 }
 
 /** Latency and requests, as this page has seen them, and the forecast of the load. */
@@ -202,7 +228,7 @@ function chartPart(model: Model, name: string, forecast: () => ForecastRow[]): P
     load.element,
   );
   const update = () => {
-    const history = model.tenantHistory.get(name) ?? { at: [], values: {} };
+    const history: History = model.tenantHistory.get(name) ?? { at: [], values: {} };
     const column = (key: string) => history.values[key] ?? [];
     const highest = Math.max(0, ...column("latency_ms").concat(column("p99_ms")).map((value) => value ?? 0));
     // An objective that is far above the latency would leave the lines flat.
@@ -243,7 +269,7 @@ function latencyPart(details: () => Details | null): Page {
     const part = details()?.latencies;
     const buckets = rows<{ up_to_ms: number | null; statements: number }>(table(part));
     const most = Math.max(1, ...buckets.map((bucket) => bucket.statements));
-    setText(empty, problem(part) || (buckets.length === 0 ? "No statements yet" : ""));
+    setEmpty(empty, details() !== null, buckets.length === 0, problem(part) || "No statements yet");
     reconcile(
       body,
       buckets,
@@ -288,7 +314,7 @@ function hotKeysPart(details: () => Details | null): Page {
   const update = () => {
     const part = details()?.hot_keys;
     const keys = rows<{ table_name: string; key: string; share: number }>(table(part));
-    setText(empty, problem(part) || (keys.length === 0 ? "None counted lately" : ""));
+    setEmpty(empty, details() !== null, keys.length === 0, problem(part) || "None counted lately");
     reconcile(
       body,
       keys,
@@ -320,7 +346,7 @@ function topStatementsPart(details: () => Details | null): Page {
   const update = () => {
     const part = details()?.top_statements;
     const statements = rows<TopStatementRow>(table(part));
-    setText(empty, problem(part) || (statements.length === 0 ? "No statements yet" : ""));
+    setEmpty(empty, details() !== null, statements.length === 0, problem(part) || "No statements yet");
     reconcile(
       body,
       statements,
@@ -360,7 +386,7 @@ function limitsPart(details: () => Details | null): Page {
   );
   const update = () => {
     const part = details()?.limits;
-    setText(empty, problem(part));
+    setEmpty(empty, details() !== null, problem(part) !== "", problem(part));
     reconcile(
       body,
       rows<{ name: string; value: string | null; default: string | null; about: string }>(table(part)),
@@ -377,21 +403,37 @@ function limitsPart(details: () => Details | null): Page {
   return { element, update };
 }
 
-/** Restore points, each with a button. */
-function restorePart(name: string, details: () => Details | null): Page {
+interface RestorePoint {
+  time: string;
+  size_bytes: number;
+  /** The number of restore points, and the time of the oldest one. */
+  total: number;
+  oldest: string;
+}
+
+/** The newest restore points, each with a button, and one for any time. */
+function restorePart(target: () => Target, details: () => Details | null): Page {
   const list = h("ul", { class: "rows restore" });
   const empty = h("p", { class: "empty" });
+  const note = h("p", { class: "note" });
+  const other = h("button", { class: "small", onclick: () => restoreDialog(target(), null) }, "Restore to another time…");
   const element = h(
     "section",
     { class: "panel", "aria-labelledby": "restore-title" },
     h("h2", { id: "restore-title" }, "Restore points"),
     list,
     empty,
+    note,
+    h("div", { class: "buttons" }, other),
   );
   const update = () => {
     const part = details()?.history;
-    const points = rows<{ time: string; size_bytes: number }>(table(part));
-    setText(empty, problem(part) || (points.length === 0 ? "No restore points yet" : ""));
+    const points = rows<RestorePoint>(table(part));
+    setEmpty(empty, part !== undefined, points.length === 0, problem(part) || "No restore points yet");
+    const first = points[0];
+    const shown = first && points.length < first.total ? `The newest ${points.length} of ${first.total}. ` : "";
+    setText(note, first ? `${shown}Any time since ${time(first.oldest)} can be restored.` : "");
+    other.hidden = first === undefined;
     reconcile(
       list,
       points,
@@ -407,7 +449,7 @@ function restorePart(name: string, details: () => Details | null): Page {
             {
               class: "small",
               "aria-label": `Restore to ${time(point.time)}`,
-              onclick: () => restoreDialog(name, point.time),
+              onclick: () => restoreDialog(target(), point.time),
             },
             "Restore…",
           ),

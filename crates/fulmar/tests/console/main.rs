@@ -8,9 +8,12 @@ mod common;
 
 mod browser;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use browser::Browser;
 use common::{wait_until, with_timeout};
@@ -21,6 +24,9 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 /// A name that must be shown as it is.
 const HOSTILE: &str = "<img src=x onerror=\"document.title='hacked'\">";
 const PAGES: [&str; 5] = ["#/", "#/tenants", "#/controller", "#/activity", "#/tenant/shop"];
+
+/// The limit of event streams of a node.
+const MAX_STREAMS: usize = 16;
 
 async fn client(cluster: &Cluster, node: usize, database: &str) -> Client {
     let url = cluster.url(node, database);
@@ -183,6 +189,93 @@ fn check_names(browser: &mut Browser) {
     }
 }
 
+/// The dialogs of a tenant's page, their messages, and the focus after them.
+async fn check_actions(browser: &mut Browser, admin: &Client) {
+    // Restore points are listed, and another time may be entered.
+    browser.evaluate("location.hash = '#/tenant/shop'");
+    let other =
+        "[...document.querySelectorAll('button')].find((of) => of.textContent.startsWith('Restore to'))";
+    browser.wait_for(&format!("{other} && !{other}.hidden"));
+    let since = "[...document.querySelectorAll('.note')]\
+                 .some((of) => /Any time since .*\\d:\\d\\d/.test(of.textContent))";
+    browser.wait_for(since);
+    browser.evaluate(&format!("{other}.click()"));
+    browser.wait_for("document.querySelector('dialog #restore-time').required");
+    // The server understands the time, and refuses it.
+    browser.evaluate("document.querySelector('#restore-time').value = '2200-01-01T12:00:01'");
+    browser.focus("#confirm-name");
+    browser.enter("shop");
+    browser.press("Enter");
+    browser.wait_for("document.querySelector('dialog .problem').textContent.includes('future')");
+    browser.press("Escape");
+    browser.wait_for("!document.querySelector('dialog')");
+
+    admin.batch_execute("CREATE DATABASE lent").await.unwrap();
+    browser.evaluate("location.hash = '#/tenant/lent'");
+    // The message is visible, and the focus stays in the section although the button was replaced.
+    let pin = "[...document.querySelectorAll('.tenant-head button')].find((of) => of.textContent === 'Pin…')";
+    browser.wait_for(&format!("{pin} && !{pin}.hidden && !{pin}.disabled"));
+    browser.evaluate(&format!("{pin}.focus()"));
+    browser.press("Enter");
+    browser.focus("dialog button[type=submit]");
+    browser.press("Enter");
+    browser.wait_for("document.querySelector('.toast').textContent === 'lent is pinned.'");
+    browser.wait_for(&format!("{pin}.hidden"));
+    browser.wait_for("document.activeElement.matches('.tenant-head h2')");
+
+    // Another database of that name is not the one that the dialog shows.
+    browser.evaluate("document.querySelector('#move').click()");
+    browser.wait_for("document.querySelector('dialog[open]')");
+    for sql in ["ALTER DATABASE lent RENAME TO old", "CREATE DATABASE lent"] {
+        admin.batch_execute(sql).await.unwrap();
+    }
+    browser.focus("dialog button[type=submit]");
+    browser.press("Enter");
+    browser.wait_for(
+        "document.querySelector('dialog .problem').textContent.includes('not the one that the page shows')",
+    );
+    browser.press("Escape");
+    browser.wait_for("!document.querySelector('dialog')");
+    for name in ["lent", "old"] {
+        admin.batch_execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await.unwrap();
+    }
+    browser.evaluate("location.hash = '#/'");
+    browser.wait_for("document.querySelector('.stream-state').textContent === 'Live'");
+}
+
+/// Opens an event stream. Returns its connection, unless the node refuses it.
+fn open_stream(port: u16, token: &str) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let request =
+        format!("GET /console/api/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut status = [0; "HTTP/1.1 200".len()];
+    stream.read_exact(&mut status).unwrap();
+    status.ends_with(b"200").then_some(stream)
+}
+
+/// A page whose stream is refused states why, and claims nothing about the cluster.
+fn check_refused_stream(browser: &mut Browser, port: u16, token: &str) {
+    browser.open("about:blank");
+    browser.wait_for("location.href === 'about:blank'");
+    let mut streams = Vec::new();
+    let began = Instant::now();
+    while streams.len() < MAX_STREAMS {
+        streams.extend(open_stream(port, token));
+        assert!(began.elapsed() < common::WAIT_TIMEOUT, "the page's stream must end with the page");
+    }
+    browser.open(&format!("http://127.0.0.1:{port}/console/"));
+    let banner = "document.querySelector('.banner')?.textContent";
+    browser.wait_for(&format!("{banner}.includes('too many concurrent requests of consoles')"));
+    browser.wait_for("document.querySelector('.stream-state').textContent === 'Reconnecting…'");
+    browser.wait_for("document.querySelector('.summary').textContent === 'Loading…'");
+    let empty = "[...document.querySelectorAll('.rows + .empty')].map((of) => of.textContent).join()";
+    assert_eq!(browser.evaluate(empty), json!(["Loading…"; 4].join(",")));
+    drop(streams);
+    browser.wait_for("document.querySelector('.stream-state').textContent === 'Live'");
+    browser.wait_for(&format!("{banner} === ''"));
+}
+
 fn screenshots(browser: &mut Browser) {
     let Ok(directory) = std::env::var("FULMAR_SCREENSHOTS") else { return };
     let shots = [
@@ -241,6 +334,8 @@ async fn operator_watches_and_moves_a_tenant() {
     browser.wait_for(&is_at("shop", to));
 
     check_statements(&mut browser, &client(&cluster, 0, "shop").await).await;
+    check_actions(&mut browser, &admin).await;
+    check_refused_stream(&mut browser, cluster.http_port(0), &token);
     check_escaping(&mut browser);
     check_names(&mut browser);
     check_narrow(&mut browser);

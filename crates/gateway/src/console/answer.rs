@@ -35,6 +35,15 @@ impl Failure {
         )
     }
 
+    /// The name of the database was given to another one since the page has read it.
+    pub(super) fn replaced(database: &str) -> Failure {
+        Failure::new(
+            StatusCode::CONFLICT,
+            format!("database \"{database}\" is not the one that the page shows"),
+            "Another database has this name now. Check its page, and retry.",
+        )
+    }
+
     /// The limit of concurrent requests is reached.
     pub(super) fn busy() -> Failure {
         Failure::new(

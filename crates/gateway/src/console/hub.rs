@@ -12,12 +12,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::sections::{APPLICATION, SECTIONS, STATEMENT_TIMEOUT, read};
 use super::sql::{Sessions, SqlError, SqlSession};
+use crate::activity::now_ms;
 
 /// The interval of polls.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The wait after a poll is at least this multiple of its duration: in a large cluster, polls take at
-/// most a tenth of the time.
+/// The wait after a poll is this multiple of its duration, within [`INTERVAL`] and [`MAX_REST`]: in a
+/// large cluster, polls of up to 500 ms take at most a tenth of the time.
 const REST: u32 = 9;
+/// Maximum wait after a poll.
+const MAX_REST: Duration = Duration::from_secs(5);
+/// The wait after a failed poll.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// A section whose table this version does not have, as JSON.
 const MISSING: &str = "null";
 /// Maximum duration of a poll: a node that does not answer delays `fulmar.load` by 2 s.
@@ -30,6 +35,26 @@ pub(super) struct Snapshot {
     pub(super) sections: [Option<Arc<str>>; SECTIONS.len()],
     /// Why the last poll failed, as JSON.
     pub(super) error: Option<Arc<str>>,
+    /// When the last poll began that did not fail.
+    pub(super) read: Option<Reading>,
+}
+
+/// The time of a poll.
+#[derive(Clone, Copy)]
+pub(super) struct Reading {
+    at: Instant,
+    at_unix_ms: u64,
+}
+
+impl Reading {
+    fn now() -> Reading {
+        Reading { at: Instant::now(), at_unix_ms: now_ms() }
+    }
+
+    /// The time, and its age, which does not depend on the browser's clock.
+    pub(super) fn to_json(self) -> String {
+        json!({ "at_ms": self.at_unix_ms, "age_ms": self.at.elapsed().as_millis() as u64 }).to_string()
+    }
 }
 
 impl Snapshot {
@@ -106,24 +131,26 @@ impl Hub {
                     return;
                 }
             }
-            let began = Instant::now();
+            let began = Reading::now();
             let polled =
                 tokio::time::timeout(POLL_TIMEOUT, self.poll_once(&mut session, &mut snapshot, number));
-            let error = match polled.await {
+            let (error, rest) = match polled.await {
                 Ok(Ok(error)) => {
                     number += 1;
-                    error
+                    snapshot.read = Some(began);
+                    (error, (began.at.elapsed() * REST).clamp(INTERVAL, MAX_REST))
                 }
                 failed => {
                     // A new session reads everything again.
                     (session, number) = (None, 0);
                     let is_late = format!("the node did not answer within {POLL_TIMEOUT:?}");
-                    Some(failed.map_or(is_late, |polled| polled.err().unwrap_or_default().message))
+                    let error = failed.map_or(is_late, |polled| polled.err().unwrap_or_default().message);
+                    (Some(error), RETRY_INTERVAL)
                 }
             };
             snapshot.error = error.map(|message| json!({ "message": message }).to_string().into());
             self.newest.send_replace(Some(Arc::new(snapshot.clone())));
-            sleep(INTERVAL.max(began.elapsed() * REST)).await;
+            sleep(rest).await;
         }
     }
 

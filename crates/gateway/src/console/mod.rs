@@ -47,12 +47,12 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -62,6 +62,7 @@ use crate::tokens::AdminToken;
 use actions::{Action, Outcome};
 use answer::Failure;
 use hub::Hub;
+use sections::TenantParts;
 use sql::Sessions;
 
 /// Maximum number of event streams. Further ones are rejected.
@@ -85,6 +86,8 @@ struct Console {
     streams: Arc<Semaphore>,
     queries: Arc<Semaphore>,
     actions: Arc<Semaphore>,
+    /// The results of statements that ended after their requests, as JSON, for the open pages.
+    results: broadcast::Sender<Arc<str>>,
     /// Cancelled at the shutdown.
     closing: CancellationToken,
 }
@@ -99,6 +102,7 @@ pub(crate) fn router(source: Arc<MetricsSource>, closing: CancellationToken) -> 
         streams: Arc::new(Semaphore::new(MAX_STREAMS)),
         queries: Arc::new(Semaphore::new(MAX_QUERIES)),
         actions: Arc::new(Semaphore::new(MAX_ACTIONS)),
+        results: broadcast::Sender::new(MAX_ACTIONS),
         closing,
     });
     let api = Router::new()
@@ -186,19 +190,28 @@ async fn search(
     Ok(Json(timeout(QUERY_TIMEOUT, found).await.map_err(|_| Failure::timed_out())??).into_response())
 }
 
-/// What the page of a tenant shows in addition to the sections.
+/// What the page of a tenant shows in addition to the sections. Restore points are listed from the
+/// object store: `?history=false` leaves them out.
 async fn tenant(
     State(console): State<Arc<Console>>,
     ConnectInfo(address): ConnectInfo<SocketAddr>,
     Path(name): Path<String>,
+    uri: Uri,
 ) -> Result<Response, Failure> {
     let _permit = permit(&console.queries)?;
-    let has_forecast = console.hub.has("forecast");
-    let shown = sections::tenant(&console.sessions, &name, address.ip(), has_forecast);
+    // Before the session is opened: an action on a newer database of this name is then refused.
+    let partition = console.source.catalog.tenant(&name).map(|tenant| tenant.partition.0);
+    let parts = TenantParts {
+        partition,
+        has_forecast: console.hub.has("forecast"),
+        has_history: uri.query() != Some("history=false"),
+    };
+    let shown = sections::tenant(&console.sessions, &name, address.ip(), parts);
     Ok(Json(timeout(QUERY_TIMEOUT, shown).await.map_err(|_| Failure::timed_out())??).into_response())
 }
 
 /// Runs an administrative statement. Returns 202 if it still runs after some seconds: it continues.
+/// Returns 409 if the database is not the one that the page shows.
 async fn act(
     State(console): State<Arc<Console>>,
     ConnectInfo(address): ConnectInfo<SocketAddr>,

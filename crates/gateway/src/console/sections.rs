@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fulmar_meta::SYSTEM_TENANT;
 use serde_json::{Value, json};
+use tokio::time::{Instant, timeout_at};
 
 use super::answer::Failure;
 use super::sql::{Sessions, SqlError, SqlSession, Table, string};
@@ -13,6 +14,10 @@ use super::sql::{Sessions, SqlError, SqlSession, Table, string};
 pub(crate) const APPLICATION: &str = "fulmar console";
 /// `statement_timeout` of queries.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of one part of a tenant: a node that does not answer delays some by 2 s.
+const PART_TIMEOUT: Duration = Duration::from_secs(4);
+/// Maximum time of all parts of a tenant.
+const PARTS_TIMEOUT: Duration = Duration::from_secs(12);
 /// The error for a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";
 
@@ -46,7 +51,7 @@ pub(super) const SECTIONS: [Section; 11] = [
     },
     Section {
         name: "moves",
-        sql: "SELECT tenant, number, mechanism, source, destination, step, started, rounds, bytes, \
+        sql: "SELECT partition, tenant, number, mechanism, source, destination, step, started, rounds, bytes, \
               expected_bytes, total_ms, pause_ms, expected_pause_ms, failed, error \
               FROM fulmar.migrations ORDER BY started DESC LIMIT 30",
         every: 1,
@@ -116,76 +121,95 @@ pub(super) async fn search(sessions: &Sessions, prefix: &str) -> Result<Table, F
     Ok(session.query(&sql).await?)
 }
 
-/// The limits, statistics, latencies, statements and restore points of a tenant, and its forecast.
-/// Statistics are those of its owner.
+/// Which parts of a tenant are read.
+pub(super) struct TenantParts {
+    /// The partition of the tenant, which the page sends with its actions.
+    pub(super) partition: Option<u64>,
+    pub(super) has_forecast: bool,
+    pub(super) has_history: bool,
+}
+
+/// The partition, limits, statistics, latencies, statements and restore points of a tenant, and its
+/// forecast. Statistics are those of its owner. A part that cannot be read in time is an error.
 pub(super) async fn tenant(
     sessions: &Sessions,
     name: &str,
     address: IpAddr,
-    has_forecast: bool,
+    parts: TenantParts,
 ) -> Result<Value, Failure> {
     check_text("tenant", name)?;
-    let quoted = string(name);
-    let mut session = sessions.open(name, Some(address), APPLICATION, STATEMENT_TIMEOUT).await?;
-    let mut shown = serde_json::Map::new();
-    for (part, sql) in [
-        (
-            "limits",
-            format!(
-                "SELECT name, value, \"default\", about FROM fulmar.limits WHERE tenant = {quoted} LIMIT 50"
-            ),
-        ),
-        ("stats", format!("SELECT * FROM fulmar.tenant_stats WHERE tenant = {quoted}")),
-        (
-            "latencies",
-            format!(
-                "SELECT up_to_ms, statements FROM fulmar.latency_histogram WHERE tenant = {quoted} LIMIT 100"
-            ),
-        ),
-        (
-            "statements",
-            format!(
-                "SELECT pid, usename, application_name, client_addr, query_start, query FROM pg_stat_activity \
-                 WHERE datname = {quoted} AND state = 'active' AND query <> '' \
-                 AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
-            ),
-        ),
-        (
-            "top_statements",
-            format!(
-                "SELECT node, fingerprint, statement, calls, total_ms, mean_ms, max_ms, rows, errors \
-                 FROM fulmar.statements WHERE tenant = {quoted} ORDER BY total_ms DESC, statement LIMIT 20"
-            ),
-        ),
-        (
-            "hot_keys",
-            format!(
-                "SELECT table_name, key, share, error, sampled FROM fulmar.hot_keys \
-                 WHERE tenant = {quoted} AND key IS NOT NULL ORDER BY share DESC, table_name, key LIMIT 20"
-            ),
-        ),
-        ("history", "SELECT time, size_bytes FROM fulmar.history ORDER BY time DESC LIMIT 60".to_owned()),
-        (
-            "forecast",
-            format!(
-                "SELECT method, at, load, forecast FROM fulmar.forecast \
-                 WHERE series = 'tenant' AND name = {quoted} ORDER BY at LIMIT 2000"
-            ),
-        ),
-    ] {
-        // A statement that fails would count as an error of the tenant.
-        if part == "forecast" && !has_forecast {
+    let open = async || sessions.open(name, Some(address), APPLICATION, STATEMENT_TIMEOUT).await;
+    let mut session = Some(open().await?);
+    let end = Instant::now() + PARTS_TIMEOUT;
+    let mut shown = serde_json::Map::from_iter([("partition".to_owned(), json!(parts.partition))]);
+    for (part, sql) in tenant_statements(&string(name)) {
+        if part == "forecast" && !parts.has_forecast || part == "history" && !parts.has_history {
             continue;
         }
-        let value = match read(&mut session, &sql).await {
-            Ok(table) => json!(table),
+        let read_part = async {
+            // Taken, so that a session whose answer was not read completely is not used again.
+            let mut of = match session.take() {
+                Some(of) => of,
+                None => match open().await {
+                    Ok(of) => of,
+                    Err(error) => return Err(error),
+                },
+            };
+            let table = read(&mut of, &sql).await;
+            if table.as_ref().err().is_none_or(|error| !error.state.is_empty()) {
+                session = Some(of);
+            }
+            table
+        };
+        let value = match timeout_at(end.min(Instant::now() + PART_TIMEOUT), read_part).await {
+            Ok(Ok(table)) => json!(table),
             // The other parts are shown, for example while the store cannot list restore points.
-            Err(error) if !error.state.is_empty() => json!({ "error": error }),
-            Err(error) => return Err(error.into()),
+            Ok(Err(error)) => json!({ "error": error }),
+            Err(_) => json!({ "error": { "message": "The node did not answer in time." } }),
         };
         shown.insert(part.to_owned(), value);
     }
     Ok(Value::Object(shown))
+}
+
+/// The statements of the parts. `tenant` is a string constant.
+fn tenant_statements(tenant: &str) -> [(&'static str, String); 8] {
+    let limits =
+        format!("SELECT name, value, \"default\", about FROM fulmar.limits WHERE tenant = {tenant} LIMIT 50");
+    let stats = format!("SELECT * FROM fulmar.tenant_stats WHERE tenant = {tenant}");
+    let latencies = format!(
+        "SELECT up_to_ms, statements FROM fulmar.latency_histogram WHERE tenant = {tenant} LIMIT 100"
+    );
+    let statements = format!(
+        "SELECT pid, usename, application_name, client_addr, query_start, query FROM pg_stat_activity \
+         WHERE datname = {tenant} AND state = 'active' AND query <> '' \
+         AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
+    );
+    let top_statements = format!(
+        "SELECT node, fingerprint, statement, calls, total_ms, mean_ms, max_ms, rows, errors \
+         FROM fulmar.statements WHERE tenant = {tenant} ORDER BY total_ms DESC, statement LIMIT 20"
+    );
+    let hot_keys = format!(
+        "SELECT table_name, key, share, error, sampled FROM fulmar.hot_keys \
+         WHERE tenant = {tenant} AND key IS NOT NULL ORDER BY share DESC, table_name, key LIMIT 20"
+    );
+    // The page states how many there are, and the oldest one: it lets the operator enter any time.
+    let history = "SELECT time, size_bytes, count(*) OVER () AS total, min(time) OVER () AS oldest \
+                   FROM fulmar.history ORDER BY time DESC LIMIT 60";
+    let forecast = format!(
+        "SELECT method, at, load, forecast FROM fulmar.forecast \
+         WHERE series = 'tenant' AND name = {tenant} ORDER BY at LIMIT 2000"
+    );
+    [
+        ("limits", limits),
+        ("stats", stats),
+        ("latencies", latencies),
+        ("statements", statements),
+        ("top_statements", top_statements),
+        ("hot_keys", hot_keys),
+        ("history", history.to_owned()),
+        ("forecast", forecast),
+    ]
 }
 
 /// Refuses texts that no name contains.

@@ -1,8 +1,12 @@
 //! The event stream of a page: sections as server-sent events.
 //!
 //! An event has the name of a section and its table as JSON. It is sent at first, and when the
-//! section has changed. `error` is why the node cannot be read at the moment; `end` is the last event
-//! of a stream whose token was dropped.
+//! section has changed. Further events:
+//!
+//! - `read`: when the sections were read, and the age of that. Sent after each poll, and every 2 s.
+//! - `error`: why the node cannot be read at the moment.
+//! - `action`: a statement of an action ended after its request was answered.
+//! - `end`: the last event of a stream whose token was dropped.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -66,6 +70,7 @@ async fn produce(console: &Console, token: &AdminToken, sender: &mpsc::Sender<By
     let mut snapshots = console.hub.subscribe();
     // The first snapshot may be there already.
     snapshots.mark_changed();
+    let mut results = console.results.subscribe();
     let mut checks = interval(CHECK_INTERVAL);
     let (deadline, mut sent) = (Instant::now() + MAX_STREAM_TIME, Snapshot::default());
     loop {
@@ -73,10 +78,24 @@ async fn produce(console: &Console, token: &AdminToken, sender: &mpsc::Sender<By
         tokio::select! {
             changed = snapshots.changed() => match (changed, snapshots.borrow_and_update().as_ref()) {
                 (Err(_), _) => return Stopped::End,
-                (Ok(()), Some(snapshot)) => add_changes(&mut text, &mut sent, snapshot),
+                (Ok(()), Some(snapshot)) => {
+                    add_changes(&mut text, &mut sent, snapshot);
+                    add_reading(&mut text, snapshot);
+                }
                 (Ok(()), None) => {}
             },
-            _ = checks.tick() => text.push_str(": alive\n\n"),
+            result = results.recv() => {
+                // A page that was too slow misses results. The events have all of them.
+                if let Ok(result) = result {
+                    text.push_str(&format!("event: action\ndata: {result}\n\n"));
+                }
+            }
+            _ = checks.tick() => {
+                text.push_str(": alive\n\n");
+                if let Some(snapshot) = snapshots.borrow().as_ref() {
+                    add_reading(&mut text, snapshot);
+                }
+            }
             () = sender.closed() => return Stopped::End,
         }
         let is_valid = console.source.authorizer.is_valid(token);
@@ -109,6 +128,13 @@ fn add_changes(text: &mut String, sent: &mut Snapshot, snapshot: &Snapshot) {
         let json = snapshot.error.as_deref().unwrap_or("null");
         text.push_str(&format!("event: error\ndata: {json}\n\n"));
         sent.error = snapshot.error.clone();
+    }
+}
+
+/// Adds an event with the time of the last poll.
+fn add_reading(text: &mut String, snapshot: &Snapshot) {
+    if let Some(read) = snapshot.read {
+        text.push_str(&format!("event: read\ndata: {}\n\n", read.to_json()));
     }
 }
 

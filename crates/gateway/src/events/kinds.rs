@@ -157,6 +157,10 @@ kinds! {
     TokenRefused Warning "token.refused" "HTTP token unknown or expired; further attempts are throttled"
     /// Details: `token`, `statement`.
     ConsoleStatement Info "console.statement" "administrative statement from the console"
+    /// The console's request was answered before its statement ended. Details: `token`, `statement`.
+    ConsoleCompleted Info "console.completed" "statement from the console completed in the background"
+    /// Like `console.completed`. Details: `token`, `statement`, `sqlstate`, `problem`.
+    ConsoleFailed Warning "console.failed" "statement from the console failed in the background"
     /// By a signal, or because the files have changed.
     TlsReloaded Info "tls.reloaded" "TLS certificate reloaded; new connections use it"
     /// A failed reload.

@@ -22,7 +22,9 @@ impl Session {
     /// Writes an error response, and counts the error.
     pub(super) fn report(&mut self, error: &Error) {
         self.metrics.record_error();
-        self.stats.record_error();
+        if self.counts_statements {
+            self.stats.record_error();
+        }
         backend::error(&mut self.output, error, Severity::Error);
     }
 
@@ -134,11 +136,13 @@ impl Session {
         let (time, rows) =
             (started.elapsed(), if let Ok(PlanOutcome::Done { rows, .. }) = &ran { *rows } else { 0 });
         self.metrics.record_statement(time, rows);
-        let access = plan.uses();
-        self.stats.record_statement(access, time, rows);
-        if access != DataAccess::None {
-            let partition = self.identity.tenant.partition;
-            self.context.keys.record(&mut self.keys, partition, plan.keys(), values);
+        if self.counts_statements {
+            let access = plan.uses();
+            self.stats.record_statement(access, time, rows);
+            if access != DataAccess::None {
+                let partition = self.identity.tenant.partition;
+                self.context.keys.record(&mut self.keys, partition, plan.keys(), values);
+            }
         }
         self.count_statement(plan, time, rows, &ran);
         ran

@@ -109,9 +109,15 @@ async fn only_the_console_is_not_counted() {
     let admin = log_in(&node, "fulmar", "fulmar", "psql").await;
     admin.batch_execute("CREATE USER anna PASSWORD 'x'").await.unwrap();
     admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
-    for (user, column) in [("fulmar", "of_the_console"), ("anna", "of_a_client")] {
+    let counted = "SELECT statements > 0, reads > 0, errors, time_ms > 0 \
+                   FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+    for (user, column, expected) in
+        [("fulmar", "of_the_console", "f|f|0|f"), ("anna", "of_a_client", "t|t|1|t")]
+    {
         let client = log_in(&node, "shop", user, "fulmar console (name)").await;
         client.batch_execute(&format!("SELECT 1 AS {column}")).await.unwrap();
+        assert_eq!(state(client.batch_execute("SELECT * FROM missing").await), "42P01");
+        assert_eq!(rows(&admin, counted).await, [expected], "{column}");
     }
     for view in ["statements", "slow_statements"] {
         let sql = format!("SELECT DISTINCT statement FROM fulmar.{view} WHERE tenant = 'shop'");
