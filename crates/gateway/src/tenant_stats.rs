@@ -294,6 +294,8 @@ impl TenantStatsRegistry {
 mod tests {
     use super::*;
 
+    const EXECUTION: Execution = Execution { time: Duration::from_micros(20), rows: 1, has_failed: false };
+
     #[test]
     fn quantiles_are_upper_bounds() {
         let stats = TenantStats::default();
@@ -340,8 +342,7 @@ mod tests {
             let stats = tenants.of(PartitionId(tenant));
             for number in 0..300 {
                 let text = tenants.texts.get(&format!("SELECT {column}{tenant}_{number}"));
-                let execution = Execution { time: Duration::from_micros(20), rows: 1, has_failed: false };
-                tenants.count_statement(&stats, &text, execution);
+                tenants.count_statement(&stats, &text, EXECUTION);
                 assert!(!tenants.texts.is_full());
             }
         }
@@ -359,8 +360,7 @@ mod tests {
         let column = "c".repeat(2000);
         for id in 1..=10_000 {
             let stats = tenants.of(PartitionId(id));
-            let execution = Execution { time: Duration::from_micros(20), rows: 1, has_failed: false };
-            tenants.count_statement(&stats, &tenants.texts.get(&format!("SELECT {column}{id}")), execution);
+            tenants.count_statement(&stats, &tenants.texts.get(&format!("SELECT {column}{id}")), EXECUTION);
             assert!(!tenants.texts.is_full());
         }
         let kept = tenants.statement_report(None).statements;

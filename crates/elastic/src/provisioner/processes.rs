@@ -118,6 +118,10 @@ impl Processes {
         }
         let home = self.home(node);
         fs::create_dir_all(&home)?;
+        if !self.mark(node).exists() && fs::read_dir(&home)?.next().is_some() {
+            let text = format!("{} exists, and was not created for an added node", home.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         fs::File::create(self.mark(node))?;
         let log = fs::File::options().create(true).append(true).open(home.join("log"))?;
         let address = |port| SocketAddr::new(self.options.host, port).to_string();
@@ -269,7 +273,9 @@ mod tests {
         fs::create_dir_all(&data).unwrap();
         assert_eq!(processes.list().await.unwrap(), Vec::<String>::new());
         processes.remove("n1").await.unwrap();
-        assert!(data.exists());
+        let refused = processes.add("n1").await.unwrap_err().to_string();
+        assert!(refused.contains("was not created for an added node"), "{refused}");
+        assert!(data.exists() && processes.find("n1").is_none());
     }
 
     #[tokio::test]

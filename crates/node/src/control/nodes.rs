@@ -74,7 +74,7 @@ struct Work {
     call: Option<Call<()>>,
     /// When a call succeeded.
     called_at: Option<Instant>,
-    /// Of a drain: the databases that are left and the bytes that were copied of those that are being
+    /// Of a drain: the databases that are left, the most bytes that were copied of those that are being
     /// moved, and when that has changed.
     left: (u64, u64),
     progress_at: Instant,
@@ -301,7 +301,8 @@ impl Run {
         let leaving = running.iter().filter(|(_, journal, _)| journal.source == known.id);
         let copied = leaving.filter_map(|(_, _, progress)| Some(progress.as_ref()?.bytes())).sum();
         let work = self.nodes.work(name);
-        if work.left != (databases, copied) {
+        // Bytes that are copied again after a failed move are no progress.
+        if work.left.0 != databases || work.left.1 < copied {
             (work.left, work.progress_at) = ((databases, copied), Instant::now());
         }
         if work.progress_at.elapsed() > DRAIN_TIMEOUT.max(self.settings.start_timeout) {
@@ -341,7 +342,11 @@ impl Run {
         match self.drive(name, "remove").await {
             Driven::Busy => {}
             Driven::Failed(error) => self.record_failure("remove", name, &error),
-            Driven::GaveUp(error) => self.keep(removing, next, Err(format!("{name}: {error}"))),
+            Driven::GaveUp(error) => {
+                // If it ends late, that was on purpose.
+                next.replaced.push(name.clone());
+                self.keep(removing, next, Err(format!("{name}: {error}")));
+            }
             Driven::Done => {
                 let called_at = self.nodes.work(name).called_at.unwrap_or_else(Instant::now);
                 let is_late = called_at.elapsed() > self.settings.start_timeout;
@@ -398,12 +403,9 @@ impl Run {
         self.node.forget(name, Some(&fence)).await.map_err(|error| error.to_string())
     }
 
-    /// Ends the removal of a node, which stays. If it has ended, no other one is added for it.
+    /// Ends the removal of a node, which stays.
     fn keep(&mut self, removing: &Removing, next: &mut PlanRecord, result: Result<(), String>) {
         next.removing.retain(|other| other.name != removing.name);
-        if removing.phase != Phase::Draining {
-            next.replaced.push(removing.name.clone());
-        }
         self.progress.end(removing.decision, &Part::Node(removing.name.clone()), result);
         self.nodes.removing.begin(self.settings.start_timeout);
     }

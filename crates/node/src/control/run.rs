@@ -425,7 +425,7 @@ impl Run {
         }
     }
 
-    /// Records a decision that is not carried out for now. The policy decides anew.
+    /// Records a decision that is not carried out for now. The policy decides it again.
     async fn postpone(&mut self, decision: &Decision, why: &str) -> Result<(), Ended> {
         self.forgets = true;
         self.advise(decision, why).await
