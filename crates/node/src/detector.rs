@@ -20,7 +20,7 @@ use hashbrown::HashSet;
 use tokio::time::timeout;
 
 use crate::messages::{self, Heartbeat, Opening};
-use crate::slow_nodes::Latencies;
+use crate::node::Heard;
 use crate::{Node, rpc};
 
 /// How often a heartbeat is sent.
@@ -45,19 +45,6 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(1);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often new members are looked for, besides notifications.
 const MEMBERS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The last heartbeat of a node.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Heard {
-    pub incarnation: Incarnation,
-    pub at: Instant,
-    /// Whether partitions can be given to the node.
-    pub serves: bool,
-    /// Whether its partitions are handed over to others.
-    pub is_draining: bool,
-    /// What it measures.
-    pub latencies: Latencies,
-}
 
 /// What a heartbeat has shown.
 enum Beat {
@@ -392,6 +379,7 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slow_nodes::Latencies;
 
     /// A watch of incarnation 3, in virtual time.
     struct Watched {

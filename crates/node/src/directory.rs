@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use fulmar_cluster::Error;
 use fulmar_cluster::directory::{CrashReport, DataDirectory, Stamp};
+use fulmar_engine::record_crashes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,13 @@ impl DirectoryOwner {
     /// Binds a data directory to its owner.
     pub fn write(&self, data: &Path) -> Result<(), Error> {
         write(&data.join(CLUSTER_FILE), self)
+    }
+}
+
+/// Records the partition of a statement that kills this process in the data directory.
+pub(crate) fn record_deaths(data: &Path, incarnation: u64) {
+    if let Err(error) = record_crashes(&data.join(CRASH_FILE), incarnation) {
+        tracing::warn!(%error, "cannot record which database a crash was in");
     }
 }
 

@@ -24,9 +24,9 @@ use tokio::time::timeout;
 
 use crate::administration::{ADMINISTRATION_TIMEOUT, log_kind};
 use crate::assignments::{metadata_unavailable, protocol_error};
-use crate::detector::{Heard, Placement};
-use crate::messages::{Answer, Opening, Request};
-use crate::moves::ROUTING_TIMEOUT;
+use crate::detector::Placement;
+use crate::messages::{Answer, Opening, ROUTING_TIMEOUT, Request};
+use crate::node::Heard;
 use crate::owners::Ownership;
 use crate::slow_nodes::Latencies;
 use crate::{Node, registration};

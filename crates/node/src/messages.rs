@@ -10,6 +10,8 @@
 //! - `control`: one [`Request`] and its [`Answer`].
 //! - `metadata`: a request to the embedded metadata store ([`crate::metadata`]).
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{Action, Command, Fence, Mechanism};
@@ -19,11 +21,13 @@ use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::StatementReport;
 use fulmar_gateway::cluster::{TransactionOutcome, Waits};
 use fulmar_pages::Durability;
+use fulmar_store::Span;
 use serde::{Deserialize, Serialize};
 
-use crate::migrations::{CopyOpening, SnapshotsOpening};
-use crate::page_servers::SegmentOpening;
 use crate::slow_nodes::Latencies;
+
+/// How long a request is repeated while the owner of its partition changes.
+pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The first message of a stream.
 #[derive(Debug, Serialize, Deserialize)]
@@ -55,6 +59,79 @@ pub(crate) enum Opening {
         /// The request.
         request: Request,
     },
+}
+
+/// The first message of a copy.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct CopyOpening {
+    pub(crate) partition: u64,
+    pub(crate) attempt: Attempt,
+    pub(crate) lineage: u64,
+    /// The epoch of the timeline.
+    pub(crate) timeline: u32,
+    /// The size of the first round.
+    pub(crate) bytes: u64,
+    pub(crate) mode: CopyMode,
+}
+
+/// Orders the streams that copy a partition to a node: the migration, the source's incarnation, and a
+/// number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Attempt {
+    pub(crate) migration: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) number: u64,
+}
+
+/// What a copy consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CopyMode {
+    /// All pages.
+    Pages,
+    /// Those that differ from the destination's archive, whose hashes it sends first.
+    Patch,
+    /// The names of the source's segments. The destination copies them after the handover.
+    Segments,
+    /// All rows.
+    Rows,
+}
+
+/// The first message of a stream with snapshots.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotsOpening {
+    pub(crate) partition: u64,
+    /// The epoch that begins with the handover.
+    pub(crate) epoch: u32,
+    /// The destination's incarnation.
+    pub(crate) incarnation: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The first message of a stream that reads a part of a segment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SegmentOpening {
+    pub(crate) segment: String,
+    pub(crate) part: SegmentPart,
+}
+
+/// Which part of a segment.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SegmentPart {
+    Whole,
+    Range { offset: u64, bytes: u64 },
+    Last { bytes: u64 },
+}
+
+impl From<Span> for SegmentPart {
+    fn from(span: Span) -> SegmentPart {
+        match span {
+            Span::Whole => SegmentPart::Whole,
+            Span::Range { offset, bytes } => SegmentPart::Range { offset, bytes },
+            Span::Last(bytes) => SegmentPart::Last { bytes },
+        }
+    }
 }
 
 /// A request to the owner of a partition, or to any node.

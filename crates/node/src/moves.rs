@@ -19,15 +19,13 @@ use crate::assignments::{METADATA_TIMEOUT, missing, moved, protocol_error};
 use crate::detector::Placement;
 use crate::load::Observation;
 use crate::logs::position;
-use crate::messages::{Answer, Request};
+use crate::messages::{Answer, ROUTING_TIMEOUT, Request};
 use crate::migrations::{Progress, local_stays};
 
 /// Number of partitions that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
 /// How often a drain reports its progress.
 const PROGRESS_STEP: usize = 100;
-/// How long a request is repeated while the owner of its partition changes.
-pub(crate) const ROUTING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a move checks whether its partition's record is being changed.
 const RANGES_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a handover waits for another change of its partition.

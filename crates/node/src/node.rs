@@ -28,8 +28,7 @@ use tokio::time::timeout;
 
 use crate::collector::Collected;
 use crate::control::Control;
-use crate::detector::Heard;
-use crate::directory::{DirectoryOwner, StampFiles};
+use crate::directory::{DirectoryOwner, StampFiles, record_deaths};
 use crate::environment::{NodeEnvironment, boot_time};
 use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
@@ -38,9 +37,9 @@ use crate::owners::Owners;
 use crate::page_servers::PageServers;
 use crate::partitions::{Partitions, SessionHandler};
 use crate::registration::{self, Place, Registration};
-use crate::slow_nodes::{Measurements, SlowNodes};
+use crate::slow_nodes::{Latencies, Measurements, SlowNodes};
 use crate::transaction_ids::TransactionIds;
-use crate::{Error, metadata, pulse, quarantine, rpc};
+use crate::{Error, metadata, pulse, rpc};
 
 /// How long the first message of a stream may take.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,6 +75,19 @@ pub struct NodeOptions {
     pub place: Place,
     /// Adds nodes to the cluster and removes them, while this node is the controller.
     pub provisioner: Option<Arc<dyn Provisioner>>,
+}
+
+/// The last heartbeat of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard {
+    pub incarnation: Incarnation,
+    pub at: Instant,
+    /// Whether partitions can be given to the node.
+    pub serves: bool,
+    /// Whether its partitions are handed over to others.
+    pub is_draining: bool,
+    /// What it measures.
+    pub latencies: Latencies,
 }
 
 /// A node of a cluster. See the crate documentation.
@@ -166,7 +178,7 @@ impl Node {
         DirectoryOwner::new(cluster, &options.name).write(&options.data)?;
         let ids = TransactionIds::reserve(&environment, id, &begun).await?;
         report_crash(&environment, id).await?;
-        quarantine::record_deaths(&options.data, begun.incarnation);
+        record_deaths(&options.data, begun.incarnation);
         let (rpc, sql) = (options.rpc.to_string(), options.sql.to_string());
         let identity = Identity { cluster, node: id.0, incarnation: begun.incarnation, versions: VERSIONS };
         let (runtime, pulse) = (Handle::current(), pulse::start()?);

@@ -5,12 +5,11 @@
 //! one that has it open closes it: its sessions end when they continue. `ALTER DATABASE ... RESUME`
 //! ends the quarantine. The system database is exempt: that statement needs it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_cluster::quarantine;
-use fulmar_engine::{Error, Result, record_crashes, sqlstate};
+use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_meta::SYSTEM_PARTITION;
 use fulmar_pages::PartitionId;
 use hashbrown::HashSet;
@@ -18,18 +17,10 @@ use tokio::time::timeout;
 
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, protocol_error};
-use crate::directory::CRASH_FILE;
 
 /// How often a node checks for quarantined partitions that it has open: one that was being opened
 /// when the quarantine began.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Records the partition of a statement that kills this process in the data directory.
-pub(crate) fn record_deaths(data: &Path, incarnation: u64) {
-    if let Err(error) = record_crashes(&data.join(CRASH_FILE), incarnation) {
-        tracing::warn!(%error, "cannot record which database a crash was in");
-    }
-}
 
 impl Node {
     /// Fails if no node may open a partition. Read linearizably.

@@ -30,19 +30,19 @@ use std::time::Duration;
 
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::migration::{Journal, Mechanism, Step};
-use fulmar_cluster::{NodeId, PartitionRecord, metadata};
-use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, RowReader, Timeline, sqlstate};
+use fulmar_cluster::{PartitionRecord, metadata};
+use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, Timeline, sqlstate};
 use fulmar_migrate::PageSource;
 use fulmar_migrate::report::Round;
 use fulmar_pages::{Manifest, PAGE_SIZE, PartitionId};
 use fulmar_transport::{Error as TransportError, Stream};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
+use super::running::CopyStream;
 use crate::Node;
 use crate::assignments::{METADATA_TIMEOUT, metadata_unavailable, moved, protocol_error};
-use crate::messages::{self, Answer, Opening, Request};
+use crate::messages::{self, Answer, Attempt, CopyMode, CopyOpening, Opening, Request};
 
 /// The first byte of a message with frames.
 const FRAMES: u8 = 0;
@@ -69,70 +69,7 @@ const CREATION_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The bits of a hybrid timestamp below its milliseconds.
 const CLOCK_BITS: u32 = 16;
 
-/// Orders the streams that copy a partition to a node: the migration, the source's incarnation, and a
-/// number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Attempt {
-    migration: u64,
-    incarnation: u64,
-    number: u64,
-}
-
-/// The first message of a copy.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct CopyOpening {
-    partition: u64,
-    attempt: Attempt,
-    lineage: u64,
-    /// The epoch of the timeline.
-    timeline: u32,
-    /// The size of the first round.
-    bytes: u64,
-    mode: CopyMode,
-}
-
-/// What a copy consists of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum CopyMode {
-    /// All pages.
-    Pages,
-    /// Those that differ from the destination's archive, whose hashes it sends first.
-    Patch,
-    /// The names of the source's segments. The destination copies them after the handover.
-    Segments,
-    /// All rows.
-    Rows,
-}
-
-/// A partition that is, or was, copied to this node.
-#[derive(Default)]
-pub(super) struct Arriving {
-    newest: Mutex<Attempt>,
-    /// Held while something is stored or deleted.
-    storing: tokio::sync::Mutex<()>,
-}
-
-/// The source's side of a copy.
-pub(crate) struct CopyStream {
-    outgoing: OutgoingCopy,
-    /// Reads the version of the round, in a copy as rows.
-    rows: Option<Mutex<RowReader>>,
-    destination: NodeId,
-    opening: CopyOpening,
-    /// `None` before the first round.
-    stream: Option<Stream>,
-    message: Vec<u8>,
-    /// Bytes received that were not counted yet.
-    received_bytes: u64,
-}
-
 impl CopyStream {
-    /// The migration that it belongs to.
-    pub(super) fn migration(&self) -> u64 {
-        self.opening.attempt.migration
-    }
-
     async fn stream(&mut self, node: &Node) -> Result<&mut Stream> {
         if self.stream.is_none() {
             let opening = Opening::Copy { copy: self.opening };

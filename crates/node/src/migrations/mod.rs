@@ -30,45 +30,36 @@
 //! | the metadata store | the handover waits for it; statements wait meanwhile |
 //!
 //! # Limits
-//! A node copies [`CONCURRENT`] partitions at a time; further ones wait. Of all reports the newest
-//! [`MAX_REPORTS`] are kept.
+//! A node copies [`running::CONCURRENT`] partitions at a time; further ones wait. Of all reports the
+//! newest [`MAX_REPORTS`] are kept.
 
 mod copies;
 mod neighbours;
 mod observed;
 mod progress;
 mod run;
+mod running;
 mod snapshots;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_cluster::election::RoleFence;
 use fulmar_cluster::migration::{self, Command, Mechanism, Outcome, Step};
 use fulmar_cluster::{LogKind, NodeId, PartitionRecord};
-use fulmar_engine::{Error, PendingMove, Result, Timeline, sqlstate};
+use fulmar_engine::{Error, Result, Timeline, sqlstate};
 use fulmar_gateway::cluster::{MigrationInfo, Move};
-use fulmar_migrate::prediction::Predictor;
 use fulmar_migrate::report::Report;
 use fulmar_pages::PartitionId;
-use hashbrown::{HashMap, HashSet};
-use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Node;
 use crate::assignments::{missing, protocol_error};
-use crate::messages::{Answer, Request};
-use crate::moves::ROUTING_TIMEOUT;
-use copies::Arriving;
-pub(crate) use copies::{CopyOpening, CopyStream};
+use crate::messages::{Answer, ROUTING_TIMEOUT, Request};
 pub(crate) use observed::Migrations;
 pub(crate) use progress::Progress;
-pub(crate) use snapshots::SnapshotsOpening;
+pub(crate) use running::Running;
 
-/// Number of partitions that a node copies at a time.
-const CONCURRENT: usize = 4;
 /// Number of reports that are kept.
 const MAX_REPORTS: usize = 1000;
 /// The outcomes in reports.
@@ -80,62 +71,6 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 const CHOICE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node looks for journals whose coordinator has died.
 const RESUME_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The migrations that a node runs.
-pub(crate) struct Running {
-    /// The partitions.
-    partitions: Mutex<HashSet<PartitionId>>,
-    slots: Semaphore,
-    predictor: Mutex<Predictor>,
-    /// The copies that wait for their handover.
-    copies: Mutex<HashMap<PartitionId, CopyStream>>,
-    /// The partitions in which no transaction is open, and their migrations.
-    locked: Mutex<HashMap<PartitionId, (u64, PendingMove)>>,
-    attempts: AtomicU64,
-    /// The partitions that were copied to this node.
-    arriving: Mutex<HashMap<PartitionId, Arc<Arriving>>>,
-}
-
-impl Running {
-    fn next_attempt(&self) -> u64 {
-        self.attempts.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn arriving(&self, partition: PartitionId) -> Arc<Arriving> {
-        self.arriving.lock().entry(partition).or_default().clone()
-    }
-
-    /// Takes the copy of a migration out.
-    fn take_copy(&self, partition: PartitionId, migration: u64) -> Option<CopyStream> {
-        self.copies.lock().remove(&partition).filter(|copy| copy.migration() == migration)
-    }
-
-    /// Takes the lock of a migration out.
-    fn take_lock(&self, partition: PartitionId, migration: u64) -> Option<PendingMove> {
-        let locked = self.locked.lock().remove(&partition).filter(|(number, _)| *number == migration);
-        locked.map(|(_, pending)| pending)
-    }
-
-    /// Drops what a migration has left.
-    fn forget(&self, partition: PartitionId) {
-        drop(self.copies.lock().remove(&partition));
-        drop(self.locked.lock().remove(&partition));
-    }
-}
-
-impl Default for Running {
-    fn default() -> Self {
-        Running {
-            partitions: Mutex::default(),
-            slots: Semaphore::new(CONCURRENT),
-            predictor: Mutex::default(),
-            copies: Mutex::default(),
-            locked: Mutex::default(),
-            attempts: AtomicU64::default(),
-            arriving: Mutex::default(),
-        }
-    }
-}
 
 impl Node {
     /// Starts the migration of a partition of this node. Returns its number; `None` if the partition

@@ -19,11 +19,10 @@ use fulmar_cluster::NodeId;
 use fulmar_engine::{CarriedSnapshots, Error, Result, sqlstate};
 use fulmar_pages::PartitionId;
 use fulmar_transport::{Error as TransportError, Stream};
-use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::Node;
-use crate::messages::{self, Answer, Opening};
+use crate::messages::{self, Answer, Opening, SnapshotsOpening};
 
 /// Maximum size of a message.
 const PIECE_BYTES: usize = 256 << 10;
@@ -33,17 +32,6 @@ const MAX_BYTES: usize = 16 << 20;
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the destination waits for the source.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The first message.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct SnapshotsOpening {
-    partition: u64,
-    /// The epoch that begins with the handover.
-    epoch: u32,
-    /// The destination's incarnation.
-    incarnation: u64,
-    bytes: u64,
-}
 
 impl Node {
     /// Sends the snapshots of a released partition's transactions to the next owner.

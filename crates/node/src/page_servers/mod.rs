@@ -11,25 +11,24 @@
 //! | the owner | its next incarnation finds the page server in the record, and continues |
 //! | the owner after the last segment, before the record has changed | the same; it finds nothing to copy |
 
-use std::collections::BTreeMap;
+mod servers;
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fulmar_cluster::{ManifestName, NodeId, PartitionRecord, migration};
+use fulmar_cluster::{ManifestName, NodeId, migration};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_pages::{PageNo, PartitionId, SegmentId};
 use fulmar_store::{Failure, FailureKind, Fallback, Piece, Span};
 use fulmar_transport::{Stream, WINDOW_BYTES};
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::Node;
 use crate::assignments::protocol_error;
-use crate::messages::{self, Answer, Opening, Request};
+use crate::messages::{self, Answer, Opening, Request, SegmentOpening, SegmentPart};
+pub(crate) use servers::PageServers;
 
 /// Maximum length of a part that is requested.
 const MAX_PART_BYTES: u64 = 64 << 20;
@@ -39,69 +38,6 @@ const CHUNK_BYTES: usize = 512 << 10;
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a node continues to copy the pages of its partitions.
 const PULL_INTERVAL: Duration = Duration::from_secs(5);
-
-/// The nodes that have pages of this node's partitions.
-#[derive(Default)]
-pub(crate) struct PageServers {
-    nodes: Mutex<BTreeMap<PartitionId, NodeId>>,
-    /// Partitions to copy, and their pages to begin with.
-    requested: Mutex<BTreeMap<PartitionId, Vec<PageNo>>>,
-    wake: Notify,
-}
-
-impl PageServers {
-    /// Records the page server of a partition that this node opens.
-    pub fn set(&self, partition: PartitionId, record: &PartitionRecord) {
-        let mut nodes = self.nodes.lock();
-        match record.page_server {
-            Some(server) => nodes.insert(partition, server),
-            None => nodes.remove(&partition),
-        };
-    }
-
-    /// Begins to copy the pages of a partition, these first.
-    pub fn request(&self, partition: PartitionId, hottest: Vec<PageNo>) {
-        self.requested.lock().insert(partition, hottest);
-        self.wake.notify_one();
-    }
-
-    /// Forgets a dropped partition.
-    pub fn forget(&self, partition: PartitionId) {
-        self.nodes.lock().remove(&partition);
-    }
-
-    fn distinct(&self) -> Vec<NodeId> {
-        let mut all: Vec<NodeId> = self.nodes.lock().values().copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        all
-    }
-}
-
-/// The first message of a stream that reads a part of a segment.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct SegmentOpening {
-    segment: String,
-    part: Part,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Part {
-    Whole,
-    Range { offset: u64, bytes: u64 },
-    Last { bytes: u64 },
-}
-
-impl From<Span> for Part {
-    fn from(span: Span) -> Part {
-        match span {
-            Span::Whole => Part::Whole,
-            Span::Range { offset, bytes } => Part::Range { offset, bytes },
-            Span::Last(bytes) => Part::Last { bytes },
-        }
-    }
-}
 
 /// Reads segments that this node does not have from page servers.
 pub struct PulledSegments(Weak<Node>);
@@ -204,8 +140,8 @@ impl Node {
     async fn read_own_segment(&self, opening: &SegmentOpening) -> Result<Option<Piece>> {
         let Ok(id) = u128::from_str_radix(&opening.segment, 16) else { return Ok(None) };
         let span = match opening.part {
-            Part::Range { offset, bytes } if bytes <= MAX_PART_BYTES => Span::Range { offset, bytes },
-            Part::Last { bytes } if bytes <= MAX_PART_BYTES => Span::Last(bytes),
+            SegmentPart::Range { offset, bytes } if bytes <= MAX_PART_BYTES => Span::Range { offset, bytes },
+            SegmentPart::Last { bytes } if bytes <= MAX_PART_BYTES => Span::Last(bytes),
             _ => return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the part of a segment is too long")),
         };
         self.partitions()?.read_segment(SegmentId(id), span).await

@@ -1,31 +1,17 @@
-//! Finds nodes that are many times slower than the others, such as one whose disk fails.
-//!
-//! Each node measures four latencies ([`Resource`]) and sends them with its heartbeats:
-//!
-//! - `log puts`, `disk syncs`: how long its logs take to make commits durable. Only under load.
-//! - `store reads`: a read of the object `owner` every 2 s. Also without load.
-//! - `CPU`: how late a timer of 100 ms fires.
+//! The latencies of nodes, and which nodes are slow.
 //!
 //! A latency is the median of the means of each of the last 10 s, so a single outlier does not
 //! count. [`SlowNodes`] compares each node with the median of the others: the same load on a common
 //! store makes all of them slow, which is not the fault of a node. A node is *slow* once a latency
 //! has been at least [`SLOW_RATIO`] times that median, and above a minimum, for [`CHANGE_DELAY`]. It
 //! ends once the latency has been below [`NORMAL_RATIO`] times, or half of the minimum, for as long.
-//!
-//! All nodes compare, so the event log of each names the slow one. New databases, and those of a
-//! dead or draining node, are placed on others while there are any.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_cluster::NodeId;
 use fulmar_gateway::cluster::Slowness;
-use fulmar_store::{DurationCounts, Span, Store};
 use serde::{Deserialize, Serialize};
-use tokio::time::{sleep, timeout};
-
-use crate::{Node, Partitions};
 
 /// A latency that is this number of times that of the others is slow.
 const SLOW_RATIO: u32 = 5;
@@ -36,18 +22,10 @@ const CHANGE_DELAY: Duration = Duration::from_secs(10);
 /// The time that a latency is measured over, and the least number of samples in it.
 const WINDOW: Duration = Duration::from_secs(10);
 const MIN_SAMPLES: usize = 3;
-/// How often latencies are sampled and compared.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause between two reads of the store.
-const READ_INTERVAL: Duration = Duration::from_secs(2);
-/// The object that is read: every store of a cluster has it.
-const READ_OBJECT: &str = "owner";
-/// The timer whose delay measures the CPU.
-const TIMER: Duration = Duration::from_millis(100);
 
 /// What a latency is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Resource {
+enum Resource {
     /// Objects of the shared log.
     LogPuts,
     /// Reads of a small object.
@@ -107,10 +85,10 @@ impl Latencies {
 
 /// The samples of a latency.
 #[derive(Default)]
-struct Window(VecDeque<(Instant, Duration)>);
+pub(super) struct Window(VecDeque<(Instant, Duration)>);
 
 impl Window {
-    fn push(&mut self, now: Instant, latency: Duration) {
+    pub(super) fn push(&mut self, now: Instant, latency: Duration) {
         self.expire(now);
         self.0.push_back((now, latency));
     }
@@ -134,10 +112,10 @@ impl Window {
 /// What this node has measured.
 #[derive(Default)]
 pub(crate) struct Measurements {
-    log_puts: Window,
-    store_reads: Window,
-    disk_syncs: Window,
-    cpu: Window,
+    pub(super) log_puts: Window,
+    pub(super) store_reads: Window,
+    pub(super) disk_syncs: Window,
+    pub(super) cpu: Window,
 }
 
 impl Measurements {
@@ -160,13 +138,6 @@ fn median(mut values: Vec<Duration>) -> Option<Duration> {
         1 => Some(upper),
         _ => Some((values[values.len() / 2 - 1] + upper) / 2),
     }
-}
-
-/// The mean of the durations that were counted between two times.
-fn mean_between(before: &DurationCounts, now: &DurationCounts) -> Option<Duration> {
-    let count = |counts: &DurationCounts| counts.buckets.iter().sum::<u64>();
-    let total_us = now.total_us.saturating_sub(before.total_us);
-    total_us.checked_div(count(now).saturating_sub(count(before))).map(Duration::from_micros)
 }
 
 /// Whether a node is slow in one respect.
@@ -246,80 +217,6 @@ fn compared(
     let own = measured.get(&node)?.of(resource)?;
     let others = measured.iter().filter(|(other, _)| **other != node);
     Some((own, median(others.filter_map(|(_, latencies)| latencies.of(resource)).collect())?))
-}
-
-impl Node {
-    /// Measures this node's latencies, and compares them with those of the others.
-    pub(crate) async fn watch_latencies(self: Arc<Self>, partitions: Arc<dyn Partitions>) {
-        tokio::spawn(self.clone().measure_store_reads());
-        tokio::spawn(self.clone().measure_cpu());
-        let mut before = partitions.log_durations();
-        loop {
-            sleep(SAMPLE_INTERVAL).await;
-            let durations = partitions.log_durations();
-            let now = Instant::now();
-            {
-                let mut measured = self.measurements.lock();
-                if let Some(mean) = mean_between(&before.shared, &durations.shared) {
-                    measured.log_puts.push(now, mean);
-                }
-                if let Some(mean) = mean_between(&before.local, &durations.local) {
-                    measured.disk_syncs.push(now, mean);
-                }
-            }
-            before = durations;
-            self.compare_latencies(now);
-        }
-    }
-
-    fn compare_latencies(&self, now: Instant) {
-        let heard = self.heard.lock().clone();
-        let living = self.living().into_iter();
-        let measured = living.filter_map(|id| match id == self.id() {
-            true => Some((id, self.measurements.lock().latencies(now))),
-            false => Some((id, heard.get(&id)?.latencies)),
-        });
-        let changes = self.slow_nodes.lock().compare(now, &measured.collect());
-        for Change { node, resource, slow } in changes {
-            let name = self.owners().node(node).map(|known| known.name).unwrap_or_default();
-            match slow {
-                Some((latency, others)) => tracing::warn!(
-                    node = name,
-                    resource,
-                    latency_ms = latency.as_millis() as u64,
-                    others_ms = others.as_millis() as u64,
-                    "node is much slower than the others"
-                ),
-                None => tracing::info!(node = name, resource, "node is not slower than the others any more"),
-            }
-        }
-    }
-
-    async fn measure_store_reads(self: Arc<Self>) {
-        loop {
-            let begun = Instant::now();
-            let mut read = self.store.get(READ_OBJECT, Span::Whole);
-            // A read that is retried is slow as well.
-            while timeout(SAMPLE_INTERVAL, &mut read).await.is_err() {
-                self.measurements.lock().store_reads.push(Instant::now(), begun.elapsed());
-            }
-            self.measurements.lock().store_reads.push(Instant::now(), begun.elapsed());
-            sleep(READ_INTERVAL).await;
-        }
-    }
-
-    async fn measure_cpu(self: Arc<Self>) {
-        const TIMERS: u32 = (SAMPLE_INTERVAL.as_millis() / TIMER.as_millis()) as u32;
-        loop {
-            let mut late = Duration::ZERO;
-            for _ in 0..TIMERS {
-                let begun = Instant::now();
-                sleep(TIMER).await;
-                late += begun.elapsed().saturating_sub(TIMER);
-            }
-            self.measurements.lock().cpu.push(Instant::now(), late / TIMERS);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! found, so an idle cluster lists the store every ten minutes. A node that starts or ends resets
 //! the pause: it leaves a log.
 
+mod collected;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,7 +21,6 @@ use fulmar_cluster::collection::{Collector, Outcome};
 use fulmar_cluster::election::{self, Term};
 use fulmar_cluster::truncation;
 use fulmar_engine::{Error, Result, sqlstate};
-use fulmar_gateway::cluster::CollectorStatistics;
 use fulmar_gateway::events::{Event, Kind};
 use fulmar_pages::SegmentId;
 use tokio::time::{sleep, timeout};
@@ -27,6 +28,7 @@ use tokio::time::{sleep, timeout};
 use crate::messages::Answer;
 use crate::objects::CollectorEnvironment;
 use crate::{Node, Partitions};
+pub(crate) use collected::Collected;
 
 /// The name of the role.
 const ROLE: &str = "collector";
@@ -37,37 +39,6 @@ const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 /// A pause is at least this number of times as long as the pass before it.
 const PASS_PAUSES: u32 = 10;
-
-/// What this process has done as the collector.
-#[derive(Default)]
-pub(crate) struct Collected {
-    is_elected: bool,
-    passes: u64,
-    objects: u64,
-    log_objects: u64,
-    last_pass: Option<Instant>,
-}
-
-impl Collected {
-    fn add(&mut self, is_complete: bool, objects: usize, log_objects: usize) {
-        self.passes += 1;
-        self.objects += objects as u64;
-        self.log_objects += log_objects as u64;
-        if is_complete {
-            self.last_pass = Some(Instant::now());
-        }
-    }
-
-    pub(crate) fn statistics(&self) -> CollectorStatistics {
-        CollectorStatistics {
-            is_elected: self.is_elected,
-            passes: self.passes,
-            objects: self.objects,
-            log_objects: self.log_objects,
-            last_pass: self.last_pass.map(|at| at.elapsed()),
-        }
-    }
-}
 
 impl Node {
     /// Campaigns, and collects while elected.
