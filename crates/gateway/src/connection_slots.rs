@@ -27,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 /// The minimum time that a connection keeps its slot.
 const MIN_SLOT_TIME: Duration = Duration::from_secs(1);
 
+/// Closes a connection when it is cancelled.
+#[derive(Clone)]
+pub(crate) struct ConnectionEnd(pub(crate) CancellationToken);
+
 /// The connection slots of a port.
 pub(crate) struct ConnectionSlots {
     slots: Mutex<Slots>,

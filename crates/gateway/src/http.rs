@@ -35,11 +35,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::connection_slots::ConnectionSlots;
+use crate::connection_slots::{ConnectionEnd, ConnectionSlots};
 use crate::console;
 use crate::gateway::Gateway;
 use crate::monitoring::MetricsSource;
-use crate::tokens::AuthorizationError;
+use crate::tokens::{AuthorizationError, bearer};
 
 /// Maximum number of connections. Beyond it, the oldest connection is closed.
 const MAX_CONNECTIONS: usize = 100;
@@ -84,10 +84,6 @@ pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<
     let task = tokio::spawn(accept(listener, routers, closing.clone()));
     Ok(HttpServer { local_address, ready, closing: closing.clone(), stop: closing.drop_guard(), task })
 }
-
-/// Closes a connection when it is cancelled.
-#[derive(Clone)]
-pub(crate) struct ConnectionEnd(pub(crate) CancellationToken);
 
 /// The routers for new connections, before and after the node is ready.
 struct Routers {
@@ -194,12 +190,6 @@ async fn metrics(
 
 fn unauthorized(text: &'static str) -> Response {
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
-}
-
-/// The token of a request.
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, secret) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
 }
 
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {

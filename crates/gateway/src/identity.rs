@@ -9,6 +9,9 @@ use fulmar_meta::{Access, LiveLimits, SYSTEM_PARTITION, Tenant, User};
 use crate::cluster::Cluster;
 use crate::events::Actor;
 
+/// The application name of the sessions of the console ([`crate::console`]).
+pub(crate) const CONSOLE_APPLICATION: &str = "fulmar console";
+
 /// The identity of a session: its user, client address and tenant.
 #[derive(Clone)]
 pub(crate) struct Identity {

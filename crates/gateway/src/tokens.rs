@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::http::{HeaderMap, header};
 use fulmar_meta::{Catalog, SecretHash, Token};
 use fulmar_pages::PartitionId;
 use pgwire::api::auth::sasl::scram::gen_salted_password;
@@ -49,6 +50,12 @@ pub(crate) enum AuthorizationError {
 pub(crate) struct AdminToken {
     pub(crate) name: String,
     hash: SecretHash,
+}
+
+/// The token of a request.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, secret) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
 }
 
 /// Generates a secret.

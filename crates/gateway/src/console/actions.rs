@@ -12,9 +12,10 @@ use tokio::time::timeout;
 
 use super::Console;
 use super::answer::Failure;
-use super::sections::{APPLICATION, check_text};
+use super::sections::check_text;
 use super::sql::{Sessions, SqlError, identifier, string};
 use crate::events::{Actor, Event, Kind};
+use crate::identity::CONSOLE_APPLICATION;
 use crate::tokens::AdminToken;
 
 /// How long a request waits for the end of its statement.
@@ -155,7 +156,7 @@ struct Statement {
 
 impl Statement {
     async fn run(&self, sessions: &Sessions) -> Result<(), SqlError> {
-        let (address, application) = (Some(self.address), format!("{APPLICATION} ({})", self.token));
+        let (address, application) = (Some(self.address), format!("{CONSOLE_APPLICATION} ({})", self.token));
         let mut session = sessions.open(SYSTEM_TENANT, address, &application, STATEMENT_TIMEOUT).await?;
         session.query(&self.sql).await.map(drop)
     }

@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::sections::{APPLICATION, SECTIONS, STATEMENT_TIMEOUT, read};
+use super::sections::{SECTIONS, STATEMENT_TIMEOUT, read};
 use super::sql::{Sessions, SqlError, SqlSession};
 use crate::activity::now_ms;
+use crate::identity::CONSOLE_APPLICATION;
 
 /// The interval of polls.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -164,7 +165,7 @@ impl Hub {
         // Taken, so that a session whose answer was not read completely is not used again.
         let mut open = match session.take() {
             Some(open) => open,
-            None => self.sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?,
+            None => self.sessions.open(SYSTEM_TENANT, None, CONSOLE_APPLICATION, STATEMENT_TIMEOUT).await?,
         };
         let mut error = None;
         for (section, json) in SECTIONS.iter().zip(&mut snapshot.sections) {

@@ -39,8 +39,6 @@ mod sections;
 mod sql;
 mod stream;
 
-pub(crate) use sections::APPLICATION;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,9 +54,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::{ConnectionEnd, bearer};
+use crate::connection_slots::ConnectionEnd;
 use crate::monitoring::MetricsSource;
-use crate::tokens::AdminToken;
+use crate::tokens::{AdminToken, bearer};
 use actions::{Action, Outcome};
 use answer::Failure;
 use hub::Hub;

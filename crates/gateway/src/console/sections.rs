@@ -9,9 +9,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::answer::Failure;
 use super::sql::{Sessions, SqlError, SqlSession, Table, string};
+use crate::identity::CONSOLE_APPLICATION;
 
-/// The application name of the console's sessions.
-pub(crate) const APPLICATION: &str = "fulmar console";
 /// `statement_timeout` of queries.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of one part of a tenant: a node that does not answer delays some by 2 s.
@@ -110,7 +109,7 @@ pub(super) async fn read(session: &mut SqlSession, sql: &str) -> Result<Option<T
 /// The first tenants whose names begin with `prefix`, with their nodes.
 pub(super) async fn search(sessions: &Sessions, prefix: &str) -> Result<Table, Failure> {
     check_text("prefix", prefix)?;
-    let mut session = sessions.open(SYSTEM_TENANT, None, APPLICATION, STATEMENT_TIMEOUT).await?;
+    let mut session = sessions.open(SYSTEM_TENANT, None, CONSOLE_APPLICATION, STATEMENT_TIMEOUT).await?;
     let prefix = string(prefix);
     let sql = format!(
         "SELECT d.datname AS tenant, p.node FROM pg_database d \
@@ -138,7 +137,7 @@ pub(super) async fn tenant(
     parts: TenantParts,
 ) -> Result<Value, Failure> {
     check_text("tenant", name)?;
-    let open = async || sessions.open(name, Some(address), APPLICATION, STATEMENT_TIMEOUT).await;
+    let open = async || sessions.open(name, Some(address), CONSOLE_APPLICATION, STATEMENT_TIMEOUT).await;
     let mut session = Some(open().await?);
     let end = Instant::now() + PARTS_TIMEOUT;
     let mut shown = serde_json::Map::from_iter([("partition".to_owned(), json!(parts.partition))]);
@@ -183,7 +182,7 @@ fn tenant_statements(tenant: &str) -> [(&'static str, String); 8] {
     let statements = format!(
         "SELECT pid, usename, application_name, client_addr, query_start, query FROM pg_stat_activity \
          WHERE datname = {tenant} AND state = 'active' AND query <> '' \
-         AND application_name NOT LIKE '{APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
+         AND application_name NOT LIKE '{CONSOLE_APPLICATION}%' ORDER BY query_start, pid LIMIT 20"
     );
     let top_statements = format!(
         "SELECT node, fingerprint, statement, calls, total_ms, mean_ms, max_ms, rows, errors \

@@ -23,7 +23,7 @@ use tokio::time::{Instant, interval, timeout};
 use super::Console;
 use super::hub::Snapshot;
 use super::sections::SECTIONS;
-use crate::http::ConnectionEnd;
+use crate::connection_slots::ConnectionEnd;
 use crate::tokens::AdminToken;
 
 /// How often the token is checked. Each check sends a comment, which also shows the page that the

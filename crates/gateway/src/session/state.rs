@@ -14,8 +14,7 @@ use super::rows::Output;
 use super::stall::{Progress, Rejected};
 use super::statements::Statements;
 use super::temporary_tables::TableTransfer;
-use crate::console;
-use crate::identity::Identity;
+use crate::identity::{CONSOLE_APPLICATION, Identity};
 use crate::load::KeySampler;
 use crate::metrics::WorkerMetrics;
 use crate::settings::Settings;
@@ -77,7 +76,7 @@ impl Session {
         let temporary = link.partition.session().temporary_space();
         // Clients choose their application name. Only a superuser's session can be the console's.
         let application = settings.get("application_name").unwrap_or_default();
-        let counts_statements = !(identity.superuser && application.starts_with(console::APPLICATION));
+        let counts_statements = !(identity.superuser && application.starts_with(CONSOLE_APPLICATION));
         let mut session = Session {
             link,
             output: Output::default(),

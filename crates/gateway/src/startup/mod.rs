@@ -13,6 +13,9 @@
 //!   ([`crate::connection_slots`]).
 //! - Failed logins delay further attempts ([`crate::login_throttle`]).
 
+mod context;
+mod parameters;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -20,8 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
-use fulmar_engine::{Engine, Error, TransactionStatus, sqlstate};
-use fulmar_meta::{Catalog, SYSTEM_USER, SaltKey, User};
+use fulmar_engine::{Error, TransactionStatus, sqlstate};
+use fulmar_meta::{SYSTEM_USER, User};
 use fulmar_pgwire::auth::{self, ScramExchange, ScramStep};
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::protocol::frontend;
@@ -41,14 +44,17 @@ use crate::activity;
 use crate::admission::{check_tenant_exists, limit_error, partition_session_limit, reserved_slots, tenant};
 use crate::cluster::Cluster;
 use crate::connection_slots::ConnectionSlot;
-use crate::events::{Actor, Event, EventLog, Kind};
+use crate::events::{Actor, Event, Kind};
 use crate::identity::Identity;
-use crate::login_throttle::{LoginOrigin, LoginThrottle, TooManyFailures};
+use crate::login_throttle::{LoginOrigin, TooManyFailures};
 use crate::metrics::WorkerMetrics;
-use crate::registry::{Handle, Registry, RegistryEntry};
+use crate::registry::{Handle, RegistryEntry};
 use crate::relay::{self, Front, Unavailable};
-use crate::session::{self, Link, Session};
+use crate::session::{Link, Session};
 use crate::settings::{OWNER, Settings};
+pub(crate) use context::Context;
+pub(crate) use parameters::fixed_settings;
+use parameters::settings;
 
 /// Maximum size of a packet before authentication.
 const MAX_PACKET_BYTES: usize = 10_000;
@@ -56,25 +62,6 @@ const MAX_PACKET_BYTES: usize = 10_000;
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a login waits for changes of the catalog by other nodes.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What the startup of connections needs.
-pub(crate) struct Context {
-    /// `None` disables TLS.
-    pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
-    /// Disables authentication.
-    pub(crate) insecure: bool,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) catalog: Arc<Catalog>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) login_throttle: Arc<LoginThrottle>,
-    /// Used if the catalog has no salt key, because the primary node runs an earlier version.
-    pub(crate) fallback_salt_key: Arc<SaltKey>,
-    pub(crate) event_log: Arc<EventLog>,
-    /// The context of the sessions.
-    pub(crate) sessions: Arc<session::Context>,
-    /// The cluster of the node.
-    pub(crate) cluster: Option<Arc<dyn Cluster>>,
-}
 
 /// A client that is connected.
 pub(crate) enum Client {
@@ -516,109 +503,5 @@ fn cancel(packet: &[u8], gateway: &Arc<Context>) {
         && let Some(secret) = request.secret_key.as_i32()
     {
         relay::cancel(gateway, request.pid, secret);
-    }
-}
-
-/// The read-only parameters that describe the session, and the bounds of the others.
-pub(crate) fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
-    let mut settings = Settings::default();
-    settings.set_bounds(&identity.limits, identity.access);
-    settings.set_fixed("is_superuser", if identity.superuser { "on" } else { "off" });
-    settings.set_fixed("session_authorization", &identity.user);
-    if reads_beside {
-        settings.set_fixed("in_hot_standby", "on");
-        settings.set_fixed("transaction_read_only", "on");
-    }
-    settings
-}
-
-/// Adds the parameters of the startup packet to `settings`.
-fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Result<Settings> {
-    for (name, value) in parameters {
-        match name.as_str() {
-            "user" | "database" => {}
-            "replication" if matches!(value.as_str(), "false" | "off" | "no" | "0") => {}
-            "replication" => {
-                return Err(Error::new(
-                    sqlstate::FEATURE_NOT_SUPPORTED,
-                    "replication connections are not supported",
-                ));
-            }
-            "options" => {
-                for (name, value) in options(value)? {
-                    settings.set(&name, Some(&value))?;
-                }
-            }
-            name if name.starts_with("_pq_.") => {}
-            name => settings.set(name, Some(value))?,
-        }
-    }
-    settings.save_as_defaults();
-    Ok(settings)
-}
-
-/// Parses command-line options: `-c name=value --name=value`. A backslash escapes a space.
-fn options(text: &str) -> Result<Vec<(String, String)>> {
-    let mut words: Vec<String> = Vec::new();
-    let mut word = String::new();
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => word.extend(characters.next()),
-            ' ' | '\t' | '\n' => words.push(std::mem::take(&mut word)),
-            other => word.push(other),
-        }
-    }
-    words.push(word);
-    words.retain(|word| !word.is_empty());
-    let mut options = Vec::new();
-    let mut words = words.into_iter();
-    while let Some(word) = words.next() {
-        let setting =
-            match word.strip_prefix("--").or_else(|| word.strip_prefix("-c").filter(|rest| !rest.is_empty()))
-            {
-                Some(setting) => Some(setting.to_owned()),
-                None if word == "-c" => words.next(),
-                None => None,
-            };
-        let setting = setting.as_deref().and_then(|setting| setting.split_once('='));
-        let (name, value) = setting.ok_or_else(|| {
-            Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("invalid command-line argument: {word}"))
-                .hint("Use -c name=value in the connection parameter \"options\".")
-        })?;
-        options.push((name.replace('-', "_"), value.to_owned()));
-    }
-    Ok(options)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_are_parsed_as_libpq_passes_them() {
-        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let parsed = options("-c statement_timeout=5s  -capp.a=x\\ y --extra-float-digits=3").unwrap();
-        let expected =
-            [pair("statement_timeout", "5s"), pair("app.a", "x y"), pair("extra_float_digits", "3")];
-        assert_eq!(parsed, expected);
-        assert!(options("-c").is_err());
-        assert!(options("-B 5").is_err());
-    }
-
-    #[test]
-    fn startup_parameters_are_applied_and_checked() {
-        let map = |pairs: &[(&str, &str)]| {
-            pairs
-                .iter()
-                .map(|(name, value)| (name.to_string(), value.to_string()))
-                .collect::<BTreeMap<_, _>>()
-        };
-        let parameters = map(&[("user", "anna"), ("application_name", "psql"), ("client_encoding", "UTF8")]);
-        let settings = settings(&parameters, Settings::default()).unwrap();
-        assert_eq!(settings.get("application_name").unwrap(), "psql");
-        let refused = super::settings(&map(&[("nonsense", "1")]), Settings::default());
-        assert_eq!(refused.err().map(|error| error.state()), Some("42704"));
-        assert!(super::settings(&map(&[("replication", "database")]), Settings::default()).is_err());
     }
 }

@@ -5,7 +5,8 @@
 //!   have to wait is received, executed and responded to on the same thread.
 //! - Between two messages a session can migrate to another worker, as the [`WorkerScaler`] decides.
 
-use std::cell::RefCell;
+mod relayed;
+
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -31,6 +32,7 @@ use crate::session::{End, Session};
 use crate::startup::InternalClient;
 use crate::worker_scaling::WorkerScaler;
 use crate::{fair, idle_time, startup};
+pub(crate) use relayed::serve_relayed_here;
 
 /// Capacity of a worker's queue. If it is full, the acceptor waits, and sessions do not migrate.
 const QUEUE_CAPACITY: usize = 1024;
@@ -173,21 +175,6 @@ struct ThreadContext {
     tasks: TaskTracker,
 }
 
-thread_local! {
-    /// The worker of this thread.
-    static WORKER: RefCell<Option<Rc<ThreadContext>>> = const { RefCell::new(None) };
-}
-
-/// Serves a session of a front of this worker, at the same worker. Outside of a worker, the pipe is
-/// closed.
-pub(crate) fn serve_relayed_here(hello: SessionHello, pipe: DuplexStream) {
-    let worker = WORKER.with_borrow(Clone::clone);
-    if let Some(worker) = worker {
-        let tasks = worker.tasks.clone();
-        tasks.spawn_local(async move { worker.serve_relayed(hello, pipe).await });
-    }
-}
-
 impl ThreadContext {
     /// Performs the startup of a connection, and serves its session.
     async fn serve_client(&self, stream: std::net::TcpStream, slot: ConnectionSlot) {
@@ -268,7 +255,11 @@ impl ThreadContext {
 /// ended.
 async fn serve(mut queues: Queues, context: Rc<ThreadContext>, closing: CancellationToken) {
     let sessions = context.tasks.clone();
-    WORKER.set(Some(context.clone()));
+    let worker = context.clone();
+    relayed::set(Some(Rc::new(move |hello, pipe| {
+        let context = worker.clone();
+        worker.tasks.spawn_local(async move { context.serve_relayed(hello, pipe).await });
+    })));
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
     while let Some(arrival) = next(&mut queues, &closing).await {
@@ -290,7 +281,7 @@ async fn serve(mut queues: Queues, context: Rc<ThreadContext>, closing: Cancella
     }
     sessions.close();
     sessions.wait().await;
-    WORKER.set(None);
+    relayed::set(None);
 }
 
 /// What arrives next. When the gateway closes, the queues accept nothing more, but existing entries
