@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A session prepares statements, executes them into a row sink, and ends or abandons its
-//! transaction. It does not depend on where the partition is: an implementation for a partition of
-//! another node answers the same calls. [`LocalPartition`] is the implementation for a partition of
-//! this node. Callers select the implementation statically, and a call of [`LocalPartition`]
-//! returns the engine's own future, without a wrapper or an allocation.
+//! transaction. [`LocalPartition`] is the only implementation: in a cluster, the session itself runs
+//! at the node that owns the partition, and the gateway's relay passes the messages of the client
+//! there. Callers select the implementation statically, and a call of [`LocalPartition`] returns the
+//! engine's own future, without a wrapper or an allocation.
 //!
 //! # Requests
 //!
@@ -39,16 +39,12 @@
 //! [`RowSink::reset`] and pass them again, because it replays a statement after a conflict. A
 //! successful answer of a commit is durable.
 //!
-//! A request can be refused in three ways ([`Refusal`]):
+//! A request fails with the engine's error. Two situations are specific to a cluster:
 //!
-//! - *Failed*: an error of the statement. It is the client's answer.
-//! - *Owned elsewhere*: another node owns the partition. The request has had no effect; the caller
-//!   can send it there.
-//! - *Moving*: the partition changes its owner now. The request has had no effect; the caller waits
-//!   and repeats it.
-//!
-//! An implementation has its own error type that converts to [`Refusal`]. A local partition always
-//! fails with the engine's error, so the conversion costs nothing.
+//! - *Another node owns the partition*, or it is being released to one: the error has the state
+//!   [`PARTITION_MOVED`](fulmar_engine::sqlstate::PARTITION_MOVED), and the request has had no effect.
+//!   The caller ends the session; the relay waits for the new owner, and repeats the request there.
+//! - *This node becomes the owner*: the request waits until the partition is open.
 //!
 //! # An example
 //!
@@ -70,24 +66,21 @@
 //! ([`LocalPartition::session_mut`]): they change or observe state of this process.
 
 mod local;
-mod refusal;
 
 use std::sync::Arc;
 
+use fulmar_engine::Error;
 pub use fulmar_engine::{
     CancelReason, Completion, RowSink, Scope, Statement, StatementContext, TransactionStatus, Value,
 };
 pub use local::LocalPartition;
-pub use refusal::Refusal;
 
 /// A session's partition.
 pub trait PartitionService {
-    /// Why a request was refused.
-    type Error: Into<Refusal>;
     /// A handle that cancels statements.
     type Canceller: Cancel;
     /// A stream of the pages of one version.
-    type Export: ExportStream<Error = Self::Error>;
+    type Export: ExportStream;
 
     /// Prepares the first statement of `sql` without running it. Returns it and the rest of the
     /// text. `known` is what the caller knows in addition to the text; the same text must always
@@ -96,7 +89,7 @@ pub trait PartitionService {
         &mut self,
         sql: &'a str,
         known: StatementContext<'_>,
-    ) -> impl Future<Output = Result<(Arc<Statement>, &'a str), Self::Error>>;
+    ) -> impl Future<Output = Result<(Arc<Statement>, &'a str), Error>>;
 
     /// Runs a statement to completion and waits until its answer is durable. `scope` is the
     /// transaction of a statement that runs outside of the client's own transaction.
@@ -106,10 +99,10 @@ pub trait PartitionService {
         parameters: &[Value],
         scope: Scope,
         sink: &mut dyn RowSink,
-    ) -> impl Future<Output = Result<Completion, Self::Error>>;
+    ) -> impl Future<Output = Result<Completion, Error>>;
 
     /// Commits the implicit transaction, if there is one, or rolls it back if it has failed.
-    fn commit_implicit(&mut self) -> impl Future<Output = Result<(), Self::Error>>;
+    fn commit_implicit(&mut self) -> impl Future<Output = Result<(), Error>>;
 
     /// Marks the open transaction as failed.
     fn fail(&mut self);
@@ -121,7 +114,7 @@ pub trait PartitionService {
     fn canceller(&self) -> Self::Canceller;
 
     /// Begins to read all pages as of a time (milliseconds since 1970), or as they are now.
-    fn export(&self, at_unix_ms: Option<u64>) -> impl Future<Output = Result<Self::Export, Self::Error>>;
+    fn export(&self, at_unix_ms: Option<u64>) -> impl Future<Output = Result<Self::Export, Error>>;
 
     /// Rolls the open transaction back and releases all resources.
     fn close(&mut self) -> impl Future<Output = ()>;
@@ -135,9 +128,6 @@ pub trait Cancel: Clone + Send + Sync + 'static {
 
 /// The pages of one version of a partition, in order.
 pub trait ExportStream {
-    /// Why the stream failed.
-    type Error;
-
     /// Appends the next pages to `out`. Returns false at the end.
-    fn next_pages(&mut self, out: &mut Vec<u8>) -> impl Future<Output = Result<bool, Self::Error>>;
+    fn next_pages(&mut self, out: &mut Vec<u8>) -> impl Future<Output = Result<bool, Error>>;
 }

@@ -42,7 +42,6 @@ impl LocalPartition {
 
 // Each method returns the engine's future: a wrapper would copy its state, which has kilobytes.
 impl PartitionService for LocalPartition {
-    type Error = Error;
     type Canceller = Canceller;
     type Export = Export;
 
@@ -96,8 +95,6 @@ impl Cancel for Canceller {
 }
 
 impl ExportStream for Export {
-    type Error = Error;
-
     fn next_pages(&mut self, out: &mut Vec<u8>) -> impl Future<Output = Result<bool, Error>> {
         self.next(out)
     }

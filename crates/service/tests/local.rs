@@ -6,8 +6,8 @@ use std::time::Duration;
 use fulmar_engine::{Config, Engine, Error, Row, ValueRef, sqlstate};
 use fulmar_pages::{PAGE_SIZE, PartitionId};
 use fulmar_service::{
-    Cancel, CancelReason, ExportStream, LocalPartition, PartitionService, Refusal, RowSink, Scope,
-    StatementContext, TransactionStatus, Value,
+    Cancel, CancelReason, ExportStream, LocalPartition, PartitionService, RowSink, Scope, StatementContext,
+    TransactionStatus, Value,
 };
 
 const PARTITION: PartitionId = PartitionId(7);
@@ -35,12 +35,9 @@ impl RowSink for Rows {
 
 /// Runs one statement as a session does: without knowledge of the implementation.
 async fn run(partition: &mut impl PartitionService, sql: &str) -> Result<Vec<Vec<Value>>, Error> {
-    let refused = |error| Refusal::into_error(error);
-    let (statement, _) =
-        partition.prepare(sql, StatementContext::default()).await.map_err(|error| refused(error.into()))?;
+    let (statement, _) = partition.prepare(sql, StatementContext::default()).await?;
     let mut rows = Rows::default();
-    let executed = partition.execute(&statement, &[], Scope::Auto, &mut rows).await;
-    executed.map_err(|error| refused(error.into()))?;
+    partition.execute(&statement, &[], Scope::Auto, &mut rows).await?;
     Ok(rows.0)
 }
 

@@ -31,7 +31,7 @@ use fulmar_engine::{
 use fulmar_pgwire::protocol::backend::{self, Severity};
 use fulmar_pgwire::wire::Interrupts;
 use fulmar_pgwire::wire::{Closed, Wire};
-use fulmar_service::{LocalPartition, PartitionService, Refusal};
+use fulmar_service::{LocalPartition, PartitionService};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
@@ -123,9 +123,7 @@ impl Link {
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         self.check_client()?;
         let Link { partition, wire, handle, timeout, .. } = self;
-        drive(pin!(partition.prepare(sql, StatementContext::default())), wire, handle, *timeout)
-            .await
-            .map_err(refused)
+        drive(pin!(partition.prepare(sql, StatementContext::default())), wire, handle, *timeout).await
     }
 
     /// Prepares a statement with properties that are not part of its text.
@@ -137,7 +135,7 @@ impl Link {
         self.check_client()?;
         let Link { partition, wire, handle, timeout, .. } = self;
         let prepared = drive(pin!(partition.prepare(sql, known)), wire, handle, *timeout).await;
-        prepared.map(|(statement, _)| statement).map_err(refused)
+        prepared.map(|(statement, _)| statement)
     }
 
     /// Runs a statement to completion.
@@ -166,7 +164,7 @@ impl Link {
             watch.drive(pin!(watched)).await
         };
         self.activity_shown |= noted;
-        outcome.map_err(refused)
+        outcome
     }
 
     /// Yields to other sessions of the worker if the time slice is over. Called before each
@@ -235,7 +233,7 @@ impl Link {
             return Ok(());
         }
         let Link { partition, wire, handle, timeout, .. } = self;
-        drive(pin!(partition.commit_implicit()), wire, handle, *timeout).await.map_err(refused)
+        drive(pin!(partition.commit_implicit()), wire, handle, *timeout).await
     }
 
     /// Waits for bytes from the client until `stall` resolves, and in a transaction for at most
@@ -314,11 +312,6 @@ impl Link {
             "current transaction is aborted, commands ignored until end of transaction block",
         ))
     }
-}
-
-/// The client's error for a refused request.
-fn refused(refusal: impl Into<Refusal>) -> Error {
-    refusal.into().into_error()
 }
 
 /// Awaits the future. Never resolves if there is none.
