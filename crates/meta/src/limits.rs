@@ -23,7 +23,7 @@ pub enum Limit {
     StatementTimeout,
     /// Maximum idle time of a client inside a transaction.
     IdleInTransactionTimeout,
-    /// Memory of a transaction's changed pages, replay log and temporary data.
+    /// Memory of a transaction's changed pages, replay journal and temporary data.
     TransactionMemory,
     /// Maximum size of the database.
     MaxSize,

@@ -1,4 +1,4 @@
-//! SQLite on coroutines: unmodified SQLite whose callbacks can wait without holding a thread, on
+//! SQLite on fibers: unmodified SQLite whose callbacks can wait without holding a thread, on
 //! pages that the layer above provides.
 //!
 //! ```text

@@ -1,7 +1,7 @@
 //! Links the client's connection to the session's partition: runs a statement while watching the
 //! connection for a disconnect, and the clock for `statement_timeout`.
 //!
-//! A future of the engine is always polled to completion, because it owns a SQLite coroutine that
+//! A future of the engine is always polled to completion, because it owns a fiber of SQLite that
 //! cannot be dropped midway. To end it early (disconnect, timeout, shutdown), the session cancels
 //! the statement and keeps polling:
 //!
