@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -47,6 +48,13 @@ pub struct Shared {
     pub searches: AtomicU64,
     /// The number of pieces of the sessions' bytes that have arrived at the fronts.
     pub answers: AtomicU64,
+    /// The number of times that all connections were broken.
+    breaks: AtomicU64,
+    /// The number of pieces of the fronts' bytes that were stopped.
+    pub stopped_requests: AtomicU64,
+    /// The next session that asks whether its node may answer takes this receiver, and blocks its
+    /// worker thread until the sender is dropped.
+    pub blocked_worker: Mutex<Option<mpsc::Receiver<()>>>,
 }
 
 /// The cluster, as one node sees it.
@@ -69,8 +77,17 @@ async fn copy(
     let mut buffer = vec![0; 16 << 10];
     while let Ok(count) = from.read(&mut buffer).await {
         let stops = if up { &shared.stops_requests } else { &shared.stops_answers };
-        while stops.load(Ordering::Acquire) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        if stops.load(Ordering::Acquire) {
+            let breaks = shared.breaks.load(Ordering::Acquire);
+            shared.stopped_requests.fetch_add(u64::from(up), Ordering::AcqRel);
+            while stops.load(Ordering::Acquire) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if shared.breaks.load(Ordering::Acquire) != breaks {
+                // The connection broke meanwhile, so the bytes are lost.
+                let _ = to.shutdown().await;
+                break;
+            }
         }
         if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
             break;
@@ -82,6 +99,7 @@ async fn copy(
 impl Shared {
     /// Breaks all connections between the nodes.
     pub fn break_connections(&self) {
+        self.breaks.fetch_add(1, Ordering::AcqRel);
         self.connections.lock().drain(..).for_each(|connection| connection.close());
     }
 
@@ -162,6 +180,11 @@ impl Cluster for Member {
     }
 
     fn may_answer(&self) -> bool {
+        let blocked_worker = self.shared.blocked_worker.lock().take();
+        if let Some(released) = blocked_worker {
+            // Fails when the sender is dropped.
+            let _ = released.recv();
+        }
         *self.shared.may_answer.borrow()
     }
 
@@ -342,6 +365,9 @@ impl TestCluster {
             may_decide: watch::Sender::new(true),
             searches: AtomicU64::new(0),
             answers: AtomicU64::new(0),
+            breaks: AtomicU64::new(0),
+            stopped_requests: AtomicU64::new(0),
+            blocked_worker: Mutex::default(),
         });
         let mut gateways = HashMap::new();
         for node in 1..=nodes {

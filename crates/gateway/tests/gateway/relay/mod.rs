@@ -1,6 +1,7 @@
 //! Sessions of databases that another node owns.
 
 mod cluster;
+mod health;
 mod lost;
 
 use std::sync::atomic::Ordering;
@@ -171,9 +172,11 @@ async fn statements_in_flight_are_executed_once() {
     // The request does not arrive.
     let client = cluster.client(1, "shop").await;
     client.simple_query("SELECT 1").await.unwrap();
+    let stopped = shared.stopped_requests.load(Ordering::Acquire);
     shared.stops_requests.store(true, Ordering::Release);
     let running = tokio::spawn(async move { client.simple_query(insert).await.map(drop) });
-    tokio::task::yield_now().await;
+    wait_until("the request is stopped", async || shared.stopped_requests.load(Ordering::Acquire) > stopped)
+        .await;
     shared.break_connections();
     shared.stops_requests.store(false, Ordering::Release);
     with_timeout("an answer", running).await.unwrap().unwrap();
@@ -342,11 +345,13 @@ async fn clients_survive_the_shutdown_of_the_owner() {
 async fn a_client_that_connects_waits_for_an_owner() {
     let cluster = TestCluster::start(2, 2).await;
     let partition = cluster.partition("shop");
-    cluster.shared.remove_owner(partition);
+    let (shared, searches) = (cluster.shared.clone(), cluster.shared.searches.load(Ordering::Acquire));
+    shared.remove_owner(partition);
     let config = cluster.config(1, "shop");
     let connecting = tokio::spawn(async move { crate::common::connect(&config).await.map(drop) });
-    tokio::task::yield_now().await;
-    cluster.shared.set_owner(partition, 2);
+    wait_until("the owner is searched", async || shared.searches.load(Ordering::Acquire) > searches).await;
+    assert!(!connecting.is_finished());
+    shared.set_owner(partition, 2);
     with_timeout("a connection", connecting).await.unwrap().unwrap();
 }
 
