@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::NoTls;
 
 use crate::client::{self, Response};
+use crate::common::wait_until;
 use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Sets the `statement_timeout` of the attacking sessions.
@@ -144,9 +145,7 @@ async fn wait_until_running(observer: &tokio_postgres::Client, process: i64) {
     let sql = format!(
         "SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND state = 'active' AND query LIKE 'WITH%'"
     );
-    while observer.query_opt(&sql, &[]).await.unwrap().is_none() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_until("the statement runs", async || observer.query_opt(&sql, &[]).await.unwrap().is_some()).await;
 }
 
 /// Runs a statement and interrupts it. The response may arrive before the interruption.

@@ -1,12 +1,14 @@
 //! Attacks on memory: the memory that sessions use is bounded per tenant and per node.
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
 use futures::future::join_all;
 use tokio::time::timeout;
 
 use crate::client::{self, FLUSH, Raw, Response, bind, message, parse};
+use crate::common::WAIT_TIMEOUT;
 use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Rejected for its size, before or after it was received.
@@ -14,10 +16,23 @@ const REJECTED: &[&str] = &["54000", "53200", "53400"];
 /// Rejected, or executed within the node's memory.
 const BOUNDED: &[&str] = &["00000", "54000", "53200", "53400", "57014", "53300"];
 
+/// Executed, or stopped by `statement_timeout`.
+const RUN: &[&str] = &["00000", "57014"];
+
 const MB: usize = 1 << 20;
 
-/// Timeout for an attack of a client, since the node may stop reading from it.
-const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of an attack in one session. An attack that takes longer is a hang.
+const ATTACK_TIMEOUT: Duration = WAIT_TIMEOUT;
+/// Interval of the check whether the node has stopped reading because memory is used up.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Session memory from which on the node may stop reading: half of a database's limit, which is 32
+/// MiB with `--memory 256MiB`.
+const MIN_USED_BYTES: u64 = 16 << 20;
+
+/// Tables of 1,900 columns: so few that three sessions can read their schema, and so many that it
+/// may exceed the memory of statements.
+const FEW_TABLES: Range<usize> = 0..50;
+const MANY_TABLES: Range<usize> = 50..600;
 
 const SCHEMA: &[&str] = &[
     "CREATE TABLE t(a INTEGER PRIMARY KEY, b INTEGER)",
@@ -29,7 +44,9 @@ const SCHEMA: &[&str] = &[
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "a list of attacks, which share one node")]
 async fn memory_is_bounded() {
-    let mut arena = TestBench::new("memory", SCHEMA).await;
+    let mut arena = TestBench::new("memory", SCHEMA).await.configured(|command| {
+        command.arg("--public-metrics");
+    });
     let list = "1,".repeat(30 * MB);
     for (name, sql) in [
         ("60 MB of = ANY (ARRAY[...])", format!("SELECT count(*) FROM t WHERE b = any(ARRAY[{list}1])")),
@@ -132,7 +149,20 @@ async fn memory_is_bounded() {
         })
         .await;
     arena
-        .attack("columns of 600 tables of 1,900 columns", BOUNDED, async |target| many_columns(target).await)
+        .attack("columns of 50 tables of 1,900 columns", RUN, async |target| {
+            match create_tables(target, FEW_TABLES).await {
+                Response::Success => count_columns(target).await,
+                error => Response::Wrong(format!("could not create the tables: {error}")),
+            }
+        })
+        .await;
+    arena
+        .attack("columns of 600 tables of 1,900 columns", BOUNDED, async |target| {
+            match create_tables(target, MANY_TABLES).await {
+                Response::Success => count_columns(target).await,
+                error => error,
+            }
+        })
         .await;
     arena
         .attack("COPY of values of 120 MB in 2 sessions", BOUNDED, async |target| {
@@ -169,9 +199,11 @@ async fn memory_is_bounded() {
     arena.assert_no_failures();
 }
 
-/// Runs an attack in several raw sessions. Returns the first error, or success. A session that
-/// takes longer than [`SEND_TIMEOUT`] counts as successful. All sessions stay open until the last
-/// one has ended.
+/// Runs an attack in several raw sessions. Returns the first error, or success. All sessions stay
+/// open until the last one has ended.
+///
+/// The node may stop reading from a session while its database has used up its session memory. Such
+/// a session counts as successful.
 async fn in_sessions(
     target: &Target,
     sessions: usize,
@@ -183,7 +215,10 @@ async fn in_sessions(
             Ok(raw) => raw,
             Err(error) => return (None, Response::Closed(error.to_string())),
         };
-        let answer = timeout(SEND_TIMEOUT, attack(&mut raw)).await.unwrap_or(Ok(Response::Success));
+        let answer = tokio::select! {
+            answer = timeout(ATTACK_TIMEOUT, attack(&mut raw)) => answer.unwrap_or(Ok(Response::Timeout)),
+            () = memory_is_used_up(target) => Ok(Response::Success),
+        };
         let answer = answer.unwrap_or_else(|error| Response::Closed(error.to_string()));
         (Some(raw), answer)
     });
@@ -195,15 +230,26 @@ async fn in_sessions(
         .unwrap_or(Response::Success)
 }
 
-/// Creates the tables, then reads `information_schema.columns` in three sessions.
-async fn many_columns(target: &Target) -> Response {
+/// Waits until the node's sessions use so much memory that a database may have reached its limit.
+async fn memory_is_used_up(target: &Target) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        if target.metric("fulmar_session_memory_bytes") >= MIN_USED_BYTES {
+            return;
+        }
+    }
+}
+
+/// Creates tables of 1,900 columns in one transaction.
+async fn create_tables(target: &Target, tables: Range<usize>) -> Response {
     let columns: Vec<String> = (0..1900).map(|n| format!("c{n}")).collect();
     let columns = columns.join(",");
-    let tables: String = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns});")).collect();
-    let created = target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await;
-    if created != Response::Success {
-        return created;
-    }
+    let tables: String = tables.map(|n| format!("CREATE TABLE wide{n}({columns});")).collect();
+    target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await
+}
+
+/// Reads `information_schema.columns` in three sessions.
+async fn count_columns(target: &Target) -> Response {
     let count = ["SET statement_timeout = 5000", "SELECT count(*) FROM information_schema.columns"];
     let counts = join_all((0..3).map(async |_| target.run(READER, &count).await)).await;
     counts.into_iter().find(|answer| *answer != Response::Success).unwrap_or(Response::Success)

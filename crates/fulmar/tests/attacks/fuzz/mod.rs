@@ -32,6 +32,12 @@ const SEPARATOR: &str = "\n--\n";
 /// Maximum number of characters of a program in a message.
 const MAX_SHOWN_CHARS: usize = 2000;
 
+/// Minimum share of the programs' statements that succeed. With fewer, the run tests little more
+/// than the parser.
+const MIN_SUCCESS_SHARE: f64 = 0.1;
+/// Responses to statements that are too deep, too large or too slow.
+const LIMITS: [&str; 5] = ["54000", "54001", "53200", "53400", "57014"];
+
 /// Responses that no statement may get: they are bugs of the node.
 const FAULTS: [&str; 5] = ["XX000", "XX001", "XX002", "58030", "nothing"];
 
@@ -69,6 +75,7 @@ async fn fuzz_sql() {
         }
     }
     println!("fuzz sql: answers {:?}, seed {seed}", run.answers);
+    run.assert_variety();
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -96,7 +103,7 @@ struct Run {
     arena: TestBench,
     /// The sessions of the owner and of the read-only user.
     sessions: Option<[Client; 2]>,
-    /// Number of statements for each SQLSTATE in the response.
+    /// Number of statements of programs for each SQLSTATE in the response.
     answers: std::collections::BTreeMap<String, u64>,
 }
 
@@ -141,13 +148,13 @@ impl Run {
             self.sessions = Some(sessions);
         }
         let Some(sessions) = &self.sessions else { unreachable!("the sessions were opened above") };
-        let mut answer = Response::Success;
-        for statement in std::iter::once(begin).chain(statements.iter().map(String::as_str)) {
-            answer = crate::client::answer(sessions[user].simple_query(statement)).await;
-            *self.answers.entry(answer.state().to_owned()).or_default() += 1;
+        let mut answer = crate::client::answer(sessions[user].simple_query(begin)).await;
+        for statement in statements {
             if answer != Response::Success {
                 break;
             }
+            answer = crate::client::answer(sessions[user].simple_query(statement)).await;
+            *self.answers.entry(answer.state().to_owned()).or_default() += 1;
         }
         if answer == Response::Timeout {
             return answer;
@@ -156,6 +163,15 @@ impl Run {
             Response::Success => answer,
             error => error,
         }
+    }
+
+    /// Checks that the programs have tested more than the parser.
+    fn assert_variety(&self) {
+        let count = |state: &str| self.answers.get(state).copied().unwrap_or(0) as f64;
+        let total = self.answers.values().sum::<u64>() as f64;
+        let answers = &self.answers;
+        assert!(count("00000") >= MIN_SUCCESS_SHARE * total, "few statements succeed: {answers:?}");
+        assert!(LIMITS.iter().any(|state| count(state) > 0.0), "no statement reaches a limit: {answers:?}");
     }
 }
 
