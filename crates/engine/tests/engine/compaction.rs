@@ -223,10 +223,13 @@ async fn pages_of_a_copy_are_not_moved_meanwhile() {
 /// collection.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_compaction_loses_nothing() {
+    use StoreOperation::{Delete, Get, List, Put};
+    const OPERATIONS: [StoreOperation; 4] = [Put, Get, List, Delete];
     let mut node = Node::start().await;
+    // The number of reached failures of each operation.
+    let mut failed = [0; OPERATIONS.len()];
     for place in 0..10 {
-        use StoreOperation::{Delete, Get, List, Put};
-        for operation in [Put, Get, List, Delete] {
+        for (operation, failed) in OPERATIONS.into_iter().zip(&mut failed) {
             for _ in 0..5 {
                 node.change().await;
                 node.engine.flush().await.unwrap();
@@ -235,16 +238,19 @@ async fn failed_compaction_loses_nothing() {
                 node.store.next(operation, StoreFault::Delay(Duration::ZERO));
             }
             node.store.next(operation, STORE_FAILURE);
+            // The failure is reached by any of them, by a task in the background, or not at all.
             let _ = node.engine.compact_all().await;
             let _ = node.engine.collect().await;
             node.change().await;
             let _ = node.engine.flush().await;
-            // Removes the fault if it was not reached.
-            node.store.forget(operation);
+            *failed += i32::from(!node.store.forget(operation));
             node.check().await;
         }
         node = node.crash().await;
         node.check().await;
+    }
+    for (operation, failed) in OPERATIONS.into_iter().zip(failed) {
+        assert!(failed > 0, "no {operation:?} has failed");
     }
     node.engine.flush().await.unwrap();
     node.engine.compact_all().await.unwrap();

@@ -1,6 +1,8 @@
 //! Point-in-time recovery in SQL: restore points, branches, restores, historical sessions.
 
-use crate::common::{Node, connect, ends, state};
+use std::time::{Duration, SystemTime};
+
+use crate::common::{Node, connect, ends, state, wait_until};
 use tokio_postgres::Client;
 
 async fn texts(client: &Client, sql: &str) -> Vec<String> {
@@ -27,7 +29,9 @@ async fn databases_can_be_branched_and_restored() {
         shop.batch_execute(&format!("INSERT INTO t VALUES ({a})")).await.unwrap();
         node.engine.flush().await.unwrap();
         // Restore points are named by milliseconds, so each needs a different millisecond.
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        let flushed = SystemTime::now();
+        let is_later = || flushed.elapsed().is_ok_and(|elapsed| elapsed >= Duration::from_millis(2));
+        wait_until("another millisecond", async || is_later()).await;
     }
     let times = texts(&shop, "SELECT time FROM fulmar.history ORDER BY version").await;
     assert_eq!(times.len(), 3);

@@ -85,9 +85,15 @@ impl FaultyStore {
         });
     }
 
-    /// Removes the faults for the next operations of this kind.
-    pub fn forget(&self, operation: StoreOperation) {
-        self.faults.send_modify(|faults| faults.next.retain(|(other, _)| *other != operation));
+    /// Removes the faults for the next operations of this kind. Returns true if there were any, so
+    /// if not all of them were reached.
+    pub fn forget(&self, operation: StoreOperation) -> bool {
+        let mut had_any = false;
+        self.faults.send_modify(|faults| {
+            had_any = faults.next.iter().any(|(other, _)| *other == operation);
+            faults.next.retain(|(other, _)| *other != operation);
+        });
+        had_any
     }
 
     /// Holds all operations of this kind until it is called with false.

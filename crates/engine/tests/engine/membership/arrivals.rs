@@ -1,5 +1,8 @@
 //! Pages that the destination of a move reads before it owns the partition.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use fulmar_pages::PageNo;
 
 use super::*;
@@ -97,7 +100,9 @@ async fn empty_partition_has_no_pages_to_read() {
     assert_eq!(scan(&b).await.0, Value::Integer(ROWS));
 }
 
-/// A migration is cancelled, or its destination dies, while the source flushes.
+/// A migration is cancelled, or its destination dies, while the source flushes. Each flush is
+/// dropped one wait later than the flush before it, until one completes; then again from the first
+/// wait on.
 #[tokio::test(flavor = "multi_thread")]
 async fn flush_that_is_dropped_at_any_point_loses_no_page() {
     const ROUNDS: u32 = 30;
@@ -107,20 +112,30 @@ async fn flush_that_is_dropped_at_any_point_loses_no_page() {
     let delay = Some(StoreFault::Delay(std::time::Duration::from_millis(4)));
     a.store.always(StoreOperation::Put, delay);
     a.store.always(StoreOperation::Upload, delay);
+    let (mut last_wait, mut dropped) = (0, 0);
     for round in 0..ROUNDS {
         // A page that no later round changes.
         a.client(7).run(&format!("CREATE TABLE t{round}(id INTEGER PRIMARY KEY)")).await.unwrap();
         a.client(7).run(&format!("INSERT INTO t{round} VALUES (1)")).await.unwrap();
         let mut flushing = Box::pin(a.engine.flush_and_list(SEVEN));
-        for _ in 0..round {
-            if futures::poll!(&mut flushing).is_ready() {
-                break;
+        let mut waits = 0;
+        let is_complete = poll_fn(|cx| match flushing.as_mut().poll(cx) {
+            Poll::Ready(flushed) => {
+                flushed.unwrap();
+                Poll::Ready(true)
             }
-            // Lets the requests to the store proceed.
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
+            Poll::Pending if waits == last_wait => Poll::Ready(false),
+            Poll::Pending => {
+                waits += 1;
+                Poll::Pending
+            }
+        })
+        .await;
         drop(flushing);
+        last_wait = if is_complete { 0 } else { last_wait + 1 };
+        dropped += u32::from(!is_complete);
     }
+    assert!(dropped > 0, "no flush was dropped before its end");
     assert!(rig.hand_over(7, &a, b.node).await.unwrap());
     for round in 0..ROUNDS {
         let rows = b.client(7).run(&format!("SELECT id FROM t{round}")).await.unwrap();
