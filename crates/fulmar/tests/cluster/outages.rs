@@ -8,7 +8,7 @@ use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore};
 
 use super::store_proxy::{Proxy, Treatment};
 use super::{connect, create, execute, move_to, owner, start, try_connect, values};
-use crate::common::with_timeout;
+use crate::common::{wait_until, with_timeout};
 
 /// How long the store is away.
 const OUTAGE: Duration = Duration::from_secs(20);
@@ -30,8 +30,11 @@ async fn database_whose_move_has_failed_is_served_when_the_store_is_back() {
     proxy.set(Treatment::Refuse);
     let mut moving =
         tokio::spawn(async move { admin.batch_execute("ALTER DATABASE shop MOVE TO 'n2'").await });
-    // Long enough for the move to fail, and to be undone in vain. The result does not depend on it.
-    let _ = tokio::time::timeout(OUTAGE, &mut moving).await;
+    wait_until("the store refuses a request", async || proxy.refused() > 0).await;
+    // Usually long enough for the move to fail, and to be undone in vain.
+    if let Ok(moved) = tokio::time::timeout(OUTAGE, &mut moving).await {
+        moved.unwrap().expect_err("a database must not move while its records cannot be flushed");
+    }
     proxy.set(Treatment::Pass);
     execute(&cluster, 1, "shop", "INSERT INTO t VALUES (2)").await;
     assert_eq!(values(&cluster, 0, "shop").await, [1, 2]);

@@ -1,6 +1,8 @@
 //! A proxy between a node and its store that delays or refuses requests.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_workload::server::Cluster;
@@ -28,6 +30,7 @@ pub enum Treatment {
 /// A proxy.
 pub struct Proxy {
     treatment: watch::Sender<Treatment>,
+    refused: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -41,14 +44,15 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let (treatment, _) = watch::channel(Treatment::Pass);
         cluster.set_environment(node, &[(ENDPOINT, &format!("http://{address}"))]);
-        let proxy = Proxy { treatment: treatment.clone() };
+        let proxy = Proxy { treatment: treatment.clone(), refused: Arc::default() };
+        let refused = proxy.refused.clone();
         tokio::spawn(async move {
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                let (store, treatment) = (store.clone(), treatment.subscribe());
+                let (store, treatment, refused) = (store.clone(), treatment.subscribe(), refused.clone());
                 tokio::spawn(async move {
                     // A connection that breaks is a fault like any other.
-                    let _ = forward(client, &store, treatment).await;
+                    let _ = forward(client, &store, treatment, &refused).await;
                 });
             }
         });
@@ -58,6 +62,12 @@ impl Proxy {
     pub fn set(&self, treatment: Treatment) {
         self.treatment.send_replace(treatment);
     }
+
+    /// The number of requests that were refused.
+    #[allow(dead_code, reason = "not every test program uses all of it")]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
 }
 
 /// Forwards one request after the other: clients do not pipeline them.
@@ -65,6 +75,7 @@ async fn forward(
     mut client: TcpStream,
     store: &str,
     treatment: watch::Receiver<Treatment>,
+    refused: &AtomicU64,
 ) -> std::io::Result<()> {
     let mut server = TcpStream::connect(store).await?;
     let (mut request, mut response) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
@@ -80,6 +91,7 @@ async fn forward(
                 match current {
                     Treatment::Delay(delay) if !is_inside_request => tokio::time::sleep(delay).await,
                     Treatment::Refuse if !is_inside_request => {
+                        refused.fetch_add(1, Ordering::Relaxed);
                         client.write_all(UNAVAILABLE).await?;
                         client.shutdown().await?;
                         // Closing the connection with unread bytes would drop the answer.
