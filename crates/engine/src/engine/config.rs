@@ -119,7 +119,8 @@ fn pending_bytes(memory_bytes: u64) -> usize {
     (memory_bytes / 16).clamp(MIN_BYTES, MAX_BYTES) as usize
 }
 
-/// Maximum size of unflushed records in the shared log. A start holds all of them in memory.
+/// Intended maximum size of unflushed records in the shared log
+/// ([`SharedLogOptions::backlog_bytes`]). A start holds all of them in memory.
 fn backlog_bytes(memory_bytes: u64) -> u64 {
     const MIN_BYTES: u64 = 32 << 20;
     (memory_bytes / 4).clamp(MIN_BYTES, SharedLogOptions::default().backlog_bytes)

@@ -19,11 +19,11 @@
 //!
 //! # The backlog of the shared log
 //!
-//! A start reads all unflushed records. In the shared log they are limited to 64 MiB or 4,000
-//! objects, whichever comes first ([`fulmar_store`]'s `log/shared/state`). Two rules keep this
-//! limit:
+//! A start reads all unflushed records. In the shared log they should stay below 64 MiB and 4,000
+//! objects ([`fulmar_store`]'s `log/shared/state`). Two rules keep these limits as long as flushes
+//! keep up with commits:
 //!
-//! 1. Once the backlog exceeds half of the limit, the partitions with the older records are
+//! 1. Once the backlog exceeds half of a limit, the partitions with the older records are
 //!    flushed. The log wakes the flusher at that point.
 //! 2. Records of an earlier process are flushed as soon as the node has started, oldest first. The
 //!    log is truncated after every [`MAX_UNOPENED_BATCH`] partitions. A process that is killed

@@ -18,9 +18,11 @@ pub struct SharedLogOptions {
     pub capacity_bytes: u64,
     /// Maximum size of the records that are held in memory because they are not yet durable.
     pub pending_bytes: usize,
-    /// Maximum number of unflushed objects. A flush is due from half of it on.
+    /// Number of unflushed objects from which on puts are throttled. A flush is due from half of it
+    /// on.
     pub backlog_objects: usize,
-    /// Maximum size of the unflushed objects. A flush is due from half of it on.
+    /// Intended maximum size of the unflushed objects. A flush is due from half of it on. Beyond it
+    /// nothing is throttled: if flushes cannot keep up, the size reaches `capacity_bytes`.
     pub backlog_bytes: u64,
     /// Counts the objects that are read when the log is opened.
     pub progress: Arc<RecoveryProgress>,

@@ -3,19 +3,23 @@
 //! # The backlog
 //!
 //! The *backlog* consists of the durable objects that no truncation has covered. A start reads
-//! them. It is bounded in objects and in bytes ([`SharedLogOptions::backlog_objects`]), because
-//! reading an object costs a request, however small it is:
+//! them. It has a limit in objects ([`SharedLogOptions::backlog_objects`]), because reading an
+//! object costs a request, however small it is, and one in bytes
+//! ([`SharedLogOptions::backlog_bytes`]):
 //!
 //! ```text
 //!   0 ------- 1/4 ---------------- 1/2 ------------------------- 1 ----------->
-//!              ^                    | a flush is due, of records | puts are throttled: one when
-//!              '- the flush leaves -'   before the newest        |   an object is full, or every
-//!                 this much             quarter of the limit         100 ms
+//!              ^                    | a flush is due, of records | at the limit in objects, puts
+//!              '- the flush leaves -'   before the newest        |   are throttled: one when an
+//!                 this much             quarter of the limit         object is full, or every
+//!                                                                    100 ms
 //! ```
 //!
 //! The other half of the limit is for objects that are appended while the flush runs. Throttling
 //! puts bounds the number of objects if flushes cannot keep up or fail: commits wait up to 100 ms
-//! longer, and are rejected only when the log is full.
+//! longer, and are rejected only when the log is full. The limit in bytes throttles nothing, since
+//! a delay batches records but does not reduce their size. If flushes cannot keep up or fail, the
+//! backlog grows to the log's capacity.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -288,12 +292,12 @@ impl State {
         self.live.len()
     }
 
-    /// Returns true if the backlog has reached its limit.
+    /// Returns true if the backlog has reached its limit in objects.
     pub(super) fn backlog_is_full(&self, options: &SharedLogOptions) -> bool {
         self.live.len() >= options.backlog_objects
     }
 
-    /// Returns true if the backlog exceeds half of its limit.
+    /// Returns true if the backlog exceeds half of one of its limits.
     pub(super) fn flush_is_due(&self, options: &SharedLogOptions) -> bool {
         self.live.len() > options.backlog_objects / 2 || self.live_bytes > options.backlog_bytes / 2
     }
