@@ -138,6 +138,7 @@ impl Front {
             }
         }
         self.check_account()?;
+        self.cover(self.journal.repetition_bytes())?;
         self.give_up_lost()?;
         let address = owner_address(&*self.cluster, owner);
         let (hello, context, cluster) =
