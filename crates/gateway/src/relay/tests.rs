@@ -541,6 +541,18 @@ fn a_unit_holds_a_bounded_size_of_requests_and_portals() {
 }
 
 #[test]
+fn a_commit_without_its_messages_cannot_be_answered() {
+    let extended = [parse("", "COMMIT"), bind("", ""), execute(), sync()].concat();
+    for (request, is_answerable) in [(query("COMMIT"), true), (extended, false)] {
+        let mut journal = journal();
+        journal.feed(&request).unwrap();
+        assert!(journal.units[0].is_answerable_commit());
+        journal.give_up();
+        assert_eq!(journal.units[0].is_answerable_commit(), is_answerable);
+    }
+}
+
+#[test]
 fn a_front_knows_a_bounded_number_of_portals() {
     let mut journal = journal();
     journal.feed(&[parse("c", "COMMIT"), sync()].concat()).unwrap();

@@ -413,6 +413,12 @@ impl Unit {
         (self.known, self.hash) = (None, AnswerHash::default());
     }
 
+    /// Returns true if it is a COMMIT that [`Unit::answer_commit`] can answer. That of the extended
+    /// protocol needs the messages.
+    pub(super) fn is_answerable_commit(&self) -> bool {
+        self.is_commit && !self.is_partly_answered() && (self.is_query || !self.bytes.is_empty())
+    }
+
     /// Writes the answer to a COMMIT without its ReadyForQuery.
     pub(super) fn answer_commit(&self, out: &mut Vec<u8>) {
         if self.is_query {
