@@ -90,7 +90,7 @@ pub use statement::{
     Statement, StatementContext, TransactionStatus,
 };
 pub use statement_cache::StatementCache;
-pub use system::{Database, Parts, System, SystemFunction, SystemTable};
+pub use system::{Database, Parts, System, SystemFunction, SystemTable, module_name};
 pub use temporary::{NodeSpace, Quota, TemporaryCharge, TenantSpace};
 pub use value::{Value, ValueRef};
 pub use variables::Variables;

@@ -7,14 +7,16 @@
 //!
 //! They are installed in a connection (`connection/system`) when a statement first uses them, which
 //! on most connections never happens. They answer for the connection's current session; the
-//! [`System`] decides about visibility. A user's table of the same name takes precedence. Views and
-//! triggers cannot use them: a database must mean the same on every node.
+//! [`System`] decides about visibility. Views and triggers cannot use them: a database must mean the
+//! same on every node. A user's table of the same name takes precedence over a table of `pg_catalog`,
+//! but not over a table whose name includes its schema ([`module_name`]).
 //!
 //! Rows are produced while the statement reads them, one part of a table at a time: a tenant may
 //! have millions of columns, and `pg_attribute` has a row for each. A statement caches up to 4 MiB
 //! of rows for joins that read them again; larger tables are produced again. Rows in memory are
 //! charged to the connection ([`crate::heap`]).
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,10 +33,30 @@ use crate::{heap, lease};
 /// A table that is computed when it is read.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemTable {
-    /// The table's name. A name with a dot must be quoted in SQL.
+    /// The table's name, which may include its schema: `information_schema.tables`.
     pub name: &'static str,
     /// Names and declared types of the columns.
     pub columns: &'static [(&'static str, &'static str)],
+}
+
+/// Part of the name of a module. SQLite permits no user's table, view or index with this prefix.
+const MODULE_PREFIX: &str = "sqlite_system_";
+
+/// The name of a system table in SQLite. Administrators trust what a table of the schema `fulmar`
+/// says about a tenant, so the tenant must not be able to replace it.
+pub fn module_name(table: &str) -> Cow<'_, str> {
+    match table.contains('.') {
+        true => format!("{MODULE_PREFIX}{table}").into(),
+        false => table.into(),
+    }
+}
+
+/// Replaces names of modules in a message of SQLite by those of the system tables.
+pub(crate) fn with_table_names(message: String) -> String {
+    match message.contains(MODULE_PREFIX) {
+        true => message.replace(MODULE_PREFIX, ""),
+        false => message,
+    }
 }
 
 /// A function that a session provides.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use fulmar_pgwire::protocol::Format;
 use fulmar_pgwire::types::{self, Type, decode};
-use fulmar_sqlite::Value;
+use fulmar_sqlite::{Value, module_name};
 
 use super::query::query;
 use super::{SCHEMAS, TYPES_WITHOUT_CAST, begins_query, closing, find, is_any, pieces};
@@ -220,7 +220,10 @@ impl<'a> Output<'a> {
     fn take_schema_name(&mut self, tokens: &[Token<'a>], at: usize, schema: &str, spaced: bool) -> usize {
         let Some(name) = tokens.get(at + 2).and_then(Token::name) else { return at + 2 };
         let is_qualifier = tokens.get(at + 3).is_some_and(|next| next.is_symbol('.') || next.is_symbol('('));
-        let text = if is_qualifier { name } else { quote_name(&format!("{schema}.{name}")) };
+        let text = match is_qualifier {
+            true => name,
+            false => quote_name(&module_name(&format!("{schema}.{name}"))),
+        };
         self.push(text, PieceKind::Name, spaced);
         at + 3
     }

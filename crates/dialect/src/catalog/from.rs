@@ -1,5 +1,7 @@
 //! Translates FROM clauses: tables, subqueries, and functions that return rows.
 
+use fulmar_sqlite::module_name;
+
 use super::expression::expression;
 use super::query::query;
 use super::{SCHEMAS, begins_query, closing, find, is_alias, is_any, pieces};
@@ -68,7 +70,7 @@ fn relation(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     let schema = path.pop().map(|(schema, _)| schema);
     let text = match schema.as_deref() {
         Some(schema) if SCHEMAS.contains(&schema) => {
-            let table = quote_name(&format!("{schema}.{name}"));
+            let table = quote_name(&module_name(&format!("{schema}.{name}")));
             // Columns may be qualified by the table's name.
             if alias.name.is_none() { format!("{table} AS {}", quote_name(&name)) } else { table }
         }

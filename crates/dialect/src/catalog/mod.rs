@@ -33,7 +33,7 @@ use fulmar_sqlite::{Error, sqlstate};
 use crate::token::{Lexer, Token, TokenKind};
 use crate::{Result, system};
 
-/// Schemas whose tables are named `"schema.table"` in SQLite.
+/// Schemas that are part of a system table's name.
 const SCHEMAS: [&str; 2] = ["information_schema", "fulmar"];
 /// Functions that the engine implements. They need neither a translation nor the system tables.
 const ENGINE_FUNCTIONS: [&str; 4] =

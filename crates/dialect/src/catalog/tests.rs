@@ -25,7 +25,7 @@ fn translates_catalog_queries() {
         ),
         (
             "SELECT tables.table_name FROM information_schema.tables WHERE information_schema.tables.a <= 1",
-            "SELECT tables.table_name AS \"table_name\" FROM \"information_schema.tables\" AS \"tables\" WHERE tables.a <= 1",
+            "SELECT tables.table_name AS \"table_name\" FROM \"sqlite_system_information_schema.tables\" AS \"tables\" WHERE tables.a <= 1",
         ),
         ("SELECT format_type(a.b, -1)::text AS t", "SELECT CAST(format_type(a.b, -1) AS TEXT) AS \"t\""),
         (

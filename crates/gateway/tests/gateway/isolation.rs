@@ -104,6 +104,9 @@ fn forbidden_statements() -> Vec<(String, &'static str)> {
         ("DELETE FROM sqlite_master", "42501"),
         ("INSERT INTO sqlite_schema VALUES ('table', 'x', 'x', 3, 'CREATE TABLE x (a)')", "42501"),
         ("DROP TABLE sqlite_schema", "42601"),
+        ("CREATE TABLE \"sqlite_system_fulmar.history\" (a)", "42601"),
+        ("CREATE VIEW \"sqlite_system_fulmar.history\" AS SELECT 1", "42601"),
+        ("ALTER TABLE t RENAME TO \"sqlite_system_fulmar.history\"", "42601"),
         ("COPY t FROM '/etc/passwd'", "0A000"),
         ("COPY t TO '/tmp/x'", "0A000"),
         ("COPY t FROM PROGRAM 'id'", "0A000"),
@@ -206,6 +209,29 @@ async fn views_and_triggers_cannot_escape_the_tenant() {
     // The superuser's session was not terminated.
     admin.batch_execute("SELECT 1").await.unwrap();
     drop((admin, anna));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn system_tables_cannot_be_replaced_by_a_tenant() {
+    let (node, _admin) = node_with_roles().await;
+    let anna = log_in(&node, "shop", "anna").await.unwrap();
+    let superuser = log_in(&node, "shop", "fulmar").await.unwrap();
+    anna.batch_execute(
+        "CREATE TABLE \"fulmar.limits\" AS SELECT 'of anna' AS name;
+         CREATE TABLE l (table_name);
+         ALTER TABLE l RENAME TO \"information_schema.tables\"",
+    )
+    .await
+    .unwrap();
+    for client in [&anna, &superuser] {
+        let limits = client.query("SELECT name FROM fulmar.limits", &[]).await.unwrap();
+        assert!(limits.iter().any(|row| row.get::<_, &str>(0) == "statement_timeout"));
+        let tables = "SELECT count(*) FROM information_schema.tables WHERE table_name = 't'";
+        assert_eq!(client.query_one(tables, &[]).await.unwrap().get::<_, i64>(0), 1);
+    }
+    let error = anna.batch_execute("SELECT * FROM fulmar.unknown").await.unwrap_err();
+    assert_eq!(error.as_db_error().unwrap().message(), "no such table: fulmar.unknown");
     node.stop().await;
 }
 

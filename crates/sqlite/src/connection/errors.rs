@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use libsqlite3_sys as ffi;
 
+use crate::system::with_table_names;
 use crate::{Error, heap, sqlstate};
 
 /// The error for a result code and its message. `offset` is the position in the SQL text in bytes,
@@ -89,6 +90,7 @@ fn by_primary_code(code: c_int, message: String) -> Error {
 
 /// SQLITE_ERROR has no extended codes: the message determines the SQLSTATE.
 fn general(message: String) -> Error {
+    let message = with_table_names(message);
     let state = match message.as_str() {
         m if m.starts_with("no such table") => sqlstate::UNDEFINED_TABLE,
         m if m.starts_with("no such view") || m.starts_with("no such index") => sqlstate::UNDEFINED_TABLE,

@@ -16,7 +16,7 @@ use rusqlite::vtab::{
 };
 
 use crate::link::Link;
-use crate::system::{Database, Key, Parts, Rows, System, SystemTable, borrowed, lent, owned};
+use crate::system::{Database, Key, Parts, Rows, System, SystemTable, borrowed, lent, module_name, owned};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, heap, lease, sqlstate};
 
@@ -58,7 +58,8 @@ fn install(connection: &rusqlite::Connection, source: Source, system: &dyn Syste
     const MODULE: &Module<'static, Table> = &Module::eponymous_only_module();
     for (number, table) in system.tables().iter().enumerate() {
         let narrowing = system.narrowing_columns(number);
-        connection.create_module(table.name, MODULE, Some(TableOf { source, number, table, narrowing }))?;
+        let table_of = TableOf { source, number, table, narrowing };
+        connection.create_module(&*module_name(table.name), MODULE, Some(table_of))?;
     }
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DIRECTONLY;
     for (number, function) in system.functions().iter().enumerate() {
