@@ -59,7 +59,7 @@ impl Session {
 
     /// Serves the client until the session ends or migrates.
     pub(crate) async fn serve(&mut self, post: &WorkerContext) -> Departure {
-        let stats = self.stats.clone();
+        let (stats, counted) = (self.stats.clone(), self.counts_statements);
         let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
         loop {
             let handled = {
@@ -73,7 +73,9 @@ impl Session {
                     let time = began.elapsed();
                     gate.worked(time);
                     // Updated after each poll, so that statistics include running statements.
-                    stats.record_busy_time(time);
+                    if counted {
+                        stats.record_busy_time(time);
+                    }
                     polled
                 })
                 .await

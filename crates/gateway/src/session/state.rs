@@ -35,7 +35,7 @@ pub(crate) struct Session {
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) identity: Identity,
     pub(super) stats: Arc<TenantStats>,
-    /// Statistics of its statements are kept. Not of those of the console.
+    /// Its statements and its CPU time count as the tenant's. Those of the console do not.
     pub(super) counts_statements: bool,
     /// Selects statements whose keys are counted.
     pub(super) keys: KeySampler,
