@@ -165,6 +165,11 @@ impl GatewaySessions {
         self.load.report(with_keys)
     }
 
+    /// The share of its capacity that this node used in the last second.
+    pub fn utilisation(&self) -> f64 {
+        self.load.utilisation()
+    }
+
     /// Requests that accesses per key are counted for a window, if that is not done always or
     /// never.
     pub fn request_keys(&self) {

@@ -43,6 +43,9 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 const TURN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt of a failover may take.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Nodes whose utilisations are in the same step have about the same load: it varies from second to
+/// second.
+const LOAD_STEP: f64 = 0.25;
 /// How often new members are looked for, besides notifications.
 const MEMBERS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -86,6 +89,7 @@ impl Watch {
                 at: now,
                 serves: heartbeat.serves,
                 is_draining: heartbeat.is_draining,
+                utilisation: heartbeat.utilisation,
                 latencies: heartbeat.latencies,
             }),
             _ => None,
@@ -285,6 +289,19 @@ impl Node {
         serving_or_all(serving, |id| slow.of(*id).is_none())
     }
 
+    /// The share of a node's capacity that it used in the last second, as far as it is known.
+    fn utilisation(&self, node: NodeId) -> f64 {
+        match node == self.id() {
+            true => self.own_utilisation(),
+            false => self.heard.lock().get(&node).map_or(0.0, |heard| heard.utilisation),
+        }
+    }
+
+    pub(crate) fn own_utilisation(&self) -> f64 {
+        let utilisation = self.partitions().map_or(0.0, |partitions| partitions.utilisation());
+        if utilisation.is_finite() { utilisation } else { 0.0 }
+    }
+
     /// Returns true if a node serves partitions.
     pub(crate) fn is_serving(&self, node: NodeId) -> bool {
         match node == self.id() {
@@ -354,23 +371,41 @@ impl Node {
     }
 }
 
-/// Places partitions on the nodes with the fewest.
+/// Places partitions on the least loaded nodes (ElasTraS 5.3), and on those with the fewest partitions
+/// among nodes with about the same load.
 pub(crate) struct Placement {
-    counts: BTreeMap<NodeId, u64>,
+    uses: BTreeMap<NodeId, NodeUse>,
+    /// What a partition uses of a node's capacity, on average.
+    mean: f64,
     placed: u64,
+}
+
+struct NodeUse {
+    utilisation: f64,
+    partitions: u64,
 }
 
 impl Placement {
     /// Places partitions on these nodes.
     pub(crate) fn new(node: &Node, nodes: Vec<NodeId>) -> Self {
-        let count = |id: NodeId| (id, node.owners().count(id).all());
-        Placement { counts: nodes.into_iter().map(count).collect(), placed: 0 }
+        let used = |id: NodeId| {
+            (id, NodeUse { utilisation: node.utilisation(id), partitions: node.owners().count(id).all() })
+        };
+        Placement::of(nodes.into_iter().map(used).collect())
+    }
+
+    fn of(uses: BTreeMap<NodeId, NodeUse>) -> Self {
+        let utilisation: f64 = uses.values().map(|used| used.utilisation).sum();
+        let partitions: u64 = uses.values().map(|used| used.partitions).sum();
+        Placement { uses, mean: utilisation / partitions.max(1) as f64, placed: 0 }
     }
 
     /// The node for the next partition.
     pub(crate) fn next(&mut self) -> Option<NodeId> {
-        let (node, count) = self.counts.iter_mut().min_by_key(|(_, count)| **count)?;
-        *count += 1;
+        let level = |used: &NodeUse| ((used.utilisation / LOAD_STEP) as u64, used.partitions);
+        let (node, used) = self.uses.iter_mut().min_by_key(|(_, used)| level(used))?;
+        used.utilisation += self.mean;
+        used.partitions += 1;
         self.placed += 1;
         Some(*node)
     }
@@ -380,6 +415,25 @@ impl Placement {
 mod tests {
     use super::*;
     use crate::slow_nodes::Latencies;
+
+    #[test]
+    fn partitions_are_placed_on_the_least_loaded_nodes() {
+        let place = |nodes: &[(f64, u64)], count: usize| -> Vec<u32> {
+            let uses = (1_u32..).zip(nodes);
+            let uses = uses.map(|(id, (utilisation, partitions))| {
+                (NodeId(id), NodeUse { utilisation: *utilisation, partitions: *partitions })
+            });
+            let mut placement = Placement::of(uses.collect());
+            (0..count).filter_map(|_| placement.next()).map(|node| node.0).collect()
+        };
+        assert_eq!(place(&[], 1), [0; 0]);
+        assert_eq!(place(&[(0.9, 1), (0.3, 50)], 2), [2, 2]);
+        // About the same load: the fewest partitions.
+        assert_eq!(place(&[(0.1, 3), (0.2, 1), (0.0, 4)], 4), [2, 2, 1, 1]);
+        // The partitions of a node that has died do not all go to one node.
+        let placed = place(&[(0.5, 10), (0.2, 10)], 10);
+        assert!(placed[..1] == [2] && placed.contains(&1), "{placed:?}");
+    }
 
     /// A watch of incarnation 3, in virtual time.
     struct Watched {
@@ -420,6 +474,7 @@ mod tests {
             is_valid: true,
             serves: true,
             is_draining: false,
+            utilisation: 0.0,
             latencies: Latencies::default(),
         })
     }

@@ -341,6 +341,7 @@ impl Node {
                 at: Instant::now(),
                 serves: self.serves(),
                 is_draining,
+                utilisation: self.own_utilisation(),
                 latencies: Latencies::default(),
             };
             return Some((own, true));
@@ -374,6 +375,7 @@ mod tests {
             at: Instant::now(),
             serves,
             is_draining,
+            utilisation: 0.0,
             latencies: Latencies::default(),
         };
         assert_eq!(shown_state(None), "starting");

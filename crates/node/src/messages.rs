@@ -219,6 +219,9 @@ pub(crate) struct Heartbeat {
     /// Whether its partitions are handed over to others.
     #[serde(default)]
     pub is_draining: bool,
+    /// The share of its capacity that it used in the last second.
+    #[serde(default)]
+    pub utilisation: f64,
     /// What it measures.
     #[serde(default)]
     pub latencies: Latencies,

@@ -86,6 +86,8 @@ pub(crate) struct Heard {
     pub serves: bool,
     /// Whether its partitions are handed over to others.
     pub is_draining: bool,
+    /// The share of its capacity that it used in the last second.
+    pub utilisation: f64,
     /// What it measures.
     pub latencies: Latencies,
 }
@@ -527,6 +529,7 @@ impl Node {
                 is_valid: self.has_lease(),
                 serves: self.serves(),
                 is_draining: self.is_draining.load(Ordering::Relaxed),
+                utilisation: self.own_utilisation(),
                 latencies: self.measurements.lock().latencies(Instant::now()),
             };
             if stream.send(&messages::encode(&heartbeat)).await.is_err() {

@@ -102,6 +102,9 @@ pub trait Partitions: Send + Sync + 'static {
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
 
+    /// The share of its capacity that this node used in the last second.
+    fn utilisation(&self) -> f64;
+
     /// Requests that accesses per key are counted for a window.
     fn request_keys(&self);
 
@@ -289,6 +292,10 @@ impl Partitions for EnginePartitions {
 
     fn load_report(&self, with_keys: bool) -> NodeReport {
         self.1.load_report(with_keys)
+    }
+
+    fn utilisation(&self) -> f64 {
+        self.1.utilisation()
     }
 
     fn request_keys(&self) {

@@ -127,6 +127,11 @@ impl LoadMonitor {
         report
     }
 
+    /// The share of the capacity that the node used in the last window.
+    pub(crate) fn utilisation(&self) -> f64 {
+        self.state.lock().report.utilisation()
+    }
+
     /// Requests that accesses per key are counted for a window.
     pub(crate) fn request_keys(&self) {
         self.keys.request();
