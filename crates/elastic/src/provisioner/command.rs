@@ -6,10 +6,10 @@
 //! `PROGRAM remove NAME` | the same | ignored
 //! `PROGRAM list` | `{"cluster": ID, "arguments": [...]}` | `{"nodes": [NAME, ...]}`
 //!
-//! `arguments` are those of `fulmar start` that all nodes of the cluster have in common. Exit code 0
-//! is success; `add` may return before the node serves. Standard error goes to the node's log, and its
-//! last line into the error of a call that fails. A call that takes too long is killed together with
-//! the processes that it has started.
+//! `arguments` are those of `fulmar start` that all nodes of the cluster have in common: without name,
+//! addresses, directory, certificate, site and rack. Exit code 0 is success; `add` may return before the
+//! node serves. Standard error goes to the node's log, and its last line into the error of a call that
+//! fails. A call that takes too long is killed together with the processes that it has started.
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -46,6 +46,12 @@ pub struct ClusterArgs {
     pub rack: Option<String>,
     /// How the controller adds and removes nodes: `command:PROGRAM` runs an operator's program;
     /// `processes:DIR:FROM-TO` starts processes on this machine, with data in DIR and ports of this range
+    ///
+    /// PROGRAM is called as `PROGRAM add NAME`, `PROGRAM remove NAME` and `PROGRAM list`, and repeated after a
+    /// failure. It reads `{"node": NAME, "cluster": ID, "arguments": [...]}` from standard input: the arguments
+    /// of `fulmar start`, without those that each node has of its own (name, addresses, directory, certificate,
+    /// site and rack). `list` prints `{"nodes": [NAME, ...]}`. Exit code 0 is success; a new node may begin to
+    /// serve later.
     #[arg(long, value_name = "HOW", requires = "node")]
     pub provisioner: Option<ProvisionerUrl>,
     /// TLS between nodes.

@@ -29,13 +29,20 @@ pub(super) fn open(arguments: &StartArgs, cluster: u128) -> anyhow::Result<Optio
                 directory: directory.clone(),
                 host: arguments.cluster.rpc.context("--provisioner needs --rpc")?.ip(),
                 ports: *first_port..=*last_port,
-                arguments: shared(arguments)?,
+                arguments: [shared(arguments)?, place(arguments)].concat(),
                 certificates: certificate.map(std::path::absolute).transpose()?,
             };
             Arc::new(Processes::new(options).with_context(|| format!("--provisioner {url}"))?)
         }
     };
     Ok(Some(provisioner))
+}
+
+/// Where this node is: its site and rack, which nodes on the same machine share.
+fn place(arguments: &StartArgs) -> Vec<String> {
+    let places = [("--site", &arguments.cluster.site), ("--rack", &arguments.cluster.rack)];
+    let given = places.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value.clone()?]));
+    given.flatten().collect()
 }
 
 /// The arguments that all nodes of the cluster have in common, as this node has them.
@@ -105,8 +112,6 @@ fn shared(arguments: &StartArgs) -> anyhow::Result<Vec<String>> {
     let format = arguments.log_format.to_possible_value();
     add("--log-format", format.map(|format| format.get_name().to_owned()));
     add("--log-level", Some(arguments.log_level.clone()));
-    add("--site", cluster.site.clone());
-    add("--rack", cluster.rack.clone());
     // Each of them may become the controller.
     add("--provisioner", cluster.provisioner.clone().map(|url| url.absolute().to_string()));
     if arguments.insecure {
@@ -139,14 +144,12 @@ mod tests {
         let own = "--data d --sql 127.0.0.1:1 --http 127.0.0.1:2 --rpc 127.0.0.1:3 --node n1";
         let first = start(&format!("fulmar start {own} {common}"));
         let arguments = shared(&first).unwrap();
+        assert_eq!(place(&first), ["--site", "eu"]);
         let other = "--data e --sql 127.0.0.1:4 --http 127.0.0.1:5 --rpc 127.0.0.1:6 --node n2";
         let second = start(&format!("fulmar start {other} {}", arguments.join(" ")));
         assert_eq!(shared(&second).unwrap(), arguments);
         assert_eq!((second.memory, second.insecure), (first.memory, true));
-        assert_eq!(
-            (second.cluster.site.as_deref(), &second.cluster.provisioner),
-            (Some("eu"), &first.cluster.provisioner)
-        );
+        assert_eq!((&second.cluster.site, &second.cluster.provisioner), (&None, &first.cluster.provisioner));
     }
 
     #[test]
