@@ -50,13 +50,13 @@ pub struct ControlSettings {
     pub round: Duration,
     /// Time between two values of the forecast series.
     pub step: Duration,
-    /// The number of partitions that are moved concurrently.
+    /// The number of partitions that are moved concurrently from and to each node.
     pub moves: usize,
     /// How long a node that was added may take until it serves.
     pub start_timeout: Duration,
     /// How long one call of the provisioner may take.
     pub provisioner_timeout: Duration,
-    /// How long a node must be dead before it is replaced.
+    /// How long a node must be dead or slow before it is replaced.
     pub replace_after: Duration,
     /// Nodes that are added have this name and a number.
     pub base_name: String,
@@ -196,7 +196,7 @@ const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         name: "moves",
-        about: "Number of tenants that are moved concurrently",
+        about: "Number of tenants that are moved concurrently from and to each node",
         set: |settings, text| put(&mut settings.moves, count(text, 1, 64)),
         show: |settings| settings.moves.to_string(),
     },
@@ -222,7 +222,7 @@ const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         name: "replace_after",
-        about: "A node that is dead for this long is replaced",
+        about: "A node that is dead or slow for this long is replaced",
         set: |settings, text| put(&mut settings.replace_after, time(text, 0)),
         show: |settings| shown(settings.replace_after),
     },

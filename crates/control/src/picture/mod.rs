@@ -75,6 +75,8 @@ pub enum NodeState {
     Joining,
     /// Serves, and has to be emptied.
     Draining,
+    /// Does not serve, but may come back soon. It is no capacity, but counts for the minimum of nodes.
+    Missing,
     /// Does not serve. Its items have to be placed elsewhere.
     Dead,
 }

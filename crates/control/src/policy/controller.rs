@@ -1,6 +1,7 @@
 //! One round of the policy: from a picture and a forecast to decisions.
 //!
-//! 1. Dead nodes are replaced (ElasTraS 5.3), once each.
+//! 1. Dead nodes are replaced (ElasTraS 5.3), once each. A node that is missing, because it has ended
+//!    a short time ago, is not: most come back.
 //! 2. The rule ([`super::when`]) or the limits wish for a number of nodes: nodes are added, or the
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
@@ -93,6 +94,13 @@ impl Controller {
         self.rule.name()
     }
 
+    /// Forgets what was decided, because it is not carried out. `drained` are the nodes that are being
+    /// drained.
+    pub fn forget_decisions(&mut self, drained: impl IntoIterator<Item = String>) {
+        self.replaced.clear();
+        self.drained = drained.into_iter().collect();
+    }
+
     /// Forgets for how long conditions have held. For a time about which nothing is known: a clock
     /// has jumped, or there were no rounds.
     pub fn forget_times(&mut self) {
@@ -109,8 +117,9 @@ impl Controller {
         let mut decisions = Vec::new();
         decisions.extend(self.replace(picture, &view));
         let is_replacing = !decisions.is_empty();
-        let wish = self.rule.wish(&view, &self.settings);
-        if let Some(wish) = wish.or_else(|| self.within_limits(&view)) {
+        let settings = self.with_missing_nodes(picture);
+        let wish = self.rule.wish(&view, &settings);
+        if let Some(wish) = wish.or_else(|| within_limits(&view, &settings)) {
             decisions.extend(self.resize(picture, &view, wish, is_replacing));
         }
         let loads: Vec<f64> = uses.iter().map(|used| used.load).collect();
@@ -183,12 +192,11 @@ impl Controller {
         (count > 0).then(|| self.decision(view, Action::AddNodes { count }, reasons, view.nodes + count))
     }
 
-    /// The wish of an operator: the minimum or maximum was changed, or a node was removed by hand.
-    fn within_limits(&self, view: &View) -> Option<when::Wish> {
-        let Settings { min_nodes, max_nodes, .. } = self.settings;
-        let limit = view.nodes.max(min_nodes).min(max_nodes);
-        let reasons = vec![Reason::NodeLimit { nodes: view.nodes, limit }];
-        (limit != view.nodes).then_some(when::Wish { nodes: limit, reasons })
+    /// The settings of a round: missing nodes count for the minimum.
+    fn with_missing_nodes(&self, picture: &Picture) -> Settings {
+        let missing = picture.nodes.iter().filter(|node| node.state == NodeState::Missing).count();
+        let min_nodes = self.settings.min_nodes.saturating_sub(missing).max(1);
+        Settings { min_nodes, ..self.settings.clone() }
     }
 
     fn resize(
@@ -221,7 +229,8 @@ impl Controller {
         let utc_s = picture.at_s + self.utc_offset_s;
         let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(utc_s));
         // A node that starts or leaves is a change that has not taken effect yet.
-        let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
+        let is_settled = |node: &Node| matches!(node.state, NodeState::Active | NodeState::Missing);
+        let is_settled = picture.nodes.iter().all(is_settled);
         if !is_allowed || !is_settled {
             return Vec::new();
         }
@@ -430,6 +439,13 @@ impl Controller {
         };
         moved.iter().map(&mut decide).collect()
     }
+}
+
+/// The wish of an operator: the minimum or maximum was changed, or a node was removed by hand.
+fn within_limits(view: &View, settings: &Settings) -> Option<when::Wish> {
+    let limit = view.nodes.max(settings.min_nodes).min(settings.max_nodes);
+    let reasons = vec![Reason::NodeLimit { nodes: view.nodes, limit }];
+    (limit != view.nodes).then_some(when::Wish { nodes: limit, reasons })
 }
 
 /// Returns true if a node serves tenants, or can. One that is forbidden and has no load, such as a node

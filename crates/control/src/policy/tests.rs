@@ -456,6 +456,21 @@ fn a_dead_node_is_replaced_once_and_emptied() {
 }
 
 #[test]
+fn a_missing_node_counts_for_the_minimum_until_it_is_dead() {
+    let mut picture = picture(3, &[("n1", 0.3), ("n2", 0.3)]);
+    let mut controller = controller("thresholds", Settings { min_nodes: 3, ..Settings::default() });
+    picture.nodes[2].state = NodeState::Missing;
+    assert!(!controller.decide(&picture, &outlook(&[])).iter().any(is_addition), "it may come back");
+    picture.nodes[2].state = NodeState::Dead;
+    let decisions = controller.decide(&picture, &outlook(&[]));
+    let additions: Vec<&Decision> = decisions.iter().filter(|decision| is_addition(decision)).collect();
+    assert!(
+        matches!(additions[..], [Decision { action: Action::AddNodes { count: 1 }, .. }]),
+        "{decisions:?}"
+    );
+}
+
+#[test]
 fn nodes_are_drained_only_within_the_maintenance_window() {
     let mut picture = picture(4, &[("n1", 0.3), ("n2", 0.2), ("n3", 0.1), ("n4", 0.15)]);
     let window = Window { from_s: 79_200.0, to_s: 7_200.0 };

@@ -57,6 +57,41 @@ async fn no_plan_of_ten_killed_controllers_is_left_half_done() {
     wait_until("the process has ended", async || provisioned.processes().is_empty()).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn suspended_controller_does_nothing_more_when_it_continues() {
+    let (provisioned, flag) = Provisioned::new("suspended", 19_550);
+    let cluster = start(3, flag).await;
+    set(&cluster, 0, QUICK);
+    set(&cluster, 0, &[("hold_up", "1h"), ("hold_down", "1h"), ("mode", "on")]);
+    let controller = shown(&cluster, 0, "controller").await;
+    let suspended = (0..3).find(|node| cluster.name(*node) == controller).unwrap();
+    let other = (suspended + 1) % 3;
+    set(&cluster, other, &[("min_nodes", "4")]);
+    wait_until("a plan", async || !shown(&cluster, other, "plan").await.is_empty()).await;
+    cluster.signal(suspended, Signal::STOP).unwrap();
+    wait_until("another controller", async || {
+        let next = shown(&cluster, other, "controller").await;
+        next != controller && !next.is_empty()
+    })
+    .await;
+    wait_until("the plan has ended", async || shown(&cluster, other, "plan").await.is_empty()).await;
+    let decided = decisions(&cluster, other).len();
+
+    // It still believes that it is the controller, until it finds that it was declared dead.
+    cluster.signal(suspended, Signal::CONT).unwrap();
+    let states = ["auto-1 alive", "n1 alive", "n2 alive", "n3 alive"];
+    wait_for_nodes(&cluster, other, &states).await;
+    wait_until("it accepts clients", async || try_connect(&cluster.url(suspended, "fulmar")).await.is_ok())
+        .await;
+    assert_ne!(shown(&cluster, suspended, "controller").await, controller);
+    let by_it = |one: &&Value| one["controller"] == controller;
+    let decisions = decisions(&cluster, suspended);
+    assert_eq!(decisions.iter().take(decisions.len() - decided).filter(by_it).count(), 0);
+    let additions = decisions.iter().filter(|one| one["action"] == "add-nodes");
+    assert_eq!(additions.count(), 1, "{decisions:?}");
+    assert_eq!(provisioned.processes().len(), 1);
+}
+
 /// Nodes that the provisioner has added.
 async fn added(cluster: &Cluster, through: usize) -> Vec<String> {
     let sql = "SELECT name FROM fulmar.nodes WHERE name LIKE 'auto-%'";

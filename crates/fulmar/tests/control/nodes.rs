@@ -92,3 +92,41 @@ async fn next_controller_finishes_the_plan_of_one_that_was_killed() {
     .await;
     assert_eq!(provisioned.processes(), [0_i32; 0]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_node_is_replaced_once_and_one_that_dies_young_is_a_failure() {
+    let (provisioned, flag) = Provisioned::new("dead", 19_520);
+    let mut cluster = start(2, flag).await;
+    create(&cluster, &["a", "b"]).await;
+    set(&cluster, 0, QUICK);
+    set(&cluster, 0, &[("hold_up", "1h"), ("hold_down", "1h"), ("min_nodes", "2"), ("mode", "on")]);
+    let controller = shown(&cluster, 0, "controller").await;
+    let killed = (0..2).find(|node| cluster.name(*node) != controller).unwrap();
+    let other = 1 - killed;
+    cluster.kill(killed).unwrap();
+    let state = format!("{} sealed", cluster.name(killed));
+    wait_until("the failover", async || node_states(&cluster, other).await.contains(&state)).await;
+    assert!(!decisions(&cluster, other).iter().any(|decision| decision["action"] == "add-nodes"));
+    set(&cluster, other, &[("replace_after", "0")]);
+    wait_until("the outcome", async || outcome(&cluster, other, "add-nodes").is_some()).await;
+    assert_eq!(outcome(&cluster, other, "add-nodes").unwrap()["result"], "done");
+    // The results of the decisions to add nodes, newest first.
+    let additions = || -> Vec<Value> {
+        let all = decisions(&cluster, other).into_iter().filter(|one| one["action"] == "add-nodes");
+        all.map(|one| one["outcome"]["result"].clone()).collect()
+    };
+    assert_eq!(additions(), ["done"], "the minimum is no second reason");
+    for database in ["a", "b"] {
+        execute(&cluster, other, database, "INSERT INTO t VALUES (1)").await;
+    }
+
+    // The new node dies before it has served for `start_timeout`.
+    provisioned.kill();
+    wait_until("an event", async || {
+        let failures = events(&cluster, "provisioner.failed").await;
+        failures.iter().any(|details| details.contains("after it began to serve"))
+    })
+    .await;
+    wait_until("a decision that is put off", async || additions().len() > 1).await;
+    assert_eq!(additions(), ["advised", "done"], "no node is added for a while");
+}

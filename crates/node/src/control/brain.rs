@@ -44,11 +44,17 @@ impl Brain {
         self.controller.adopt(drained);
     }
 
+    /// Forgets what was decided and is not carried out.
+    pub fn forget_decisions(&mut self, drained: Vec<String>) {
+        self.controller.forget_decisions(drained);
+    }
+
     /// Decides for one round, at this time of the machine's clock. While it is paused, it only observes.
     pub fn decide(&mut self, picture: &Arc<Picture>, unix_s: f64, is_paused: bool) -> Vec<Decision> {
         let at_s = picture.at_s;
         let is_known = |last: f64| (0.0..=max_gap_s(&self.settings)).contains(&(at_s - last));
         if !self.last_s.is_none_or(is_known) {
+            tracing::info!(seconds = at_s - self.last_s.unwrap_or(at_s), "no load was observed for a while");
             self.controller.forget_times();
         }
         self.last_s = Some(at_s);

@@ -50,6 +50,7 @@
 //! pauses. Then the plan is undone, and no node is added or removed for a growing time. Each failure
 //! is an event.
 
+mod balance;
 mod brain;
 mod changes;
 mod clock;
@@ -62,6 +63,7 @@ mod picture;
 mod records;
 mod reports;
 mod run;
+mod slow;
 mod texts;
 
 use std::sync::Arc;

@@ -30,44 +30,70 @@ pub(super) struct Queued {
     pub decision: u64,
 }
 
+/// A move that runs, and its source.
+struct Running {
+    queued: Queued,
+    from: String,
+}
+
 /// The moves of this term.
 #[derive(Default)]
 pub(super) struct Moves {
     queue: VecDeque<Queued>,
     running: JoinSet<(Queued, Result<(), String>)>,
-    in_flight: BTreeMap<PartitionId, Queued>,
+    in_flight: BTreeMap<PartitionId, Running>,
     /// How often the moves that ran were cancelled.
     cancelled: watch::Sender<u64>,
     /// When the last move of a partition failed, on the clock of the picture.
     failed_at_s: BTreeMap<PartitionId, f64>,
+    /// The nodes that decisions change the load of, until their effects can be seen.
+    touched: BTreeMap<u64, BTreeSet<String>>,
     /// When partitions were moved, on the same clock.
     pub moved_at_s: HashMap<PartitionId, f64>,
 }
 
 impl Moves {
-    /// Adds moves to the end of the queue. A partition that is in it already keeps its place.
-    pub fn push(&mut self, moves: impl IntoIterator<Item = Queued>) {
+    /// Adds moves to the end of the queue. They replace earlier ones of the same partitions.
+    pub fn push(&mut self, moves: impl IntoIterator<Item = Queued>, progress: &mut Progress) {
         for next in moves {
-            self.queue.retain(|queued| queued.partition != next.partition);
+            self.queue.retain(|queued| {
+                if queued.partition == next.partition {
+                    progress.give_up(
+                        queued.decision,
+                        &Part::Move(queued.partition),
+                        "a later decision moves it",
+                    );
+                }
+                queued.partition != next.partition
+            });
             self.queue.push_back(next);
         }
     }
 
     /// The destinations of all moves that have not ended.
     pub fn arriving(&self) -> BTreeMap<PartitionId, String> {
-        let all = self.queue.iter().chain(self.in_flight.values());
-        all.map(|queued| (queued.partition, queued.to.clone())).collect()
+        self.all().map(|queued| (queued.partition, queued.to.clone())).collect()
+    }
+
+    /// Forgets the moves that failed before this time.
+    pub fn forget_failures(&mut self, before_s: f64) {
+        self.failed_at_s.retain(|_, failed| *failed >= before_s);
     }
 
     /// The partitions whose last move has failed within this time.
-    pub fn resting(&mut self, at_s: f64, for_s: f64) -> BTreeSet<PartitionId> {
-        self.failed_at_s.retain(|_, failed| at_s - *failed < for_s);
-        self.failed_at_s.keys().copied().collect()
+    pub fn resting(&self, at_s: f64, for_s: f64) -> BTreeSet<PartitionId> {
+        let failed = self.failed_at_s.iter().filter(|(_, failed)| at_s - **failed < for_s);
+        failed.map(|(partition, _)| *partition).collect()
     }
 
     /// Returns true if moves to a node have not ended.
     pub fn involves(&self, node: &str) -> bool {
-        self.queue.iter().chain(self.in_flight.values()).any(|queued| queued.to == node)
+        self.all().any(|queued| queued.to == node)
+    }
+
+    /// The moves that have not ended.
+    fn all(&self) -> impl Iterator<Item = &Queued> {
+        self.queue.iter().chain(self.in_flight.values().map(|running| &running.queued))
     }
 
     /// Returns true if no move runs.
@@ -101,32 +127,64 @@ impl Moves {
         });
     }
 
-    /// Starts moves until `max` run.
+    /// Starts moves, of which at most `max` run from and to each node.
     pub fn start(&mut self, node: &Arc<Node>, fence: &RoleFence, max: usize, progress: &mut Progress) {
-        while self.in_flight.len() < max {
-            let at = self.queue.iter().position(|queued| !self.in_flight.contains_key(&queued.partition));
-            let Some(queued) = at.and_then(|at| self.queue.remove(at)) else { return };
+        let mut at = 0;
+        while let Some(queued) = self.queue.get(at).cloned() {
             let part = Part::Move(queued.partition);
-            let Some(owner) = node.owners().owner(queued.partition) else {
-                progress.end(queued.decision, &part, Err("it was dropped".to_owned()));
-                continue;
-            };
-            if node.name_of(owner.node) == queued.to {
-                progress.end(queued.decision, &part, Ok(()));
-                continue;
+            let from = node.owners().owner(queued.partition).map(|owner| node.name_of(owner.node));
+            match from {
+                None => progress.end(queued.decision, &part, Err("it was dropped".to_owned())),
+                Some(from) if from == queued.to => progress.end(queued.decision, &part, Ok(())),
+                Some(from) if self.can_start(&queued, &from, max) => {
+                    self.spawn(node, fence, Running { queued, from });
+                }
+                Some(_) => {
+                    at += 1;
+                    continue;
+                }
             }
-            self.in_flight.insert(queued.partition, queued.clone());
-            let (node, fence, cancelled) = (node.clone(), fence.clone(), self.cancelled.subscribe());
-            self.running.spawn(async move {
-                let moving = carry_out(&node, &queued, &fence, cancelled);
-                let moving = AssertUnwindSafe(moving).catch_unwind().await;
-                let moved = match moving {
-                    Ok(moved) => moved.map_err(|error| error.to_string()),
-                    Err(_) => Err("internal error: it has panicked".to_owned()),
-                };
-                (queued, moved)
-            });
+            self.queue.remove(at);
         }
+    }
+
+    /// Returns true if less than `max` moves run from and to each of the nodes, and none of the partition.
+    fn can_start(&self, queued: &Queued, from: &str, max: usize) -> bool {
+        let runs = |name: &str| {
+            let running = self.in_flight.values();
+            running.filter(|other| other.from == name || other.queued.to == name).count()
+        };
+        !self.in_flight.contains_key(&queued.partition) && runs(from) < max && runs(&queued.to) < max
+    }
+
+    fn spawn(&mut self, node: &Arc<Node>, fence: &RoleFence, running: Running) {
+        let queued = running.queued.clone();
+        self.in_flight.insert(queued.partition, running);
+        let (node, fence, cancelled) = (node.clone(), fence.clone(), self.cancelled.subscribe());
+        self.running.spawn(async move {
+            let moving = carry_out(&node, &queued, &fence, cancelled);
+            let moving = AssertUnwindSafe(moving).catch_unwind().await;
+            let moved = match moving {
+                Ok(moved) => moved.map_err(|error| error.to_string()),
+                Err(_) => Err("internal error: it has panicked".to_owned()),
+            };
+            (queued, moved)
+        });
+    }
+
+    /// Records the nodes that a decision changes the load of.
+    pub fn touch(&mut self, decision: u64, nodes: BTreeSet<String>) {
+        self.touched.insert(decision, nodes);
+    }
+
+    /// The effects of a decision can be seen.
+    pub fn settle(&mut self, decision: u64) {
+        self.touched.remove(&decision);
+    }
+
+    /// The nodes whose load is changing.
+    pub fn changing(&self) -> BTreeSet<String> {
+        self.touched.values().flatten().cloned().collect()
     }
 
     /// Completes when a move has ended. Never, if none runs.
@@ -147,7 +205,10 @@ impl Moves {
     ) {
         self.in_flight.remove(&queued.partition);
         match &result {
-            Ok(()) => self.moved_at_s.insert(queued.partition, at_s),
+            Ok(()) => {
+                self.failed_at_s.remove(&queued.partition);
+                self.moved_at_s.insert(queued.partition, at_s)
+            }
             Err(_) => self.failed_at_s.insert(queued.partition, at_s),
         };
         progress.end(queued.decision, &Part::Move(queued.partition), result);
@@ -198,19 +259,35 @@ mod tests {
     #[test]
     fn moves_that_are_not_allowed_any_more_are_given_up() {
         let mut moves = Moves::default();
-        moves.push([queued(1, "n1"), queued(2, "n2"), queued(3, "n3"), queued(4, "n1")]);
-        moves.push([queued(1, "n2")]);
+        let mut progress = Progress::default();
+        progress.begin(1, [1, 2, 3, 4].map(|id| Part::Move(PartitionId(id))));
+        moves.push([queued(1, "n1"), queued(2, "n2"), queued(3, "n3"), queued(4, "n1")], &mut progress);
+        progress.begin(2, [Part::Move(PartitionId(1))]);
+        moves.push([Queued { decision: 2, ..queued(1, "n2") }], &mut progress);
+        assert_eq!([progress.remaining(1), progress.remaining(2)], [3, 1]);
         assert_eq!(moves.queue.len(), 4, "a later decision replaces an earlier one");
         let forbidden = Node { forbidden: true, ..Node::new("n3", 1.0) };
         let nodes = vec![Node::new("n1", 1.0), Node::new("n2", 1.0), forbidden];
         let picture = Picture { nodes, ..Picture::default() };
-        let mut progress = Progress::default();
-        progress.begin(1, [1, 2, 3, 4].map(|id| Part::Move(PartitionId(id))));
         moves.check(&picture, &BTreeSet::from([PartitionId(2)]), &mut progress);
         let left: Vec<u64> = moves.queue.iter().map(|queued| queued.partition.0).collect();
         assert_eq!(left, [4, 1]);
         assert!(moves.involves("n1") && moves.involves("n2") && !moves.involves("n3"));
-        assert_eq!(progress.remaining(1), 2);
+        assert_eq!([progress.remaining(1), progress.remaining(2)], [1, 1]);
+    }
+
+    #[test]
+    fn moves_are_limited_per_node() {
+        let mut moves = Moves::default();
+        for (partition, to) in [(1, "n2"), (2, "n3")] {
+            let running = Running { queued: queued(partition, to), from: "n1".to_owned() };
+            moves.in_flight.insert(PartitionId(partition), running);
+        }
+        let can_start = |partition, from: &str, to: &str| moves.can_start(&queued(partition, to), from, 2);
+        assert!(!can_start(3, "n1", "n4"), "two moves from n1 run");
+        assert!(!can_start(3, "n4", "n1"), "moves to a node count as well");
+        assert!(can_start(3, "n2", "n3") && can_start(3, "n4", "n5"));
+        assert!(!can_start(2, "n4", "n5"), "the partition is being moved");
     }
 
     #[test]

@@ -74,10 +74,7 @@ struct Work {
     call: Option<Call<()>>,
     /// When a call succeeded.
     called_at: Option<Instant>,
-    /// Of a drain: the databases that are left, the most bytes that were copied of those that are being
-    /// moved, and when that has changed.
-    left: (u64, u64),
-    progress_at: Instant,
+    drain: Drain,
 }
 
 impl Work {
@@ -88,8 +85,7 @@ impl Work {
             retry_at: now,
             call: None,
             called_at: None,
-            left: (0, 0),
-            progress_at: now,
+            drain: Drain { databases: u64::MAX, copied_bytes: 0, progress_at: now },
         }
     }
 
@@ -99,6 +95,27 @@ impl Work {
         self.attempts += 1;
         let delay = delay * 2_u32.saturating_pow(self.attempts.min(16));
         self.retry_at = now + delay.min(MAX_RETRY_DELAY);
+    }
+}
+
+/// How far the drain of a node has come.
+struct Drain {
+    /// The fewest databases that needed the node.
+    databases: u64,
+    /// The most bytes that were copied of the databases that are being moved away.
+    copied_bytes: u64,
+    progress_at: Instant,
+}
+
+impl Drain {
+    /// Records the state of the drain, and returns for how long it has made no progress. Bytes that
+    /// are copied again after a failed move are no progress.
+    fn observe(&mut self, databases: u64, copied_bytes: u64, now: Instant) -> Duration {
+        if databases < self.databases || copied_bytes > self.copied_bytes {
+            let databases = databases.min(self.databases);
+            *self = Drain { databases, copied_bytes, progress_at: now };
+        }
+        now.saturating_duration_since(self.progress_at)
     }
 }
 
@@ -121,6 +138,8 @@ pub(super) struct NodeWork {
     has_listing_failed: bool,
     /// Since when listed nodes have not been alive.
     unknown_since: BTreeMap<String, Instant>,
+    /// Nodes that were added, and when they began to serve.
+    joined: BTreeMap<String, Instant>,
     /// No node is added for now.
     pub adding: Pause,
     /// No node is removed for now.
@@ -159,6 +178,7 @@ impl Run {
     /// Advances all nodes that are added or removed by one step.
     pub(super) async fn advance_nodes(&mut self) -> Result<(), Ended> {
         self.list_nodes().await;
+        self.observe_joined();
         let mut next = self.plan.clone();
         if self.settings.mode == Mode::On && !self.nodes.removing.is_active() {
             self.remove_unknown(&mut next);
@@ -212,6 +232,27 @@ impl Run {
         }
     }
 
+    /// Ends the pause after failures when a node that was added has served for `start_timeout`. One that
+    /// ends before that is a failure: the next one probably ends as well.
+    fn observe_joined(&mut self) {
+        let enough = self.settings.start_timeout;
+        for (name, since) in std::mem::take(&mut self.nodes.joined) {
+            let known = self.node.owners().find_node(&name);
+            let is_alive = known.is_some_and(|known| known.alive().is_some());
+            match is_alive {
+                true if since.elapsed() > enough => self.nodes.adding = Pause::default(),
+                true => drop(self.nodes.joined.insert(name, since)),
+                false if self.plan.names(&name) => {}
+                false => {
+                    let text =
+                        format!("it has ended {} s after it began to serve", since.elapsed().as_secs());
+                    self.record_failure("add", &name, &text);
+                    self.nodes.adding.begin(enough);
+                }
+            }
+        }
+    }
+
     /// Removes what is left of nodes that were added, do not live, and are in no plan. A node that
     /// databases need is not removed: they wait for it, because they or some of their pages are nowhere
     /// else, or are being failed over.
@@ -238,7 +279,7 @@ impl Run {
         let known = self.node.owners().find_node(name);
         if known.is_some_and(|known| known.alive().is_some() && self.node.is_serving(known.id)) {
             next.adding.retain(|adding| adding.name != *name);
-            self.nodes.adding = Pause::default();
+            self.nodes.joined.insert(name.clone(), Instant::now());
             self.nodes.provisioned.get_or_insert_default().insert(name.clone());
             self.record_node(Kind::NodeAdded, name);
             self.progress.end(*decision, &part, Ok(()));
@@ -300,12 +341,8 @@ impl Run {
         }
         let leaving = running.iter().filter(|(_, journal, _)| journal.source == known.id);
         let copied = leaving.filter_map(|(_, _, progress)| Some(progress.as_ref()?.bytes())).sum();
-        let work = self.nodes.work(name);
-        // Bytes that are copied again after a failed move are no progress.
-        if work.left.0 != databases || work.left.1 < copied {
-            (work.left, work.progress_at) = ((databases, copied), Instant::now());
-        }
-        if work.progress_at.elapsed() > DRAIN_TIMEOUT.max(self.settings.start_timeout) {
+        let stalled = self.nodes.work(name).drain.observe(databases, copied, Instant::now());
+        if stalled > DRAIN_TIMEOUT.max(self.settings.start_timeout) {
             let why = format!("node {name} was kept: {databases} of its databases could not be moved");
             self.keep(removing, next, Err(why));
         }
@@ -504,6 +541,21 @@ mod tests {
             let left = pause.until.unwrap() - Instant::now();
             assert!(pause.is_active() && left <= MAX_PAUSE && left.as_secs() >= 299, "{failures}: {left:?}");
         }
+    }
+
+    #[test]
+    fn repeated_copies_are_no_progress_of_a_drain() {
+        let start = Instant::now();
+        let mut drain = Work::new(start).drain;
+        let mut observe = |seconds: u64, databases: u64, copied_bytes: u64| {
+            drain.observe(databases, copied_bytes, start + Duration::from_secs(seconds)).as_secs()
+        };
+        assert_eq!(observe(1, 2, 0), 0);
+        assert_eq!([observe(2, 2, 10), observe(3, 2, 20)], [0, 0]);
+        // The move fails, and begins again.
+        assert_eq!([observe(5, 2, 0), observe(6, 2, 20), observe(8, 3, 5)], [2, 3, 5]);
+        assert_eq!([observe(9, 2, 21), observe(11, 1, 3), observe(12, 1, 4)], [0, 0, 0]);
+        assert_eq!([observe(13, 2, 0), observe(14, 1, 4)], [1, 2]);
     }
 
     #[tokio::test]

@@ -2,14 +2,15 @@
 //!
 //! - A node that was never heard from since the controller was elected counts as starting. One whose
 //!   report is old, that is slow, or that other nodes do not hear gets nothing.
-//! - A dead node is in the picture once it has been dead for `replace_after`, until it was replaced.
+//! - A node that has been slow for `replace_after` has to be emptied.
+//! - A node that has ended is missing for `replace_after`, and then dead until it was replaced.
 //! - A partition that is being moved, or waits for that, is shown at its destination.
 //! - A partition needs the memory of its `cache_floor`. Its other pages in memory are a cache, which a
 //!   new owner makes room for.
 //! - While a node is overloaded, its partitions show their hot keys, for the reasons of decisions.
 //! - Partitions that cannot move count as pinned: those of `local` durability in a common store,
 //!   quarantined ones, those whose pages are still being copied, and those whose last move has failed
-//!   within the cool-down.
+//!   within the cool-down, or a minute ago if their node has to be emptied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -48,9 +49,13 @@ pub(super) struct Sources<'a> {
     pub arriving: BTreeMap<PartitionId, String>,
     /// Partitions that stay where they are for now.
     pub resting: BTreeSet<PartitionId>,
+    /// The same, of nodes that have to be emptied.
+    pub resting_leaving: BTreeSet<PartitionId>,
+    /// Nodes that have been slow for long.
+    pub unfit: &'a BTreeSet<String>,
     /// When partitions were moved, on the clock of the picture.
     pub moved_at_s: &'a HashMap<PartitionId, f64>,
-    /// How long a node must be dead before it is replaced.
+    /// How long a node must be dead or slow before it is replaced.
     pub replace_after: std::time::Duration,
     pub at_s: f64,
 }
@@ -73,23 +78,24 @@ pub(super) fn build(node: &Node, sources: &Sources<'_>) -> Pictured {
         state: NodeState::Joining,
         ..PictureNode::new(adding.name.as_str(), capacity)
     }));
-    let shown: BTreeSet<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let names: BTreeMap<NodeId, &str> = known
+    let shown: BTreeMap<&str, &PictureNode> = nodes
         .iter()
-        .filter(|known| shown.contains(known.name.as_str()))
-        .map(|known| (known.id, known.name.as_str()))
+        .filter(|node| node.state != NodeState::Missing)
+        .map(|node| (node.name.as_str(), node))
         .collect();
+    let owners: BTreeMap<NodeId, &PictureNode> =
+        known.iter().filter_map(|known| Some((known.id, *shown.get(known.name.as_str())?))).collect();
     let pulling: BTreeSet<PartitionId> =
         known.iter().flat_map(|known| node.owners().pulling(known.id)).collect();
     let (mut partitions, mut by_name) = (Vec::new(), HashMap::new());
     for (id, ownership) in node.owners().all() {
-        let Some(owner) = names.get(&ownership.node) else { continue };
+        let Some(owner) = owners.get(&ownership.node) else { continue };
         let tenant = node.catalog().tenant_of(id);
         let can_move = tenant.is_some() && !pulling.contains(&id) && may_move(node, id, ownership);
         // A name that no tenant can have.
         let name = tenant.as_ref().map_or_else(|| format!("\0{id}"), |tenant| tenant.name.clone());
-        let arrives = sources.arriving.get(&id).filter(|to| shown.contains(to.as_str()));
-        let mut partition = Partition::new(name.as_str(), arrives.map_or(*owner, |to| to.as_str()), 0.0);
+        let arrives = sources.arriving.get(&id).filter(|to| shown.contains_key(to.as_str()));
+        let mut partition = Partition::new(name.as_str(), arrives.unwrap_or(&owner.name).as_str(), 0.0);
         if let Some(load) = sources.reports.partition(id) {
             let report = &load.report;
             partition.load = load.load;
@@ -99,14 +105,13 @@ pub(super) fn build(node: &Node, sources: &Sources<'_>) -> Pictured {
             partition.hot_keys =
                 report.keys.as_ref().map(|keys| hot_keys(keys, load.load)).unwrap_or_default();
         }
+        let resting = if owner.state.is_leaving() { &sources.resting_leaving } else { &sources.resting };
         let floor_kb = node.catalog().limit_of(id, Limit::CacheFloor);
         partition.memory = floor_kb.unwrap_or(0).saturating_mul(1024);
         let objective = node.catalog().limit_of(id, Limit::LatencyObjective);
         partition.objective_ms = objective.map(|ms| ms.max(1) as f64);
-        partition.pinned = !can_move
-            || arrives.is_some()
-            || sources.resting.contains(&id)
-            || sources.marks.pinned.contains(&id);
+        partition.pinned =
+            !can_move || arrives.is_some() || resting.contains(&id) || sources.marks.pinned.contains(&id);
         partition.moved_at_s = sources.moved_at_s.get(&id).copied();
         by_name.insert(name, id);
         partitions.push(partition);
@@ -134,6 +139,7 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
     shown.state = match state {
         RecordState::Alive if sources.plan.is_removing(name) => NodeState::Draining,
         RecordState::Alive if node.is_leaving(known.id) => NodeState::Draining,
+        RecordState::Alive if sources.unfit.contains(name) => NodeState::Draining,
         RecordState::Alive if reported.is_none() || !node.is_serving(known.id) => NodeState::Joining,
         RecordState::Alive => NodeState::Active,
         RecordState::Ended | RecordState::Sealed { .. } => {
@@ -141,10 +147,10 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
             let dead_for = ended.map_or_else(Default::default, |at| boot_time().saturating_sub(at));
             let is_replaced = sources.plan.replaced.iter().any(|replaced| replaced == name);
             let is_named = sources.plan.names(name);
-            if dead_for < sources.replace_after || is_replaced || is_named {
+            if is_replaced || is_named {
                 return None;
             }
-            NodeState::Dead
+            if dead_for < sources.replace_after { NodeState::Missing } else { NodeState::Dead }
         }
     };
     let is_recent = reported.is_some_and(|(_, is_recent)| is_recent);

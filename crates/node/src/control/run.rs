@@ -4,7 +4,7 @@
 //! be applied, the term begins again ([`Ended`]): the next campaign finds out whether this node is
 //! still the controller, and all records are read again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -22,6 +22,7 @@ use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
 use tokio::time::sleep_until;
 
+use super::balance;
 use super::brain::Brain;
 use super::clock::{Clock, unix_ms};
 use super::decisions::{Advice, Part, Progress, not_done};
@@ -35,6 +36,7 @@ use super::records::{
     PLAN_KEY, Phase, PlanRecord, Removing, decision_key,
 };
 use super::reports::{self, Reports};
+use super::slow::SlowTimes;
 use super::{ROLE, texts};
 use crate::load::Observation;
 use crate::{Node, Partitions};
@@ -49,6 +51,8 @@ const SETTLE_ROUNDS: f64 = 2.0;
 const SETTLE_SMOOTHINGS: f64 = 2.0;
 /// Advice of one kind is recorded at most once in this number of rounds.
 const ROUNDS_PER_ADVICE: f64 = 12.0;
+/// A move from a node that has to be emptied is repeated after this number of rounds.
+const RETRY_ROUNDS: f64 = 12.0;
 /// Why something was given up.
 const CANCELLED: &str = "cancelled by an administrator";
 
@@ -66,6 +70,7 @@ pub(super) struct Run {
     brain: Option<Brain>,
     clock: Clock,
     reports: Reports,
+    slow: SlowTimes,
     pub plan: PlanRecord,
     plan_revision: Option<Revision>,
     pub nodes: NodeWork,
@@ -77,8 +82,9 @@ pub(super) struct Run {
     kept: VecDeque<u64>,
     /// The decisions without outcome.
     pending: BTreeMap<u64, DecisionRecord>,
-    /// The policy has to forget what it has decided.
-    forgets: bool,
+    /// When partitions were moved: by the nodes' clocks in UTC, and as first seen on the clock of the
+    /// pictures. A node's clock may be ahead.
+    moves_seen: HashMap<PartitionId, (u64, f64)>,
     /// Nothing is decided until then, on the clock of the pictures.
     paused_until_s: f64,
     /// What operators allowed when the round began.
@@ -115,6 +121,7 @@ impl Run {
             brain,
             clock,
             reports: Reports::default(),
+            slow: SlowTimes::default(),
             plan: plan.map(|read| read.record).unwrap_or_default(),
             plan_revision,
             nodes: NodeWork::default(),
@@ -124,7 +131,7 @@ impl Run {
             next_decision: kept.back().copied().unwrap_or(0) + 1,
             kept,
             pending: pending.map(|record| (record.number, record)).collect(),
-            forgets: false,
+            moves_seen: HashMap::new(),
             paused_until_s: 0.0,
             marks: Marks::default(),
             last_cancel: 0,
@@ -265,7 +272,7 @@ impl Run {
 
     fn update_settings(&mut self) {
         let settings = self.node.control().settings();
-        if settings == self.settings && self.brain.is_some() && !self.forgets {
+        if settings == self.settings && self.brain.is_some() {
             return;
         }
         let kept = self.brain.take().map(|brain| brain.forecaster);
@@ -278,24 +285,31 @@ impl Run {
         if let Some(brain) = &mut self.brain {
             brain.adopt(self.plan.drained());
         }
-        (self.settings, self.forgets) = (settings, false);
+        self.settings = settings;
     }
 
     fn picture(&mut self) -> Pictured {
         let at_s = self.clock.at_s();
-        let mut moved_at_s: HashMap<PartitionId, f64> = HashMap::new();
-        for (partition, started_unix_ms) in self.node.migrations().moved() {
-            // A node's clock may be ahead.
-            moved_at_s.insert(partition, (started_unix_ms as f64 / 1000.0).min(at_s));
-        }
+        let seen = self.node.migrations().moved().into_iter().map(|(partition, unix_ms)| {
+            let before = self.moves_seen.get(&partition).filter(|(seen, _)| *seen == unix_ms);
+            (partition, (unix_ms, before.map_or((unix_ms as f64 / 1000.0).min(at_s), |(_, at_s)| *at_s)))
+        });
+        self.moves_seen = seen.collect();
+        let mut moved_at_s: HashMap<PartitionId, f64> =
+            self.moves_seen.iter().map(|(partition, (_, at_s))| (*partition, *at_s)).collect();
         moved_at_s.extend(self.moves.moved_at_s.iter().map(|(partition, at_s)| (*partition, *at_s)));
-        let rest_s = self.settings.policy.planning.cool_down_s.max(ROUNDS_PER_ADVICE * self.round_s());
+        self.slow.update(&self.slow_nodes(), Instant::now(), self.settings.replace_after);
+        let retry_s = RETRY_ROUNDS * self.round_s();
+        let rest_s = self.settings.policy.planning.cool_down_s.max(retry_s);
+        self.moves.forget_failures(at_s - rest_s);
         let mut arriving = self.moves.arriving();
         for (partition, journal, _) in self.node.migrations().running() {
             arriving.insert(partition, self.node.name_of(journal.destination));
         }
         let sources = Sources {
             resting: self.moves.resting(at_s, rest_s),
+            resting_leaving: self.moves.resting(at_s, retry_s),
+            unfit: self.slow.unfit(),
             arriving,
             reports: &self.reports,
             marks: &self.marks,
@@ -308,6 +322,13 @@ impl Run {
         picture::build(&self.node, &sources)
     }
 
+    /// The nodes that are slow now.
+    fn slow_nodes(&self) -> BTreeSet<String> {
+        let slow = self.node.slow_nodes.lock();
+        let living = self.node.owners().nodes().into_iter().filter(|known| known.alive().is_some());
+        living.filter(|known| slow.of(known.id).is_some()).map(|known| known.name).collect()
+    }
+
     fn round_s(&self) -> f64 {
         self.settings.round.as_secs_f64()
     }
@@ -317,6 +338,7 @@ impl Run {
         let smoothing_s = reports::smoothing(self.settings.round).as_secs_f64();
         let settle_s = (SETTLE_ROUNDS * self.round_s()).max(SETTLE_SMOOTHINGS * smoothing_s);
         for (number, open) in self.progress.settled(self.clock.at_s(), settle_s) {
+            self.moves.settle(number);
             let Some(mut record) = self.pending.remove(&number) else { continue };
             let outcome = match open.had_parts() {
                 true => open.outcome(picture, unix_ms()),
@@ -347,21 +369,26 @@ impl Run {
         self.brain = Some(brain);
         if self.is_outdated() {
             // Decisions may take a minute. The policy takes them for carried out.
-            self.forgets |= !decisions.is_empty();
+            if !decisions.is_empty() {
+                self.forget_decisions();
+            }
             return Ok(());
         }
-        let first = self.next_decision;
+        // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
+        // until then what the moves cost.
+        let changing = self.moves.changing();
         for decision in decisions {
-            // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
-            // until then what the moves cost.
-            let is_moving =
-                self.pending.range(..first).any(|(_, record)| texts::MOVES.contains(&&*record.action));
-            if is_moving && is_for_balance(&decision) {
-                continue;
+            let home = |tenant: &str| self.owner_name(*by_name.get(tenant)?);
+            if let Some(decision) = balance::apart_from(&changing, decision, home) {
+                self.act(decision, &by_name).await?;
             }
-            self.act(decision, &by_name).await?;
         }
         Ok(())
+    }
+
+    /// The name of a partition's owner.
+    fn owner_name(&self, partition: PartitionId) -> Option<String> {
+        self.node.owners().owner(partition).map(|owner| self.node.name_of(owner.node))
     }
 
     /// Writes a record of the forecasts, if there is a new one.
@@ -425,9 +452,16 @@ impl Run {
         }
     }
 
+    /// The policy forgets what it has decided and is not in the plan.
+    fn forget_decisions(&mut self) {
+        if let Some(brain) = &mut self.brain {
+            brain.forget_decisions(self.plan.drained());
+        }
+    }
+
     /// Records a decision that is not carried out for now. The policy decides it again.
     async fn postpone(&mut self, decision: &Decision, why: &str) -> Result<(), Ended> {
-        self.forgets = true;
+        self.forget_decisions();
         self.advise(decision, why).await
     }
 
@@ -438,12 +472,21 @@ impl Run {
         next.last_number = last_number;
         let adding = |name: &String| Adding { name: name.clone(), decision: number };
         next.adding.extend(names.iter().map(adding));
-        // Nodes that this decision replaces are not replaced again by another controller.
-        if let Some(Reason::NodesLeave { nodes }) = decision.reasons.first() {
-            next.replaced.extend(nodes.iter().cloned());
+        // Nodes that this decision replaces are not replaced again. Nodes that were added for other
+        // reasons make up for those that are missing.
+        match decision.reasons.first() {
+            Some(Reason::NodesLeave { nodes }) => next.replaced.extend(nodes.iter().cloned()),
+            _ => next.replaced.extend(self.unreplaced().take(count)),
         }
         let parts = names.into_iter().map(Part::Node).collect();
         self.record(decision, Some(what), None, parts, Some(next)).await.map(drop)
+    }
+
+    /// The nodes that have ended, are in no plan, and were not replaced.
+    fn unreplaced(&self) -> impl Iterator<Item = String> {
+        let ended = self.node.owners().nodes().into_iter().filter(|known| known.alive().is_none());
+        let names = ended.filter(|known| known.state.is_some()).map(|known| known.name);
+        names.filter(|name| !self.plan.names(name) && !self.plan.replaced.contains(name))
     }
 
     /// Keeps nodes that are being drained.
@@ -469,8 +512,11 @@ impl Run {
         }
         let parts = found.iter().map(|(partition, _)| Part::Move(*partition)).collect();
         let number = self.record(decision, None, None, parts, None).await?;
+        let sources = found.iter().filter_map(|(partition, _)| self.owner_name(*partition));
+        let nodes = sources.chain(found.iter().map(|(_, to)| to.clone())).collect();
+        self.moves.touch(number, nodes);
         let queued = |(partition, to)| Queued { partition, to, decision: number };
-        self.moves.push(found.into_iter().map(queued));
+        self.moves.push(found.into_iter().map(queued), &mut self.progress);
         Ok(())
     }
 
@@ -603,16 +649,6 @@ impl Run {
 
     pub(super) fn record_event(&self, event: Event) {
         self.partitions.record(event);
-    }
-}
-
-/// Moves that can wait: those for balance or latency, but not those from nodes that leave or lack memory.
-fn is_for_balance(decision: &Decision) -> bool {
-    let is_required = |reason: &Reason| matches!(reason, Reason::NodesLeave { .. } | Reason::Memory { .. });
-    match decision.action {
-        Action::Tenant { .. } => true,
-        Action::Move { .. } => !decision.reasons.iter().any(is_required),
-        Action::AddNodes { .. } | Action::Drain { .. } | Action::KeepNodes { .. } => false,
     }
 }
 

@@ -6,9 +6,6 @@ use fulmar_control::policy::{Action, Effect, HotKey, Reason};
 /// How many names a text lists.
 const MAX_LISTED: usize = 5;
 
-/// The kinds of actions that move tenants.
-pub(super) const MOVES: [&str; 2] = ["move", "tenant"];
-
 /// The kind of an action.
 pub(super) fn kind(action: &Action) -> &'static str {
     match action {
