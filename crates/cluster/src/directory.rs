@@ -32,6 +32,9 @@ pub struct Stamp {
     pub begun: Option<u64>,
     /// The numbers of processes that tried to begin an incarnation since then.
     pub attempts: Vec<u64>,
+    /// The generation of the metadata store ([`crate::generation`]).
+    #[serde(default)]
+    pub generation: u64,
 }
 
 /// What a fatal signal's handler recorded: the thread that died was executing this partition.
@@ -132,7 +135,8 @@ pub(crate) async fn check_and_prepare<E: Environment>(
 
 /// Records that this process has begun an incarnation.
 pub(crate) async fn complete<E: Environment>(env: &E, run: u64) -> Result<(), Error> {
-    env.directory().set_stamp(Stamp { begun: Some(run), attempts: Vec::new() }).await
+    let stamp = env.directory().stamp().await?.unwrap_or_default();
+    env.directory().set_stamp(Stamp { begun: Some(run), attempts: Vec::new(), ..stamp }).await
 }
 
 #[cfg(test)]
@@ -141,7 +145,7 @@ mod tests {
     use crate::NodeState;
 
     fn stamp(begun: Option<u64>, attempts: &[u64]) -> Stamp {
-        Stamp { begun, attempts: attempts.to_vec() }
+        Stamp { begun, attempts: attempts.to_vec(), generation: 0 }
     }
 
     #[test]

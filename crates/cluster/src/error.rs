@@ -40,6 +40,16 @@ pub enum Error {
         /// The epoch of the record.
         recorded: u32,
     },
+    /// The metadata store was restored from an old backup: it lacks what the node has seen.
+    #[error("the metadata store is older than node {node}: it has generation {stored}, the node {known}")]
+    MetadataTooOld {
+        /// This node.
+        node: NodeId,
+        /// The node's generation in the metadata store.
+        stored: u64,
+        /// Its generation in the data directory.
+        known: u64,
+    },
     /// A record cannot be read.
     #[error("metadata is damaged: {0}")]
     Corrupt(String),

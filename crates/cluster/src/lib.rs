@@ -8,7 +8,7 @@
 //! the commits of earlier owners ([`recovery`]). One elected node ([`election`]) deletes what no
 //! manifest needs ([`collection`], [`hold`]), and logs that no partition needs ([`truncation`]). A
 //! partition whose statements kill nodes is quarantined ([`quarantine`]). Transaction ids do not repeat
-//! ([`ids`]).
+//! ([`ids`]). A node does not start with an old metadata store ([`generation`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
@@ -45,6 +45,7 @@ pub mod election;
 pub mod environment;
 mod error;
 pub mod failover;
+pub mod generation;
 pub mod handover;
 pub mod hold;
 pub mod ids;

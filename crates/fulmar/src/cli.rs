@@ -149,7 +149,7 @@ pub struct StartArgs {
     /// memory: for tests. A data directory is bound to its store [default: DIR/store]
     #[arg(long, value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// Accept the catalog in DIR at this revision, and lose all later changes to tenants, users and
+    /// Accept the catalog at this revision, and lose all later changes to tenants, users and
     /// privileges. Use it only if the error message of a failed start says so
     #[arg(long, value_name = "REVISION", conflicts_with = "read_only")]
     pub accept_catalog: Option<u64>,

@@ -113,7 +113,11 @@ impl Node {
         };
         let node = (self.id(), &self.begun().read);
         match restore::change(self.environment(), partition, read, node, draft, (log, start), catalog).await {
-            Ok(_) => Ok(()),
+            // The partition stays open, so its next commits are of the new epoch.
+            Ok(read) => self.cover(read.revision).await.map_err(|error| {
+                self.fence(error.message());
+                DecisionError::InDoubt(moved(partition))
+            }),
             Err(fulmar_cluster::Error::Rejected(_)) => Err(DecisionError::Refused(restored_concurrently())),
             Err(error) => {
                 self.fence(&error.to_string());

@@ -11,8 +11,9 @@ use async_trait::async_trait;
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::incarnation::lease_wait;
 use fulmar_cluster::truncation::{self, Covered};
-use fulmar_cluster::{LogKind, PartitionRecord, Position, Range, metadata};
+use fulmar_cluster::{LogKind, PartitionRecord, Position, Range, generation, metadata};
 use fulmar_engine::{Assignment, Assignments, Error, ReplayRange, Result, Timeline, sqlstate};
+use fulmar_meta::Revision;
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::LogPosition;
 use tokio::time::timeout;
@@ -29,6 +30,8 @@ impl Assignments for Node {
     async fn assignment(&self, partition: PartitionId) -> Result<Assignment> {
         let (read, ()) =
             futures::future::try_join(self.own_record(partition), self.check_quarantine(partition)).await?;
+        // Nothing is committed before the partition is open.
+        self.cover(read.revision).await?;
         let record = read.record;
         self.page_servers.set(partition, &record);
         let serve_from = self.serve_from(&record);
@@ -83,6 +86,10 @@ impl Assignments for Node {
         let dropped = truncation::drop_ranges(self.environment(), node, &covered);
         let dropped = timeout(METADATA_TIMEOUT, dropped).await.map_err(|_| metadata_unavailable())?;
         let dropped = dropped.map_err(|error| protocol_error(&error))?;
+        if !dropped.is_empty() {
+            // Their records have changed. They can be opened again while the metadata store is full.
+            self.cover(Revision(u64::MAX)).await?;
+        }
         tracing::debug!(
             databases = dropped.len(),
             "dropped the log ranges of earlier owners and incarnations"
@@ -130,6 +137,26 @@ impl Node {
             true => Ok(read),
             false => Err(moved(partition)),
         }
+    }
+
+    /// Raises the node's generation unless it covers this revision of a record, so that the node does
+    /// not start with a metadata store that lacks it ([`generation`]).
+    pub(crate) async fn cover(&self, revision: Revision) -> Result<()> {
+        let covering = async {
+            let mut covered = self.covered.clone().lock_owned().await;
+            if revision <= *covered {
+                return Ok(());
+            }
+            let (environment, id, begun) = (self.environment().clone(), self.id(), self.begun().clone());
+            // A caller that is dropped must not leave a write of the stamp behind.
+            let raising = self.runtime.spawn(async move {
+                let raised = generation::raise(&environment, id, &begun).await;
+                raised.map(|revision| *covered = revision)
+            });
+            raising.await.unwrap_or_else(|error| Err(fulmar_cluster::Error::Directory(error.to_string())))
+        };
+        let covered = timeout(METADATA_TIMEOUT, covering).await.map_err(|_| metadata_unavailable())?;
+        covered.map_err(|error| protocol_error(&error))
     }
 
     /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.

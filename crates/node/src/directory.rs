@@ -86,7 +86,7 @@ impl Conversion {
 
     /// Marks a data directory, and gives it the stamp of the node's first record.
     pub fn write(&self, data: &Path) -> Result<(), Error> {
-        write(&data.join(STAMP_FILE), &Stamp { begun: Some(self.run), attempts: Vec::new() })?;
+        write(&data.join(STAMP_FILE), &Stamp { begun: Some(self.run), ..Stamp::default() })?;
         write(&data.join(CONVERSION_FILE), self)
     }
 
@@ -188,9 +188,12 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let files = StampFiles::new(data.path());
         assert_eq!(files.stamp().await.unwrap(), None);
-        let stamp = Stamp { begun: Some(7), attempts: vec![8] };
+        let stamp = Stamp { begun: Some(7), attempts: vec![8], generation: 9 };
         files.set_stamp(stamp.clone()).await.unwrap();
         assert_eq!(files.stamp().await.unwrap(), Some(stamp));
+        fs::write(data.path().join(STAMP_FILE), r#"{"begun":7,"attempts":[8]}"#).unwrap();
+        let found = files.stamp().await.unwrap().unwrap();
+        assert_eq!((found.begun, found.generation), (Some(7), 0), "a stamp of an earlier version");
         fs::write(data.path().join(STAMP_FILE), "{").unwrap();
         let error = files.stamp().await.unwrap_err().to_string();
         assert!(error.contains("restore it from a backup"), "{error}");

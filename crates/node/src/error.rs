@@ -41,6 +41,20 @@ pub enum Error {
         /// Its newest incarnation in the metadata store.
         known: u64,
     },
+    /// The metadata store was restored from an old backup, which lacks what the node has seen.
+    #[error(
+        "the metadata store is older than the data directory of node {node}: it has generation {stored}, the \
+         directory {known}; restore a newer backup of the metadata store; to lose all later databases, commits \
+         and users, start this node once with --accept-catalog {stored}"
+    )]
+    MetadataTooOld {
+        /// The node.
+        node: fulmar_cluster::NodeId,
+        /// Its generation in the metadata store.
+        stored: u64,
+        /// Its generation in the data directory.
+        known: u64,
+    },
     /// The cluster keeps its data elsewhere than the node would.
     #[error("{}", match is_private {
         true => "each node of this cluster has a store of its own; start the node without --store",
@@ -115,6 +129,9 @@ impl From<fulmar_cluster::Error> for Error {
                 "the data directory does not belong to this node: {mismatch}. {}",
                 mismatch.remedy()
             )),
+            fulmar_cluster::Error::MetadataTooOld { node, stored, known } => {
+                Error::MetadataTooOld { node, stored, known }
+            }
             error => Error::Protocol(error),
         }
     }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use fulmar_cluster::environment::{Environment, Uncertain};
 use fulmar_cluster::incarnation::{self, Begun, Lease};
 use fulmar_cluster::quarantine::report_crash;
-use fulmar_cluster::{Incarnation, LogId, NodeId, failover};
+use fulmar_cluster::{Incarnation, LogId, NodeId, failover, generation};
 use fulmar_elastic::provisioner::Provisioner;
 use fulmar_engine::{Assignments, Membership, Result as SqlResult, sqlstate};
 use fulmar_gateway::events::{Event, Kind};
-use fulmar_meta::{Catalog, MetadataStore};
+use fulmar_meta::{Catalog, MetadataStore, Revision};
 use fulmar_pages::PartitionId;
 use fulmar_store::Reliable;
 use fulmar_transport::hello::{METADATA_CLIENT, VERSIONS};
@@ -75,6 +75,8 @@ pub struct NodeOptions {
     pub place: Place,
     /// Adds nodes to the cluster and removes them, while this node is the controller.
     pub provisioner: Option<Arc<dyn Provisioner>>,
+    /// The generation of this node at which an old metadata store is accepted.
+    pub accepted_generation: Option<u64>,
 }
 
 /// The last heartbeat of a node.
@@ -113,6 +115,8 @@ pub struct Node {
     catalog: Arc<Catalog>,
     begun: Begun,
     term: u32,
+    /// Records of the metadata store up to this revision are covered by the node's generation.
+    pub(crate) covered: Arc<tokio::sync::Mutex<Revision>>,
     ids: TransactionIds,
     lease: Lease,
     owners: Arc<Owners>,
@@ -169,8 +173,8 @@ impl Node {
             metadata.follow(control.clone()).await.map_err(Error::from)
         };
         // A term that is taken and not used costs nothing.
-        let ((), (), term) = tokio::try_join!(
-            check_not_restored(&environment, id),
+        let (covered, (), term) = tokio::try_join!(
+            check_not_restored(&environment, id, options.accepted_generation),
             following,
             registration::next_term(&*metadata)
         )?;
@@ -204,6 +208,7 @@ impl Node {
             catalog,
             begun,
             term,
+            covered: Arc::new(tokio::sync::Mutex::new(covered)),
             ids,
             lease: Lease::default(),
             owners,
@@ -310,7 +315,11 @@ impl Node {
     /// Ends this incarnation, at a planned stop: other nodes need not wait until they miss its
     /// heartbeats. Call it when nothing is served any more.
     pub async fn leave(&self) {
-        let ending = failover::end(&self.environment, self.id, self.incarnation());
+        let ending = async {
+            // Covers users and privileges, too. Commits are covered without it.
+            let _ = self.cover(Revision(u64::MAX)).await;
+            failover::end(&self.environment, self.id, self.incarnation()).await
+        };
         match timeout(LEAVE_TIMEOUT, ending).await {
             Ok(Ok(_)) => tracing::info!(node = self.name, "left the cluster"),
             Ok(Err(error)) => tracing::warn!(%error, "cannot record the stop of this node"),
@@ -539,15 +548,23 @@ impl Node {
     }
 }
 
-/// Refuses a metadata store that does not know the node's newest incarnation, because it was restored
-/// from an old backup. A log of a later incarnation than the node's record names shows that: the record
-/// is written first.
-async fn check_not_restored(environment: &NodeEnvironment, id: NodeId) -> Result<(), Error> {
+/// Refuses a metadata store that was restored from an old backup. Returns the revision up to which the
+/// node's generation covers records.
+///
+/// The backup has a lower generation than the data directory, or does not know the node's newest
+/// incarnation. A log of a later incarnation than the node's record names shows that: the record is
+/// written first.
+async fn check_not_restored(
+    environment: &NodeEnvironment,
+    id: NodeId,
+    accepted_generation: Option<u64>,
+) -> Result<Revision, Error> {
+    let covered = generation::check(environment, id, accepted_generation).await?;
     let read = fulmar_cluster::metadata::node(environment, id).await?;
     let known = read.map_or(0, |read| read.record.incarnation);
     loop {
         match environment.logs().list(LogId::shared(id, known + 1)).await {
-            Ok(slots) if slots.is_empty() => return Ok(()),
+            Ok(slots) if slots.is_empty() => return Ok(covered),
             Ok(_) => return Err(Error::Restored { node: id, known }),
             Err(Uncertain) => tokio::time::sleep(STORE_RETRY_DELAY).await,
         }

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use fulmar_cluster::collection::{Collector, Makers, Outcome};
 use fulmar_cluster::environment::{Environment, LogObjects, Slot};
-use fulmar_cluster::ids;
 use fulmar_cluster::incarnation::{self, Lease, lease_wait};
 use fulmar_cluster::records::{encode, node_key, owner_key};
 use fulmar_cluster::seal::seal;
 use fulmar_cluster::{
     Error, LogId, LogKind, ManifestName, NodeId, NodeRecord, NodeState, PartitionRecord, Position, Rules,
-    SegmentName, election, metadata,
+    SegmentName, election, generation, ids, metadata,
 };
 use fulmar_meta::{MetadataStore, Transaction};
 use fulmar_pages::PartitionId;
@@ -119,6 +118,50 @@ fn refuse_newer_epochs() {
     assert_eq!((outcome, left), (Err(error), vec![manifest(1), manifest(2)]));
     let (_, left) = collect_after_restore(Rules { refuse_newer_epochs: false, ..Rules::ALL });
     assert_eq!(left, [manifest(1)], "without the rule the newest manifest must be deleted");
+}
+
+/// Checks the generation of a node after the metadata store was restored from a backup, and other
+/// nodes have changed it often. Before that, the node opened a partition that was created after the
+/// backup, if `has_opened`.
+fn check_after_restore(has_opened: bool, accepted: Option<u64>) -> Result<(), Error> {
+    const NODE: NodeId = NodeId(1);
+    let simulation = Simulation::new(1, false);
+    let world = World::new(&simulation, Rules::ALL);
+    let env = Env::without_node(&world, Process { machine: 1, run: 1 });
+    let result: Arc<Mutex<Option<_>>> = Arc::default();
+    let ended = result.clone();
+    simulation.spawn(env.process, async move {
+        let begun = incarnation::begin(&env, NODE, 1).await.unwrap();
+        generation::raise(&env, NODE, &begun).await.unwrap();
+        let backup = world.backup();
+        if has_opened {
+            let record = PartitionRecord::new(NODE, LogKind::Shared, Position { incarnation: 1, slot: 0 });
+            let create = Transaction::new().put(owner_key(PARTITION), encode(&record).unwrap());
+            let created = env.transact(create).await.unwrap().revision();
+            let covered = generation::raise(&env, NODE, &begun).await.unwrap();
+            assert!(covered > created, "the generation must cover the partition's record");
+            assert_eq!(generation::check(&env, NODE, None).await, Ok(covered), "the store is not older");
+        }
+        world.restore(backup);
+        for _ in 0..100 {
+            env.transact(Transaction::new().put("other", "value")).await.unwrap();
+        }
+        let checked = generation::check(&env, NODE, accepted).await;
+        *ended.lock() = Some(checked.map(drop));
+    });
+    simulation.run(Duration::from_secs(60), || result.lock().is_some());
+    simulation.clear();
+    let result = result.lock().take();
+    result.expect("the check must end")
+}
+
+#[test]
+fn metadata_store_without_an_opened_partition_is_refused() {
+    let refused = Err(Error::MetadataTooOld { node: NodeId(1), stored: 1, known: 2 });
+    assert_eq!(check_after_restore(true, None), refused);
+    assert_eq!(check_after_restore(true, Some(0)), refused, "another generation was accepted");
+    assert_eq!(check_after_restore(true, Some(1)), Ok(()));
+    assert_eq!(check_after_restore(false, None), Ok(()), "the backup lacks nothing of the node");
 }
 
 /// Returns true if the old owner still answers reads when the new one begins to, at a random phase

@@ -21,7 +21,7 @@ pub struct ClusterArgs {
     /// Run as the node NAME of the cluster in --meta. The first node creates the cluster. Needs
     /// --rpc, and --meta or --join. Without --store, the node keeps its databases in its data directory
     #[arg(long, value_name = "NAME", requires_all = ["rpc", "metadata"])]
-    #[arg(conflicts_with_all = ["read_only", "accept_catalog"], group = "role")]
+    #[arg(conflicts_with = "read_only", group = "role")]
     pub node: Option<String>,
     /// Listen address for other nodes, which must reach this node at it
     #[arg(long, value_name = "ADDR:PORT", requires = "node")]

@@ -150,6 +150,7 @@ pub(super) async fn start(
             rack: arguments.cluster.rack.clone().unwrap_or_default(),
         },
         provisioner: provisioner::open(arguments, registration.cluster)?,
+        accepted_generation: arguments.accept_catalog,
     };
     let reliable = Reliable::new(store.clone(), Limits::default());
     let member =

@@ -13,6 +13,7 @@ mod garbage;
 mod load;
 mod machine;
 mod migrations;
+mod old_metadata;
 mod outages;
 mod private_stores;
 mod refusals;
