@@ -114,7 +114,7 @@ impl Node {
         let node = (self.id(), &self.begun().read);
         match restore::change(self.environment(), partition, read, node, draft, (log, start), catalog).await {
             // The partition stays open, so its next commits are of the new epoch.
-            Ok(read) => self.cover(read.revision).await.map_err(|error| {
+            Ok(read) => self.cover_or_end(read.revision).await.map_err(|error| {
                 self.fence(error.message());
                 DecisionError::InDoubt(moved(partition))
             }),

@@ -5,6 +5,7 @@
 //! out, and that of the dead owner if the epoch began by a failover. Nothing of a partition is
 //! answered, committed or released before it is open, so the wait covers all three.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,6 +25,8 @@ use crate::logs::{log_node, log_position};
 
 /// How long the metadata store may take to answer.
 pub(crate) const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause before the generation is raised again.
+const COVER_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 #[async_trait]
 impl Assignments for Node {
@@ -142,21 +145,40 @@ impl Node {
     /// Raises the node's generation unless it covers this revision of a record, so that the node does
     /// not start with a metadata store that lacks it ([`generation`]).
     pub(crate) async fn cover(&self, revision: Revision) -> Result<()> {
+        let is_covered = || revision.0 <= self.covered.load(Ordering::Acquire);
+        // Without the lock: while the metadata store is full, another caller holds it.
+        if is_covered() {
+            return Ok(());
+        }
         let covering = async {
-            let mut covered = self.covered.clone().lock_owned().await;
-            if revision <= *covered {
+            let lock = self.raising.clone().lock_owned().await;
+            if is_covered() {
                 return Ok(());
             }
             let (environment, id, begun) = (self.environment().clone(), self.id(), self.begun().clone());
+            let covered = self.covered.clone();
             // A caller that is dropped must not leave a write of the stamp behind.
             let raising = self.runtime.spawn(async move {
                 let raised = generation::raise(&environment, id, &begun).await;
-                raised.map(|revision| *covered = revision)
+                let raised = raised.map(|revision| covered.store(revision.0, Ordering::Release));
+                drop(lock);
+                raised
             });
             raising.await.unwrap_or_else(|error| Err(fulmar_cluster::Error::Directory(error.to_string())))
         };
         let covered = timeout(METADATA_TIMEOUT, covering).await.map_err(|_| metadata_unavailable())?;
         covered.map_err(|error| protocol_error(&error))
+    }
+
+    /// Like [`Node::cover`], but waits for a metadata store that is full or does not answer, for as long
+    /// as this node has its lease.
+    pub(crate) async fn cover_or_end(&self, revision: Revision) -> Result<()> {
+        loop {
+            match self.cover(revision).await {
+                Err(_) if self.has_lease() => tokio::time::sleep(COVER_RETRY_DELAY).await,
+                covered => return covered,
+            }
+        }
     }
 
     /// The partition's timeline in the catalog, which a restore by an earlier owner has changed.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -116,7 +116,9 @@ pub struct Node {
     begun: Begun,
     term: u32,
     /// Records of the metadata store up to this revision are covered by the node's generation.
-    pub(crate) covered: Arc<tokio::sync::Mutex<Revision>>,
+    pub(crate) covered: Arc<AtomicU64>,
+    /// Held while the generation is raised.
+    pub(crate) raising: Arc<tokio::sync::Mutex<()>>,
     ids: TransactionIds,
     lease: Lease,
     owners: Arc<Owners>,
@@ -208,7 +210,8 @@ impl Node {
             catalog,
             begun,
             term,
-            covered: Arc::new(tokio::sync::Mutex::new(covered)),
+            covered: Arc::new(AtomicU64::new(covered.0)),
+            raising: Arc::default(),
             ids,
             lease: Lease::default(),
             owners,
