@@ -29,6 +29,11 @@ impl Charge {
         self.reservation.grow_to(&self.quota, bytes(journal))
     }
 
+    /// Like [`Charge::cover`], but drops nothing. Returns false if memory is short.
+    pub(super) fn try_cover(&mut self, journal: &Journal, more: usize) -> bool {
+        self.reservation.grow_to(&self.quota, (journal.held_bytes() + more) as u64).is_ok()
+    }
+
     /// Adjusts the charge to what the journal holds. Returns false if memory is short.
     pub(super) fn adjust(&mut self, journal: &Journal) -> bool {
         let bytes = journal.held_bytes() as u64;

@@ -38,7 +38,7 @@ pub(crate) struct Front {
     pub(super) wire: Wire,
     pub(super) journal: Journal,
     /// The memory charge for the journal.
-    charge: Charge,
+    pub(super) charge: Charge,
     pub(super) handle: Arc<Handle>,
     pub(super) identity: Identity,
     pub(super) context: Arc<startup::Context>,
@@ -240,17 +240,23 @@ impl Front {
         match self.wire.poll_read(cx) {
             Poll::Pending if self.wire.input.is_empty() => Poll::Pending,
             Poll::Ready(Err(_)) if self.wire.input.is_empty() => Poll::Ready(Err(Stop::Client)),
-            _ => {
-                self.feed()?;
-                Poll::Ready(Ok(()))
-            }
+            _ => match self.feed()? {
+                true => Poll::Ready(Ok(())),
+                // Answers release memory.
+                false => self.poll_client_gone(cx),
+            },
         }
     }
 
-    /// Takes over what the client has sent, until the journal is full.
-    pub(super) fn feed(&mut self) -> Result<(), Stop> {
+    /// Takes over what the client has sent, until the journal is full. Returns false if memory is short,
+    /// and units that have not been answered occupy some: an error might be taken for their answer.
+    pub(super) fn feed(&mut self) -> Result<bool, Stop> {
+        let more = MAX_COPIES * self.wire.input.len();
+        match self.cover(more) {
+            Err(_) if self.journal.has_unanswered() => return Ok(false),
+            covered => covered?,
+        }
         let mut input = std::mem::take(&mut self.wire.input);
-        self.cover(MAX_COPIES * input.len())?;
         let fed = self.journal.feed(&input);
         let fed = fed.map_err(|message| Stop::Fatal(Error::new(sqlstate::PROTOCOL_VIOLATION, message)))?;
         match fed < input.len() {
@@ -263,8 +269,9 @@ impl Front {
         if self.journal.is_terminated {
             return Err(Stop::Client);
         }
-        self.cover(0)?;
-        self.fail_doomed()
+        self.charge.adjust(&self.journal);
+        self.fail_doomed()?;
+        Ok(true)
     }
 
     /// Charges what the journal holds, and `more` bytes that it is about to hold.
@@ -338,6 +345,10 @@ impl Front {
         }
         self.journal.unsent.clear();
         if let Some(is_commit) = self.answer_doomed()? {
+            if self.journal.is_lost {
+                // The messages of the other units are not kept.
+                return self.give_up_lost();
+            }
             self.journal.send_all();
             if is_commit {
                 self.journal.send_failed_ended();
