@@ -56,7 +56,7 @@ pub struct ControlSettings {
     pub start_timeout: Duration,
     /// How long one call of the provisioner may take.
     pub provisioner_timeout: Duration,
-    /// How long a node must be dead or slow before it is replaced.
+    /// How long a node must be dead before it is replaced.
     pub replace_after: Duration,
     /// Nodes that are added have this name and a number.
     pub base_name: String,
@@ -222,7 +222,7 @@ const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         name: "replace_after",
-        about: "A node that is dead or slow for this long is replaced",
+        about: "A node that is dead for this long is replaced",
         set: |settings, text| put(&mut settings.replace_after, time(text, 0)),
         show: |settings| shown(settings.replace_after),
     },

@@ -91,6 +91,12 @@ async fn shown(cluster: &Cluster, node: usize, name: &str) -> String {
     query(cluster, node, &sql).await.remove(0)
 }
 
+/// Waits for a controller. Returns its name.
+async fn elected(cluster: &Cluster) -> String {
+    wait_until("a controller", async || !shown(cluster, 0, "controller").await.is_empty()).await;
+    shown(cluster, 0, "controller").await
+}
+
 /// The events of a kind at all nodes that run.
 async fn events(cluster: &Cluster, kind: &str) -> Vec<String> {
     let sql = format!("SELECT CAST(details AS TEXT) FROM fulmar.events WHERE kind = '{kind}'");

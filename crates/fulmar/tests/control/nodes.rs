@@ -100,7 +100,7 @@ async fn dead_node_is_replaced_once_and_one_that_dies_young_is_a_failure() {
     create(&cluster, &["a", "b"]).await;
     set(&cluster, 0, QUICK);
     set(&cluster, 0, &[("hold_up", "1h"), ("hold_down", "1h"), ("min_nodes", "2"), ("mode", "on")]);
-    let controller = shown(&cluster, 0, "controller").await;
+    let controller = elected(&cluster).await;
     let killed = (0..2).find(|node| cluster.name(*node) != controller).unwrap();
     let other = 1 - killed;
     cluster.kill(killed).unwrap();
@@ -128,5 +128,8 @@ async fn dead_node_is_replaced_once_and_one_that_dies_young_is_a_failure() {
     })
     .await;
     wait_until("a decision that is put off", async || additions().len() > 1).await;
-    assert_eq!(additions(), ["advised", "done"], "no node is added for a while");
+    let results = additions();
+    let (first, later) = results.split_last().unwrap();
+    assert_eq!(first, "done");
+    assert!(later.iter().all(|result| result == "advised"), "no node is added for a while: {results:?}");
 }

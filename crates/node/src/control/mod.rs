@@ -63,7 +63,6 @@ mod picture;
 mod records;
 mod reports;
 mod run;
-mod slow;
 mod texts;
 
 use std::sync::Arc;

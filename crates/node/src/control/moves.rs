@@ -36,6 +36,23 @@ struct Running {
     from: String,
 }
 
+/// The number of moves that run from or to each node.
+#[derive(Default)]
+struct NodeLoads(HashMap<String, usize>);
+
+impl NodeLoads {
+    fn add(&mut self, running: &Running) {
+        for node in [&running.from, &running.queued.to] {
+            *self.0.entry_ref(node.as_str()).or_default() += 1;
+        }
+    }
+
+    /// Returns true if less than `max` run from or to each of the move's nodes.
+    fn allow(&self, next: &Running, max: usize) -> bool {
+        [&next.from, &next.queued.to].into_iter().all(|node| self.0.get(node).is_none_or(|runs| *runs < max))
+    }
+}
+
 /// The moves of this term.
 #[derive(Default)]
 pub(super) struct Moves {
@@ -129,32 +146,24 @@ impl Moves {
 
     /// Starts moves, of which at most `max` run from and to each node.
     pub fn start(&mut self, node: &Arc<Node>, fence: &RoleFence, max: usize, progress: &mut Progress) {
-        let mut at = 0;
-        while let Some(queued) = self.queue.get(at).cloned() {
+        let mut loads = NodeLoads::default();
+        self.in_flight.values().for_each(|running| loads.add(running));
+        for queued in std::mem::take(&mut self.queue) {
             let part = Part::Move(queued.partition);
-            let from = node.owners().owner(queued.partition).map(|owner| node.name_of(owner.node));
-            match from {
-                None => progress.end(queued.decision, &part, Err("it was dropped".to_owned())),
-                Some(from) if from == queued.to => progress.end(queued.decision, &part, Ok(())),
-                Some(from) if self.can_start(&queued, &from, max) => {
-                    self.spawn(node, fence, Running { queued, from });
-                }
-                Some(_) => {
-                    at += 1;
-                    continue;
-                }
+            let Some(owner) = node.owners().owner(queued.partition) else {
+                progress.end(queued.decision, &part, Err("it was dropped".to_owned()));
+                continue;
+            };
+            let running = Running { from: node.name_of(owner.node), queued };
+            if running.from == running.queued.to {
+                progress.end(running.queued.decision, &part, Ok(()));
+            } else if loads.allow(&running, max) && !self.in_flight.contains_key(&running.queued.partition) {
+                loads.add(&running);
+                self.spawn(node, fence, running);
+            } else {
+                self.queue.push_back(running.queued);
             }
-            self.queue.remove(at);
         }
-    }
-
-    /// Returns true if less than `max` moves run from and to each of the nodes, and none of the partition.
-    fn can_start(&self, queued: &Queued, from: &str, max: usize) -> bool {
-        let runs = |name: &str| {
-            let running = self.in_flight.values();
-            running.filter(|other| other.from == name || other.queued.to == name).count()
-        };
-        !self.in_flight.contains_key(&queued.partition) && runs(from) < max && runs(&queued.to) < max
     }
 
     fn spawn(&mut self, node: &Arc<Node>, fence: &RoleFence, running: Running) {
@@ -278,16 +287,16 @@ mod tests {
 
     #[test]
     fn moves_are_limited_per_node() {
-        let mut moves = Moves::default();
-        for (partition, to) in [(1, "n2"), (2, "n3")] {
-            let running = Running { queued: queued(partition, to), from: "n1".to_owned() };
-            moves.in_flight.insert(PartitionId(partition), running);
-        }
-        let can_start = |partition, from: &str, to: &str| moves.can_start(&queued(partition, to), from, 2);
-        assert!(!can_start(3, "n1", "n4"), "two moves from n1 run");
-        assert!(!can_start(3, "n4", "n1"), "moves to a node count as well");
-        assert!(can_start(3, "n2", "n3") && can_start(3, "n4", "n5"));
-        assert!(!can_start(2, "n4", "n5"), "the partition is being moved");
+        let running = |partition, from: &str, to: &str| Running {
+            queued: queued(partition, to),
+            from: from.to_owned(),
+        };
+        let mut loads = NodeLoads::default();
+        loads.add(&running(1, "n1", "n2"));
+        loads.add(&running(2, "n1", "n3"));
+        assert!(!loads.allow(&running(3, "n1", "n4"), 2), "two moves from n1 run");
+        assert!(!loads.allow(&running(3, "n4", "n1"), 2), "moves to a node count as well");
+        assert!(loads.allow(&running(3, "n2", "n3"), 2) && loads.allow(&running(3, "n4", "n5"), 2));
     }
 
     #[test]

@@ -151,6 +151,7 @@ pub(super) struct NodeWork {
 pub(super) struct Pause {
     /// Failures in succession.
     failures: u32,
+    began: Option<Instant>,
     until: Option<Instant>,
 }
 
@@ -160,10 +161,18 @@ impl Pause {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 
+    /// Ends it after a success that has lasted since then, unless there was a failure meanwhile.
+    fn end(&mut self, since: Instant) {
+        if self.began.is_none_or(|began| began < since) {
+            *self = Pause::default();
+        }
+    }
+
     /// Pauses, longer after each failure in succession.
     fn begin(&mut self, unit: Duration) {
         let pause = unit * 2_u32.pow(self.failures.min(10));
         self.failures += 1;
+        self.began = Some(Instant::now());
         self.until = Some(Instant::now() + pause.min(MAX_PAUSE));
     }
 }
@@ -236,20 +245,24 @@ impl Run {
     /// ends before that is a failure: the next one probably ends as well.
     fn observe_joined(&mut self) {
         let enough = self.settings.start_timeout;
+        let mut has_failed = false;
         for (name, since) in std::mem::take(&mut self.nodes.joined) {
             let known = self.node.owners().find_node(&name);
             let is_alive = known.is_some_and(|known| known.alive().is_some());
             match is_alive {
-                true if since.elapsed() > enough => self.nodes.adding = Pause::default(),
+                true if since.elapsed() > enough => self.nodes.adding.end(since),
                 true => drop(self.nodes.joined.insert(name, since)),
                 false if self.plan.names(&name) => {}
                 false => {
                     let text =
                         format!("it has ended {} s after it began to serve", since.elapsed().as_secs());
                     self.record_failure("add", &name, &text);
-                    self.nodes.adding.begin(enough);
+                    has_failed = true;
                 }
             }
+        }
+        if has_failed {
+            self.nodes.adding.begin(enough);
         }
     }
 
@@ -350,6 +363,7 @@ impl Run {
 
     async fn stop_node(&mut self, removing: &Removing, known: Option<KnownNode>, next: &mut PlanRecord) {
         let Removing { name, decision, phase } = removing;
+        self.nodes.joined.remove(name);
         let is_called = self.nodes.work(name).call.is_some() || self.nodes.work(name).called_at.is_some();
         let databases = match &known {
             Some(known) if !is_called => self.needing(known.id).await,
@@ -541,6 +555,10 @@ mod tests {
             let left = pause.until.unwrap() - Instant::now();
             assert!(pause.is_active() && left <= MAX_PAUSE && left.as_secs() >= 299, "{failures}: {left:?}");
         }
+        pause.end(now);
+        assert!(pause.is_active(), "the last failure was after that");
+        pause.end(Instant::now() + Duration::from_secs(1));
+        assert!(!pause.is_active());
     }
 
     #[test]

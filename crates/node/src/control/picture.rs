@@ -2,7 +2,6 @@
 //!
 //! - A node that was never heard from since the controller was elected counts as starting. One whose
 //!   report is old, that is slow, or that other nodes do not hear gets nothing.
-//! - A node that has been slow for `replace_after` has to be emptied.
 //! - A node that has ended is missing for `replace_after`, and then dead until it was replaced.
 //! - A partition that is being moved, or waits for that, is shown at its destination.
 //! - A partition needs the memory of its `cache_floor`. Its other pages in memory are a cache, which a
@@ -51,11 +50,9 @@ pub(super) struct Sources<'a> {
     pub resting: BTreeSet<PartitionId>,
     /// The same, of nodes that have to be emptied.
     pub resting_leaving: BTreeSet<PartitionId>,
-    /// Nodes that have been slow for long.
-    pub unfit: &'a BTreeSet<String>,
     /// When partitions were moved, on the clock of the picture.
     pub moved_at_s: &'a HashMap<PartitionId, f64>,
-    /// How long a node must be dead or slow before it is replaced.
+    /// How long a node must be dead before it is replaced.
     pub replace_after: std::time::Duration,
     pub at_s: f64,
 }
@@ -139,7 +136,6 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
     shown.state = match state {
         RecordState::Alive if sources.plan.is_removing(name) => NodeState::Draining,
         RecordState::Alive if node.is_leaving(known.id) => NodeState::Draining,
-        RecordState::Alive if sources.unfit.contains(name) => NodeState::Draining,
         RecordState::Alive if reported.is_none() || !node.is_serving(known.id) => NodeState::Joining,
         RecordState::Alive => NodeState::Active,
         RecordState::Ended | RecordState::Sealed { .. } => {

@@ -4,7 +4,7 @@
 //! be applied, the term begins again ([`Ended`]): the next campaign finds out whether this node is
 //! still the controller, and all records are read again.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -36,7 +36,6 @@ use super::records::{
     PLAN_KEY, Phase, PlanRecord, Removing, decision_key,
 };
 use super::reports::{self, Reports};
-use super::slow::SlowTimes;
 use super::{ROLE, texts};
 use crate::load::Observation;
 use crate::{Node, Partitions};
@@ -70,7 +69,6 @@ pub(super) struct Run {
     brain: Option<Brain>,
     clock: Clock,
     reports: Reports,
-    slow: SlowTimes,
     pub plan: PlanRecord,
     plan_revision: Option<Revision>,
     pub nodes: NodeWork,
@@ -121,7 +119,6 @@ impl Run {
             brain,
             clock,
             reports: Reports::default(),
-            slow: SlowTimes::default(),
             plan: plan.map(|read| read.record).unwrap_or_default(),
             plan_revision,
             nodes: NodeWork::default(),
@@ -298,7 +295,6 @@ impl Run {
         let mut moved_at_s: HashMap<PartitionId, f64> =
             self.moves_seen.iter().map(|(partition, (_, at_s))| (*partition, *at_s)).collect();
         moved_at_s.extend(self.moves.moved_at_s.iter().map(|(partition, at_s)| (*partition, *at_s)));
-        self.slow.update(&self.slow_nodes(), Instant::now(), self.settings.replace_after);
         let retry_s = RETRY_ROUNDS * self.round_s();
         let rest_s = self.settings.policy.planning.cool_down_s.max(retry_s);
         self.moves.forget_failures(at_s - rest_s);
@@ -309,7 +305,6 @@ impl Run {
         let sources = Sources {
             resting: self.moves.resting(at_s, rest_s),
             resting_leaving: self.moves.resting(at_s, retry_s),
-            unfit: self.slow.unfit(),
             arriving,
             reports: &self.reports,
             marks: &self.marks,
@@ -320,13 +315,6 @@ impl Run {
             at_s,
         };
         picture::build(&self.node, &sources)
-    }
-
-    /// The nodes that are slow now.
-    fn slow_nodes(&self) -> BTreeSet<String> {
-        let slow = self.node.slow_nodes.lock();
-        let living = self.node.owners().nodes().into_iter().filter(|known| known.alive().is_some());
-        living.filter(|known| slow.of(known.id).is_some()).map(|known| known.name).collect()
     }
 
     fn round_s(&self) -> f64 {
@@ -376,7 +364,10 @@ impl Run {
         }
         // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
         // until then what the moves cost.
-        let changing = self.moves.changing();
+        let mut changing = self.moves.changing();
+        for (_, journal, _) in self.node.migrations().running() {
+            changing.extend([journal.source, journal.destination].map(|node| self.node.name_of(node)));
+        }
         for decision in decisions {
             let home = |tenant: &str| self.owner_name(*by_name.get(tenant)?);
             if let Some(decision) = balance::apart_from(&changing, decision, home) {
@@ -482,10 +473,18 @@ impl Run {
         self.record(decision, Some(what), None, parts, Some(next)).await.map(drop)
     }
 
-    /// The nodes that have ended, are in no plan, and were not replaced.
+    /// The nodes that have ended, are in no plan, and were not replaced; those first that have ended
+    /// first.
     fn unreplaced(&self) -> impl Iterator<Item = String> {
-        let ended = self.node.owners().nodes().into_iter().filter(|known| known.alive().is_none());
-        let names = ended.filter(|known| known.state.is_some()).map(|known| known.name);
+        let owners = self.node.owners();
+        let mut ended: Vec<_> = owners
+            .nodes()
+            .into_iter()
+            .filter(|known| known.alive().is_none())
+            .filter_map(|known| Some((owners.observed_ended(known.id, known.state?.0), known.name)))
+            .collect();
+        ended.sort_unstable();
+        let names = ended.into_iter().map(|(_, name)| name);
         names.filter(|name| !self.plan.names(name) && !self.plan.replaced.contains(name))
     }
 
