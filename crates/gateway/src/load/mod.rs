@@ -8,6 +8,7 @@ mod keys;
 mod process;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fulmar_control::report::{NodeReport, PartitionReport};
@@ -54,6 +55,9 @@ pub(crate) struct Observed {
 pub(crate) struct LoadMonitor {
     observed: Observed,
     keys: Arc<KeyMonitor>,
+    /// The utilisation of the last window, as the bits of an f64. Not in `state`, which is locked while
+    /// the cluster is asked for this node.
+    utilisation: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -94,7 +98,7 @@ impl LoadMonitor {
             idle: Arc::default(),
             report: Arc::default(),
         };
-        LoadMonitor { observed, keys, state: Mutex::new(state) }
+        LoadMonitor { observed, keys, utilisation: AtomicU64::new(0), state: Mutex::new(state) }
     }
 
     /// Measures until `closing` is cancelled.
@@ -129,7 +133,7 @@ impl LoadMonitor {
 
     /// The share of the capacity that the node used in the last window.
     pub(crate) fn utilisation(&self) -> f64 {
-        self.state.lock().report.utilisation()
+        f64::from_bits(self.utilisation.load(Ordering::Relaxed))
     }
 
     /// Requests that accesses per key are counted for a window.
@@ -186,6 +190,7 @@ impl LoadMonitor {
             partitions,
             idle_partitions: owned,
         };
+        self.utilisation.store(report.utilisation().to_bits(), Ordering::Relaxed);
         self.keys.tick(now, report.utilisation());
         (state.at, state.process, state.report) = (now, process, Arc::new(report));
     }
