@@ -165,7 +165,7 @@ impl GatewaySessions {
         self.load.report(with_keys)
     }
 
-    /// The share of its capacity that this node used in the last second.
+    /// The share of its capacity that this node has used in the last ten seconds or so.
     pub fn utilisation(&self) -> f64 {
         self.load.utilisation()
     }

@@ -43,8 +43,7 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 const TURN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt of a failover may take.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Nodes whose utilisations are in the same step have about the same load: it varies from second to
-/// second.
+/// Nodes whose utilisations are in the same step have about the same load.
 const LOAD_STEP: f64 = 0.25;
 /// How often new members are looked for, besides notifications.
 const MEMBERS_INTERVAL: Duration = Duration::from_secs(1);
@@ -289,7 +288,8 @@ impl Node {
         serving_or_all(serving, |id| slow.of(*id).is_none())
     }
 
-    /// The share of a node's capacity that it used in the last second, as far as it is known.
+    /// The share of a node's capacity that it has used in the last ten seconds or so, as far as it is
+    /// known.
     fn utilisation(&self, node: NodeId) -> f64 {
         match node == self.id() {
             true => self.own_utilisation(),

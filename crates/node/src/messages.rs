@@ -219,7 +219,7 @@ pub(crate) struct Heartbeat {
     /// Whether its partitions are handed over to others.
     #[serde(default)]
     pub is_draining: bool,
-    /// The share of its capacity that it used in the last second.
+    /// The share of its capacity that it has used in the last ten seconds or so.
     #[serde(default)]
     pub utilisation: f64,
     /// What it measures.

@@ -88,7 +88,7 @@ pub(crate) struct Heard {
     pub serves: bool,
     /// Whether its partitions are handed over to others.
     pub is_draining: bool,
-    /// The share of its capacity that it used in the last second.
+    /// The share of its capacity that it has used in the last ten seconds or so.
     pub utilisation: f64,
     /// What it measures.
     pub latencies: Latencies,

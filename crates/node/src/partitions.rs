@@ -102,7 +102,7 @@ pub trait Partitions: Send + Sync + 'static {
     /// The load of this node and its partitions.
     fn load_report(&self, with_keys: bool) -> NodeReport;
 
-    /// The share of its capacity that this node used in the last second.
+    /// The share of its capacity that this node has used in the last ten seconds or so.
     fn utilisation(&self) -> f64;
 
     /// Requests that accesses per key are counted for a window.

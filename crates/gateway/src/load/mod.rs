@@ -30,6 +30,8 @@ use crate::tenant_stats::{Reported, TenantCounts, TenantStatsRegistry};
 
 /// The length of a report's window.
 const WINDOW: Duration = Duration::from_secs(1);
+/// The utilisation is smoothed over this time, so that short bursts do not matter.
+const SMOOTHING_S: f64 = 10.0;
 /// Number of windows after which the sizes of unused partitions are read again.
 const IDLE_WINDOWS: u32 = 10;
 /// The name of a node without a cluster in its report.
@@ -55,8 +57,8 @@ pub(crate) struct Observed {
 pub(crate) struct LoadMonitor {
     observed: Observed,
     keys: Arc<KeyMonitor>,
-    /// The utilisation of the last window, as the bits of an f64. Not in `state`, which is locked while
-    /// the cluster is asked for this node.
+    /// The smoothed utilisation, as the bits of an f64. Not in `state`, which is locked while the cluster
+    /// is asked for this node.
     utilisation: AtomicU64,
     state: Mutex<State>,
 }
@@ -131,7 +133,7 @@ impl LoadMonitor {
         report
     }
 
-    /// The share of the capacity that the node used in the last window.
+    /// The share of the capacity that the node has used in the last ten seconds or so.
     pub(crate) fn utilisation(&self) -> f64 {
         f64::from_bits(self.utilisation.load(Ordering::Relaxed))
     }
@@ -190,7 +192,9 @@ impl LoadMonitor {
             partitions,
             idle_partitions: owned,
         };
-        self.utilisation.store(report.utilisation().to_bits(), Ordering::Relaxed);
+        let (before, share) = (self.utilisation(), (seconds / SMOOTHING_S).min(1.0));
+        let smoothed = before + (report.utilisation() - before) * share;
+        self.utilisation.store(smoothed.to_bits(), Ordering::Relaxed);
         self.keys.tick(now, report.utilisation());
         (state.at, state.process, state.report) = (now, process, Arc::new(report));
     }
