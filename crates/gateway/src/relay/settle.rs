@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use super::front::{Front, Stop};
 use super::journal::{Journal, Mismatch};
 use super::resume::{Pause, unknown_outcome};
-use super::unit::Unit;
 use crate::Result;
 use crate::cluster::{Cluster, TransactionOutcome};
 
@@ -50,7 +49,8 @@ impl Front {
     fn apply(&mut self, ids: &[u64], outcomes: &[TransactionOutcome]) -> Result<(), Stop> {
         let errors = lost_answers(&self.journal, ids, outcomes);
         if errors.len() == 1 && outcomes[0] == TransactionOutcome::Committed {
-            if self.journal.units.front().is_some_and(Unit::is_answerable_commit) {
+            let first = self.journal.units.front();
+            if first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered()) {
                 self.journal.answer_commit();
                 return Ok(());
             }
