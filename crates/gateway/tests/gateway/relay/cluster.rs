@@ -48,6 +48,8 @@ pub struct Shared {
     pub searches: AtomicU64,
     /// The number of pieces of the sessions' bytes that have arrived at the fronts.
     pub answers: AtomicU64,
+    /// The number of answers that sessions may not send yet.
+    pub withheld_answers: AtomicU64,
     /// The number of times that all connections were broken.
     breaks: AtomicU64,
     /// The number of pieces of the fronts' bytes that were stopped.
@@ -189,6 +191,7 @@ impl Cluster for Member {
     }
 
     async fn wait_to_answer(&self) -> Result<()> {
+        self.shared.withheld_answers.fetch_add(1, Ordering::AcqRel);
         let _ = self.shared.may_answer.subscribe().wait_for(|may| *may).await;
         Ok(())
     }
@@ -365,6 +368,7 @@ impl TestCluster {
             may_decide: watch::Sender::new(true),
             searches: AtomicU64::new(0),
             answers: AtomicU64::new(0),
+            withheld_answers: AtomicU64::new(0),
             breaks: AtomicU64::new(0),
             stopped_requests: AtomicU64::new(0),
             blocked_worker: Mutex::default(),
