@@ -1,7 +1,7 @@
 //! Accounts for the memory that sessions use at the gateway, and limits it per tenant and per node.
 //!
-//! Receive buffers, incomplete messages, bound parameters, prepared statements, unsent results and
-//! the translation of SQL are charged before the memory is allocated:
+//! Receive buffers, incomplete messages, bound parameters, prepared statements, unsent results, the
+//! translation of SQL and the journals of fronts are charged before the memory is allocated:
 //!
 //! ```text
 //! Share of a message,  -->  Account of the session  -->  Budget of   -->  Budget of

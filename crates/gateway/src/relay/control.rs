@@ -1,8 +1,6 @@
 //! Recognises transaction control in the text of statements, without parsing it. In doubt, a text is
 //! taken for one that contains the end of a transaction and more.
 
-use std::iter::once;
-
 /// What a text does to transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Control {
@@ -95,24 +93,38 @@ fn words(sql: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Maximum number of portals whose control is known.
 const MAX_PORTALS: usize = 64;
+/// Maximum size of the name of such a portal.
+const MAX_PORTAL_NAME_BYTES: usize = 256;
 
 /// The control of portals by name.
 #[derive(Default)]
-pub(super) struct Portals(Vec<(Box<[u8]>, Control)>);
+pub(super) struct Portals {
+    controls: Vec<(Box<[u8]>, Control)>,
+    bytes: usize,
+}
 
 impl Portals {
     /// A statement was bound to a portal.
     pub(super) fn bind(&mut self, portal: &[u8], control: Control) {
-        self.0.retain(|(name, _)| **name != *portal);
-        if self.0.len() == MAX_PORTALS {
-            self.0.clear(); // the execution of an unknown portal may be anything
+        self.controls.retain(|(name, _)| **name != *portal);
+        if self.controls.len() == MAX_PORTALS {
+            self.controls.clear(); // the execution of an unknown portal may be anything
         }
-        self.0.extend(once((portal.into(), control)));
+        if portal.len() <= MAX_PORTAL_NAME_BYTES {
+            self.controls.push((portal.into(), control));
+        }
+        let size = |(name, _): &(Box<[u8]>, Control)| size_of::<(Box<[u8]>, Control)>() + name.len();
+        self.bytes = self.controls.iter().map(size).sum();
+    }
+
+    /// The size of the names.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// What the execution of a portal does. Portals of earlier units are not known.
     pub(super) fn execute(&self, portal: &[u8]) -> Control {
-        let found = self.0.iter().find(|(name, _)| **name == *portal);
+        let found = self.controls.iter().find(|(name, _)| **name == *portal);
         found.map_or(Control::Mixed, |(_, control)| *control)
     }
 }

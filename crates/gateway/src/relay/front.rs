@@ -13,6 +13,7 @@ use fulmar_pgwire::wire::{Closed, Interrupts, Wire, give_buffer};
 use tokio::io::{AsyncWrite, DuplexStream};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::charge::Charge;
 use super::journal::{Journal, Mismatch, Told};
 use super::message::Values;
 use super::pump::poll_pooled;
@@ -24,6 +25,9 @@ use crate::startup;
 
 /// Bytes for the client from which on the front reads no further answers.
 const MAX_OUTPUT_BYTES: usize = 64 << 10;
+/// How many copies of the client's bytes the journal may hold: in an incomplete message, in a unit,
+/// and to be sent.
+const MAX_COPIES: usize = 3;
 /// How many times a front works without waiting before other connections of the worker are polled.
 const MAX_ROUNDS: usize = 32;
 /// How long the front waits for answers of the former owner after the owner has changed.
@@ -33,6 +37,8 @@ const FORMER_OWNER_GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Front {
     pub(super) wire: Wire,
     pub(super) journal: Journal,
+    /// The memory charge for the journal.
+    pub(super) charge: Charge,
     pub(super) handle: Arc<Handle>,
     pub(super) identity: Identity,
     pub(super) context: Arc<startup::Context>,
@@ -107,10 +113,12 @@ impl Front {
     ) -> Front {
         let (entry, identity, defaults) = parts;
         let handle = entry.handle.clone();
+        let charge = Charge::new(context.sessions.memory.of(identity.tenant.partition));
         let timeline = context.catalog.partition(identity.tenant.partition).map_or(0, |record| record.epoch);
         Front {
             wire,
             journal,
+            charge,
             handle,
             identity,
             context,
@@ -215,6 +223,7 @@ impl Front {
                     self.journal.unsent.drain(..count);
                     if self.journal.unsent.is_empty() {
                         give_buffer(std::mem::take(&mut self.journal.unsent));
+                        self.charge.adjust(&self.journal);
                     }
                     Poll::Ready(Ok(()))
                 }
@@ -231,25 +240,43 @@ impl Front {
         match self.wire.poll_read(cx) {
             Poll::Pending if self.wire.input.is_empty() => Poll::Pending,
             Poll::Ready(Err(_)) if self.wire.input.is_empty() => Poll::Ready(Err(Stop::Client)),
-            _ => {
-                self.feed()?;
-                Poll::Ready(Ok(()))
-            }
+            _ => match self.feed()? {
+                true => Poll::Ready(Ok(())),
+                // Answers release memory.
+                false => self.poll_client_gone(cx),
+            },
         }
     }
 
-    /// Takes over what the client has sent.
-    pub(super) fn feed(&mut self) -> Result<(), Stop> {
-        let input = std::mem::take(&mut self.wire.input);
+    /// Takes over what the client has sent, until the journal is full. Returns false if memory is short,
+    /// and units that have not been answered occupy some: an error might be taken for their answer.
+    pub(super) fn feed(&mut self) -> Result<bool, Stop> {
+        let more = MAX_COPIES * self.wire.input.len();
+        match self.cover(more) {
+            Err(_) if self.journal.has_unanswered() => return Ok(false),
+            covered => covered?,
+        }
+        let mut input = std::mem::take(&mut self.wire.input);
         let fed = self.journal.feed(&input);
-        give_buffer(input);
-        if let Err(message) = fed {
-            return Err(Stop::Fatal(Error::new(sqlstate::PROTOCOL_VIOLATION, message)));
+        let fed = fed.map_err(|message| Stop::Fatal(Error::new(sqlstate::PROTOCOL_VIOLATION, message)))?;
+        match fed < input.len() {
+            true => {
+                input.drain(..fed);
+                self.wire.input = input;
+            }
+            false => give_buffer(input),
         }
         if self.journal.is_terminated {
             return Err(Stop::Client);
         }
-        self.fail_doomed()
+        self.charge.adjust(&self.journal);
+        self.fail_doomed()?;
+        Ok(true)
+    }
+
+    /// Charges what the journal holds, and `more` bytes that it is about to hold.
+    pub(super) fn cover(&mut self, more: usize) -> Result<(), Stop> {
+        self.charge.cover(&mut self.journal, more).map_err(Stop::Fatal)
     }
 
     /// Notices a disconnect of the client while the session accepts nothing.
@@ -279,7 +306,11 @@ impl Front {
 
     /// Sends what the session has answered, and receives more when that is done.
     fn poll_to_client(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
+        let has_output = !self.journal.output.is_empty();
         ready!(self.poll_flush(cx))?;
+        if has_output {
+            self.charge.adjust(&self.journal);
+        }
         let mut has_received = false;
         while self.journal.output.len() < MAX_OUTPUT_BYTES {
             let bytes = match poll_pooled(cx, &mut self.upstream) {
@@ -298,6 +329,10 @@ impl Front {
                 Ok(Some(Told::Moved { in_part })) => return Poll::Ready(Err(Stop::Moved { in_part })),
                 Err(Mismatch) => return Poll::Ready(Err(Stop::Mismatch)),
             }
+            // Further answers wait for memory until the client has got these.
+            if !self.charge.adjust(&self.journal) {
+                break;
+            }
         }
         Poll::Ready(Ok(()))
     }
@@ -310,6 +345,10 @@ impl Front {
         }
         self.journal.unsent.clear();
         if let Some(is_commit) = self.answer_doomed()? {
+            if self.journal.is_lost {
+                // The messages of the other units are not kept.
+                return self.give_up_lost();
+            }
             self.journal.send_all();
             if is_commit {
                 self.journal.send_failed_ended();

@@ -7,27 +7,27 @@
 //! yields the messages to repeat, suppresses as much of the new answers as the client has got
 //! already, and compares it with what the client got.
 //!
-//! The journal keeps at most [`MAX_BYTES`]. A transaction that is longer cannot be repeated.
+//! The journal keeps at most [`MAX_BYTES`]. A transaction that is longer cannot be repeated. What
+//! else it holds for unanswered units is limited by [`MAX_HELD_BYTES`]: the client's further
+//! messages wait.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use fulmar_engine::TransactionStatus;
 use fulmar_pgwire::protocol::backend;
 
-use super::control::Control;
 use super::message::{self, Values};
 use super::scanner::Scanner;
-use super::unit::{Change, Unit, split_name, text_of};
+use super::statements::Statements;
+use super::unit::{Change, HEADER_BYTES, Transaction, Unit, split_name};
 
 /// Maximum size of the messages in a journal.
 const MAX_BYTES: usize = 1 << 20;
-/// Maximum size of the prepared statements in a journal. Statements beyond it are lost when the
-/// session continues at another node.
-const MAX_STATEMENT_BYTES: usize = 4 << 20;
 /// Maximum number of units without an answer. The client's further messages wait.
 const MAX_UNANSWERED_UNITS: usize = 256;
-/// Size of a message's kind and length.
-const HEADER_BYTES: usize = 5;
+/// The size of all that the units without an answer hold from which on the client's further
+/// messages wait. Those of a single unit do not: it may get no answer before they have arrived.
+const MAX_HELD_BYTES: usize = 2 << 20;
 
 /// The session has answered something else than before.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(super) struct Journal {
     /// For the client, not sent yet.
     pub(super) output: Vec<u8>,
     /// Units of the open transaction that have been answered.
-    transaction: Vec<Unit>,
+    transaction: Transaction,
     /// Units that have not been answered, oldest first.
     pub(super) units: VecDeque<Unit>,
     /// Size of the messages of all units.
@@ -81,9 +81,8 @@ pub(super) struct Journal {
     transaction_id: u64,
     /// The session begins in a failed transaction.
     pub(super) has_failed: bool,
-    /// Parse messages of the prepared statements.
-    statements: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    statement_bytes: usize,
+    /// The prepared statements.
+    statements: Statements,
     /// The parameters, as the session reported them.
     pub(super) values: Values,
     /// The parameters after a COMMIT of the open transaction, if that has changed them.
@@ -108,7 +107,7 @@ impl Journal {
             unsent: Vec::new(),
             is_holding: false,
             output: Vec::new(),
-            transaction: Vec::new(),
+            transaction: Transaction::default(),
             units: VecDeque::new(),
             bytes: 0,
             is_lost: false,
@@ -117,8 +116,7 @@ impl Journal {
             session_status: TransactionStatus::Idle,
             transaction_id: 0,
             has_failed: false,
-            statements: BTreeMap::new(),
-            statement_bytes: 0,
+            statements: Statements::default(),
             values,
             pending_values: None,
             has_tables: false,
@@ -137,17 +135,22 @@ impl Journal {
         self.is_inside_answer
     }
 
-    /// Takes bytes of the client. `Err` if they are not messages that can be passed on.
-    pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), &'static str> {
-        while !bytes.is_empty() && !self.is_terminated {
+    /// Takes bytes of the client, until the journal is full. Returns their number. `Err` if they are
+    /// not messages that can be passed on.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
+        let mut left = bytes;
+        while !left.is_empty() && !self.is_terminated {
             let begins = !self.from_client.is_inside();
-            if begins {
-                self.check_kind(bytes[0])?;
-                self.begin_message(bytes[0]);
+            if begins && self.is_full() {
+                break;
             }
-            let (count, is_complete) = self.from_client.take(bytes).ok_or("invalid message length")?;
-            let (piece, rest) = bytes.split_at(count);
-            bytes = rest;
+            if begins {
+                self.check_kind(left[0])?;
+                self.begin_message(left[0]);
+            }
+            let (count, is_complete) = self.from_client.take(left).ok_or("invalid message length")?;
+            let (piece, rest) = left.split_at(count);
+            left = rest;
             if !self.skips_message {
                 self.record(piece);
             }
@@ -155,7 +158,7 @@ impl Journal {
                 self.end_message();
             }
         }
-        Ok(())
+        Ok(bytes.len() - left.len())
     }
 
     fn check_kind(&self, kind: u8) -> Result<(), &'static str> {
@@ -213,20 +216,50 @@ impl Journal {
             return false;
         }
         self.bytes += bytes;
-        if self.bytes > MAX_BYTES {
-            self.is_lost = true;
-            self.bytes = 0;
-            for unit in std::mem::take(&mut self.transaction) {
-                self.apply(unit.changes);
-            }
-            self.units.iter_mut().for_each(|unit| unit.bytes = Vec::new());
+        if self.bytes > MAX_BYTES || self.transaction.bytes() > MAX_HELD_BYTES {
+            self.give_up();
         }
         !self.is_lost
     }
 
+    /// Drops the messages that are kept only to repeat them.
+    pub(super) fn give_up(&mut self) {
+        (self.is_lost, self.bytes) = (true, 0);
+        for unit in self.transaction.take() {
+            self.statements.apply(unit.changes);
+        }
+        for unit in self.units.iter_mut().filter(|unit| !unit.is_silent) {
+            unit.bytes = Vec::new();
+        }
+    }
+
     /// Returns true if no more messages of the client are accepted before some are answered.
     pub(super) fn is_full(&self) -> bool {
-        self.units.len() >= MAX_UNANSWERED_UNITS
+        match self.units.len() {
+            0 | 1 => false,
+            MAX_UNANSWERED_UNITS.. => true,
+            _ => self.unit_bytes() >= MAX_HELD_BYTES,
+        }
+    }
+
+    /// The size of all that the units without an answer hold.
+    fn unit_bytes(&self) -> usize {
+        self.units.iter().map(Unit::held_bytes).sum()
+    }
+
+    /// The size of all that the journal holds.
+    pub(super) fn held_bytes(&self) -> usize {
+        let buffers = [&self.partial, &self.captured, &self.unsent, &self.output];
+        let buffer_bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let values = self.values.iter().chain(self.pending_values.iter().flatten());
+        let value_bytes: usize = values.map(|(name, value)| name.len() + value.len()).sum();
+        self.transaction.bytes() + self.unit_bytes() + self.statements.bytes() + buffer_bytes + value_bytes
+    }
+
+    /// The size of what [`Journal::begin_again`] adds: units for the statements, and all messages to
+    /// be sent.
+    pub(super) fn repetition_bytes(&self) -> usize {
+        2 * self.statements.bytes() + self.bytes
     }
 
     /// The size of the client's messages that are kept.
@@ -262,12 +295,10 @@ impl Journal {
             }
             b'S' => unit.sync(),
             b'B' => {
-                let text = |name: &[u8]| {
-                    let recent = self.transaction.iter().rev().find_map(|unit| unit.statement(name));
-                    let kept = || self.statements.get(name).and_then(|parse| text_of(parse, name));
-                    recent.or_else(kept).map(Control::of_statement)
+                let known = |name: &[u8]| {
+                    self.transaction.control_of(name).or_else(|| self.statements.control_of(name))
                 };
-                unit.bind(&message, text);
+                unit.bind(&message, known);
             }
             _ => unit.message(kind, message),
         }
@@ -322,7 +353,7 @@ impl Journal {
                         name => Change::Close(name.into()),
                     };
                     if let Some(unit) = self.units.front_mut() {
-                        unit.changes.push(change);
+                        unit.deallocated(change);
                     }
                 }
                 message::COMMITTED => {
@@ -407,7 +438,7 @@ impl Journal {
             }
             // The table of the statement was dropped, for example: the client must prepare it again.
             if let Some(name) = unit.bytes.get(HEADER_BYTES..).and_then(split_name) {
-                self.forget_statement(name);
+                self.statements.forget(name);
             }
             return Ok(());
         }
@@ -429,50 +460,23 @@ impl Journal {
                 (self.is_unrepeatable, self.transaction_id) = (true, 0);
             }
             if self.is_lost {
-                self.apply(std::mem::take(&mut unit.changes));
+                self.statements.apply(std::mem::take(&mut unit.changes));
             } else {
                 unit.is_answered = true;
                 self.transaction.push(unit);
             }
             return Ok(());
         }
-        let ended = std::mem::take(&mut self.transaction);
+        let ended = self.transaction.take();
         for unit in ended.into_iter().chain([unit]) {
             self.bytes = self.bytes.saturating_sub(unit.size_bytes());
-            self.apply(unit.changes);
+            self.statements.apply(unit.changes);
         }
         (self.has_failed, self.is_unrepeatable, self.pending_values) = (false, false, None);
         if self.units.is_empty() {
             (self.is_lost, self.bytes) = (false, 0);
         }
         Ok(())
-    }
-
-    fn apply(&mut self, changes: Vec<Change>) {
-        for change in changes {
-            match change {
-                Change::Parse(message) => {
-                    let Some(name) = message.get(HEADER_BYTES..).and_then(split_name) else { continue };
-                    self.forget_statement(name);
-                    if self.statement_bytes + message.len() + name.len() <= MAX_STATEMENT_BYTES {
-                        self.statement_bytes += message.len() + name.len();
-                        self.statements.insert(name.into(), message.as_slice().into());
-                    }
-                }
-                Change::Close(name) => self.forget_statement(&name),
-                Change::CloseAll => {
-                    self.statements.clear();
-                    self.statement_bytes = 0;
-                }
-                Change::Portal => {}
-            }
-        }
-    }
-
-    fn forget_statement(&mut self, name: &[u8]) {
-        if let Some(message) = self.statements.remove(name) {
-            self.statement_bytes -= message.len() + name.len();
-        }
     }
 
     /// The unit that ends the transaction which an unanswered unit has begun or belongs to.
@@ -527,7 +531,7 @@ impl Journal {
         {
             self.bytes = self.bytes.saturating_sub(unit.size_bytes());
             let changes = unit.answer_closes(&mut self.output);
-            self.apply(changes);
+            self.statements.apply(changes);
             self.set_ready(TransactionStatus::Failed);
         }
     }
@@ -543,7 +547,7 @@ impl Journal {
         unit.answer_commit(&mut self.output);
         self.bytes = self.bytes.saturating_sub(unit.size_bytes());
         let changes = unit.take_requests();
-        self.apply(changes);
+        self.statements.apply(changes);
         self.keep_pending_values();
         self.set_ready(TransactionStatus::Idle);
     }
@@ -576,9 +580,9 @@ impl Journal {
 
     /// Forgets the open transaction, which cannot be repeated.
     pub(super) fn transaction_ended(&mut self) {
-        for unit in std::mem::take(&mut self.transaction) {
+        for unit in self.transaction.take() {
             self.bytes = self.bytes.saturating_sub(unit.size_bytes());
-            self.apply(unit.changes);
+            self.statements.apply(unit.changes);
         }
         (self.has_failed, self.is_unrepeatable, self.pending_values) = (false, false, None);
     }
@@ -613,10 +617,10 @@ impl Journal {
         self.captured.clear();
         // The session tells them again.
         self.pending_values = None;
-        for unit in std::mem::take(&mut self.transaction).into_iter().rev() {
+        for unit in self.transaction.take().into_iter().rev() {
             self.units.push_front(unit);
         }
-        for message in self.statements.values().rev() {
+        for message in self.statements.messages().rev() {
             self.units.push_front(Unit::silent(message));
         }
         self.session_status = match self.has_failed {

@@ -16,7 +16,8 @@
 //! | --- | --- |
 //! | [`front`], [`connect`] | the client's side: messages, connecting |
 //! | [`resume`], [`settle`] | continuing with another session; outcomes of transactions |
-//! | [`journal`], [`unit`] | what is repeated, and the comparison of answers |
+//! | [`journal`], [`unit`], [`statements`] | what is repeated, and the comparison of answers |
+//! | [`charge`] | the memory of a front |
 //! | [`control`] | transaction control in the text of statements |
 //! | [`tables`] | temporary tables |
 //! | [`owner`] | the session's side |
@@ -59,6 +60,7 @@
 //! One ReadyForQuery answers a unit, so the number of answers must not depend on errors: a Query
 //! after extended messages without Sync is refused.
 
+mod charge;
 mod connect;
 mod control;
 mod front;
@@ -69,6 +71,7 @@ mod pump;
 mod resume;
 mod scanner;
 mod settle;
+mod statements;
 mod tables;
 #[cfg(test)]
 mod tests;

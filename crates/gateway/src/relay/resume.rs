@@ -21,6 +21,8 @@ use crate::settings::OWNER;
 const OWNER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait for a node that no other one can replace: it may be restarting.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for memory.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval of attempts, unless the owner changes before.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The interval after an attempt at an owner that says that it does not own the partition.
@@ -138,6 +140,12 @@ impl Front {
             }
         }
         self.check_account()?;
+        let more = self.journal.repetition_bytes();
+        // All clients of the database are resumed at the same time.
+        if !self.charge.try_cover(&self.journal, more) && attempt.begun.elapsed() < MEMORY_TIMEOUT {
+            return self.retry_later(deadline, NO_EPOCH).await;
+        }
+        self.cover(more)?;
         self.give_up_lost()?;
         let address = owner_address(&*self.cluster, owner);
         let (hello, context, cluster) =
@@ -275,7 +283,7 @@ impl Front {
 
     /// Answers the units that cannot be repeated, because the journal is too long or their
     /// transaction contains the end of another one.
-    fn give_up_lost(&mut self) -> Result<(), Stop> {
+    pub(super) fn give_up_lost(&mut self) -> Result<(), Stop> {
         let in_transaction = self.journal.status != TransactionStatus::Idle && !self.journal.has_failed;
         if self.journal.is_lost {
             self.fail_transaction(&not_repeated())?;

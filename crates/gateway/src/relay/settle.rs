@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::front::{Front, Stop};
 use super::journal::{Journal, Mismatch};
 use super::resume::{Pause, unknown_outcome};
+use super::unit::Unit;
 use crate::Result;
 use crate::cluster::{Cluster, TransactionOutcome};
 
@@ -49,8 +50,7 @@ impl Front {
     fn apply(&mut self, ids: &[u64], outcomes: &[TransactionOutcome]) -> Result<(), Stop> {
         let errors = lost_answers(&self.journal, ids, outcomes);
         if errors.len() == 1 && outcomes[0] == TransactionOutcome::Committed {
-            let first = self.journal.units.front();
-            if first.is_some_and(|unit| unit.is_commit && !unit.is_partly_answered()) {
+            if self.journal.units.front().is_some_and(Unit::is_answerable_commit) {
                 self.journal.answer_commit();
                 return Ok(());
             }

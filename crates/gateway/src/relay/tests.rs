@@ -501,6 +501,58 @@ fn a_front_keeps_a_bounded_size_of_requests() {
 }
 
 #[test]
+fn unanswered_units_hold_a_bounded_size() {
+    let mut journal = journal();
+    let unit = [parse("", &"x".repeat(900 << 10)), sync()].concat();
+    let left = loop {
+        let count = journal.feed(&unit).unwrap();
+        journal.unsent.clear();
+        assert!(journal.kept_bytes() <= 4 << 20, "{} bytes are kept", journal.kept_bytes());
+        assert!(journal.held_bytes() <= 4 << 20, "{} bytes are held", journal.held_bytes());
+        if count < unit.len() {
+            break &unit[count..];
+        }
+    };
+    assert!(journal.is_full());
+    assert_eq!(journal.feed(left), Ok(0), "the client's messages must wait");
+    journal.answer(&[message(b'1', b""), ready(TransactionStatus::Idle)].concat()).unwrap();
+    assert_eq!(journal.feed(left), Ok(left.len()), "the client continues when a unit was answered");
+}
+
+#[test]
+fn a_unit_holds_a_bounded_size_of_requests_and_portals() {
+    const CLOSES: usize = 100_000;
+    let mut journal = journal();
+    journal.feed(&[parse("old", "SELECT 1"), sync()].concat()).unwrap();
+    journal.answer(&[message(b'1', b""), ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.feed(&message(b'C', b"Sother\0").repeat(CLOSES)).unwrap();
+    for number in 0..9 {
+        journal.feed(&bind(&format!("{number}{}", "p".repeat(500 << 10)), "old")).unwrap();
+    }
+    journal.unsent.clear();
+    assert!(journal.held_bytes() <= 2 << 20, "{} bytes are held", journal.held_bytes());
+    // The unit may have prepared any statement, with any text.
+    journal.feed(&[bind("", "old"), execute(), sync()].concat()).unwrap();
+    assert!(journal.units[0].ends_transaction);
+    let closed = message(b'3', b"").repeat(CLOSES);
+    journal.answer(&[closed, ready(TransactionStatus::Idle)].concat()).unwrap();
+    journal.begin_again();
+    assert_eq!(sent(&mut journal), b"", "a statement that may have changed must not be restored");
+}
+
+#[test]
+fn a_commit_without_its_messages_cannot_be_answered() {
+    let extended = [parse("", "COMMIT"), bind("", ""), execute(), sync()].concat();
+    for (request, is_answerable) in [(query("COMMIT"), true), (extended, false)] {
+        let mut journal = journal();
+        journal.feed(&request).unwrap();
+        assert!(journal.units[0].is_answerable_commit());
+        journal.give_up();
+        assert_eq!(journal.units[0].is_answerable_commit(), is_answerable);
+    }
+}
+
+#[test]
 fn a_front_knows_a_bounded_number_of_portals() {
     let mut journal = journal();
     journal.feed(&[parse("c", "COMMIT"), sync()].concat()).unwrap();

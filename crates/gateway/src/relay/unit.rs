@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
+use std::rc::Rc;
 
 use fulmar_engine::{CommandTag, TransactionStatus};
 use fulmar_pgwire::protocol::backend;
@@ -9,9 +10,12 @@ use fulmar_pgwire::protocol::backend;
 use super::control::{Control, Portals};
 
 /// Size of a message's kind and length.
-const HEADER_BYTES: usize = 5;
-/// Maximum size of the Parse messages of a unit. Later ones are not kept.
-const MAX_REQUEST_BYTES: usize = 1 << 20;
+pub(super) const HEADER_BYTES: usize = 5;
+/// Maximum size of the requests of a unit with which a Parse message is kept. The statements of
+/// later ones count as closed.
+const MAX_PARSE_BYTES: usize = 1 << 20;
+/// Maximum size of the requests and changes of a unit. Beyond it, all statements count as closed.
+const MAX_REQUEST_BYTES: usize = MAX_PARSE_BYTES + (256 << 10);
 /// Maximum number of executions of a unit whose order is known.
 const MAX_EXECUTES: usize = 4096;
 /// A Sync message.
@@ -21,13 +25,25 @@ const SYNC: [u8; 5] = [b'S', 0, 0, 0, 4];
 #[derive(Clone)]
 pub(super) enum Change {
     /// A Parse message was executed.
-    Parse(Vec<u8>),
+    Parse(Rc<[u8]>),
     /// The statement with this name was closed.
     Close(Box<[u8]>),
     /// All statements were closed.
     CloseAll,
     /// A portal was closed: nothing changes.
     Portal,
+}
+
+impl Change {
+    /// The size of a request and of its copy among the changes.
+    fn size_bytes(&self) -> usize {
+        let text_bytes = match self {
+            Change::Parse(message) => message.len(),
+            Change::Close(name) => 2 * name.len(),
+            Change::CloseAll | Change::Portal => 0,
+        };
+        text_bytes + 2 * size_of::<Change>()
+    }
 }
 
 /// A unit of messages.
@@ -74,7 +90,10 @@ pub(super) struct Unit {
     /// The Parse and Close messages, and the number of those that have been answered.
     requests: Vec<Change>,
     answered_requests: usize,
+    /// The size of the requests and the changes.
     request_bytes: usize,
+    /// They were too long: all statements count as closed.
+    forgets_all: bool,
     portals: Portals,
     /// What its executed statements do to transactions.
     executes: Vec<Control>,
@@ -91,9 +110,16 @@ impl Unit {
     /// The size of a unit without messages.
     pub(super) const OVERHEAD_BYTES: usize = size_of::<Unit>();
 
-    /// The size of a unit in a journal.
+    /// The size of the messages of a unit, and of a unit without messages.
     pub(super) fn size_bytes(&self) -> usize {
         self.bytes.len() + Unit::OVERHEAD_BYTES
+    }
+
+    /// The size of all that the unit holds.
+    pub(super) fn held_bytes(&self) -> usize {
+        let answer_bytes = self.committed_answer.as_ref().map_or(0, Vec::len);
+        let control_bytes = self.portals.bytes() + self.executes.len();
+        self.size_bytes() + self.request_bytes + control_bytes + answer_bytes
     }
 
     /// The size of the messages that are kept.
@@ -127,6 +153,7 @@ impl Unit {
             requests: Vec::new(),
             answered_requests: 0,
             request_bytes: 0,
+            forgets_all: false,
             portals: Portals::default(),
             executes: Vec::new(),
             is_copying: false,
@@ -163,19 +190,16 @@ impl Unit {
                 self.set_control(control);
                 self.mixes_transactions = control == Control::Mixed;
             }
-            b'P' if is_cut || self.request_bytes + message.len() > MAX_REQUEST_BYTES => {
+            b'P' if is_cut || self.request_bytes + message.len() > MAX_PARSE_BYTES => {
                 let name = split_name(body).unwrap_or_default();
-                self.requests.push(Change::Close(name.into()));
+                self.request(Change::Close(name.into()));
             }
-            b'P' => {
-                self.request_bytes += message.len();
-                self.requests.push(Change::Parse(message));
-            }
+            b'P' => self.request(Change::Parse(message.into())),
             b'C' if body.first() == Some(&b'S') => {
                 let name = split_name(&body[1..]).unwrap_or_default();
-                self.requests.push(Change::Close(name.into()));
+                self.request(Change::Close(name.into()));
             }
-            b'C' => self.requests.push(Change::Portal),
+            b'C' => self.request(Change::Portal),
             b'E' => {
                 let portal = split_name(body).unwrap_or_default();
                 self.executes.push(self.portals.execute(portal));
@@ -187,20 +211,58 @@ impl Unit {
         }
     }
 
+    /// A Parse or Close message has arrived.
+    fn request(&mut self, request: Change) {
+        if self.add_change(&request) {
+            self.requests.push(request);
+        }
+    }
+
+    /// The session has closed statements by DEALLOCATE.
+    pub(super) fn deallocated(&mut self, change: Change) {
+        if self.add_change(&change) {
+            self.changes.push(change);
+        }
+    }
+
+    /// Counts a request or a change. Returns false if it cannot be kept.
+    fn add_change(&mut self, change: &Change) -> bool {
+        if self.forgets_all {
+            return false;
+        }
+        self.request_bytes += change.size_bytes();
+        if self.request_bytes > MAX_REQUEST_BYTES {
+            self.forget_all();
+        }
+        !self.forgets_all
+    }
+
+    /// The requests are too long: all statements count as closed.
+    fn forget_all(&mut self) {
+        self.forgets_all = true;
+        self.requests = vec![Change::CloseAll];
+        self.changes = vec![Change::CloseAll];
+        (self.answered_requests, self.request_bytes) = (0, 2 * Change::CloseAll.size_bytes());
+    }
+
     /// A Bind message has arrived. `known` finds what a statement of earlier units does.
     pub(super) fn bind(&mut self, message: &[u8], known: impl Fn(&[u8]) -> Option<Control>) {
         let body = message.get(HEADER_BYTES..).unwrap_or_default();
         let Some(portal) = split_name(body) else { return };
         let Some(name) = body.get(portal.len() + 1..).and_then(split_name) else { return };
-        let control = self.statement(name).map(Control::of_statement).or_else(|| known(name));
+        let control = self.control_of(name).or_else(|| known(name));
         self.portals.bind(portal, control.unwrap_or(Control::Mixed));
     }
 
-    /// The text of the statement that the unit prepares with this name.
-    pub(super) fn statement(&self, name: &[u8]) -> Option<&[u8]> {
+    /// What the statement does that the unit prepares with this name. `None` if the unit does not
+    /// change that statement.
+    pub(super) fn control_of(&self, name: &[u8]) -> Option<Control> {
         self.requests.iter().rev().find_map(|request| match request {
-            Change::Parse(parse) => text_of(parse, name),
-            _ => None,
+            Change::Parse(parse) => text_of(parse, name).map(Control::of_statement),
+            // It may have been prepared with a text that is not kept.
+            Change::Close(closed) => (**closed == *name).then_some(Control::Mixed),
+            Change::CloseAll => Some(Control::Mixed),
+            Change::Portal => None,
         })
     }
 
@@ -262,8 +324,12 @@ impl Unit {
     pub(super) fn join(&mut self, next: Unit) {
         self.bytes.extend_from_slice(&next.bytes);
         self.is_complete = next.is_complete;
-        self.requests.extend(next.requests);
         self.executes.extend(next.executes);
+        self.requests.extend(next.requests);
+        self.request_bytes += next.request_bytes;
+        if self.forgets_all || next.forgets_all || self.request_bytes > MAX_REQUEST_BYTES {
+            self.forget_all();
+        }
     }
 
     /// Counts the part of `piece` that the client has got before. `None` if it differs.
@@ -313,7 +379,8 @@ impl Unit {
     /// Writes the answer to a unit that only closes, without its ReadyForQuery. Returns the changes
     /// of the prepared statements.
     pub(super) fn answer_closes(self, out: &mut Vec<u8>) -> Vec<Change> {
-        self.requests.iter().for_each(|_| backend::close_complete(out));
+        let closes = messages(&self.bytes).filter(|message| message[0] == b'C');
+        closes.for_each(|_| backend::close_complete(out));
         self.requests
     }
 
@@ -331,6 +398,7 @@ impl Unit {
         self.hash = AnswerHash::default();
         self.committed_answer = None;
         self.changes.clear();
+        self.request_bytes = self.requests.iter().map(Change::size_bytes).sum();
         self.answered_requests = 0;
         self.has_parsed = false;
         self.is_copying = false;
@@ -340,8 +408,15 @@ impl Unit {
     pub(super) fn discard(&mut self, status: TransactionStatus) {
         self.is_discarded = true;
         self.failed_status = status;
-        self.bytes = Vec::new();
+        (self.bytes, self.requests, self.changes) = (Vec::new(), Vec::new(), Vec::new());
+        self.request_bytes = 0;
         (self.known, self.hash) = (None, AnswerHash::default());
+    }
+
+    /// Returns true if it is a COMMIT that [`Unit::answer_commit`] can answer. That of the extended
+    /// protocol needs the messages.
+    pub(super) fn is_answerable_commit(&self) -> bool {
+        self.is_commit && !self.is_partly_answered() && (self.is_query || !self.bytes.is_empty())
     }
 
     /// Writes the answer to a COMMIT without its ReadyForQuery.
@@ -364,6 +439,37 @@ impl Unit {
                 _ => {}
             }
         }
+    }
+}
+
+/// The units of the open transaction that have been answered.
+#[derive(Default)]
+pub(super) struct Transaction {
+    units: Vec<Unit>,
+    bytes: usize,
+}
+
+impl Transaction {
+    /// Adds a unit, which does not change any more.
+    pub(super) fn push(&mut self, unit: Unit) {
+        self.bytes += unit.held_bytes();
+        self.units.push(unit);
+    }
+
+    /// Removes all units.
+    pub(super) fn take(&mut self) -> Vec<Unit> {
+        self.bytes = 0;
+        std::mem::take(&mut self.units)
+    }
+
+    /// The size of all that the units hold.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What the statement does that the newest unit prepares with this name.
+    pub(super) fn control_of(&self, name: &[u8]) -> Option<Control> {
+        self.units.iter().rev().find_map(|unit| unit.control_of(name))
     }
 }
 

@@ -11,6 +11,7 @@
 //!                  <-- ... of an Output or a SuspendedResult: rows that have not been sent
 //!                  <-- ... of the session's parameters (SET)
 //!                  <-- ... of a statement that is being translated and prepared
+//!                  <-- ... of a front's journal, which has a quota of its own
 //! Quota of files   <-- Reservation of a Spill: the part of a result in a temporary file
 //! ```
 //!

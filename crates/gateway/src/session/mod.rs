@@ -59,6 +59,7 @@ mod time_travel;
 
 pub(crate) use context::Context;
 pub(crate) use link::Link;
+pub(crate) use memory_quota::{Quota, Reservation};
 pub(crate) use outcome::End;
 pub(crate) use slow::SlowLog;
 pub(crate) use state::Session;
