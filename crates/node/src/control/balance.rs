@@ -16,16 +16,14 @@ pub(super) fn apart_from(
     mut decision: Decision,
     home: impl Fn(&str) -> Option<String>,
 ) -> Option<Decision> {
-    if !can_wait(&decision) {
-        return Some(decision);
-    }
+    let is_required = |reason: &Reason| matches!(reason, Reason::NodesLeave { .. } | Reason::Memory { .. });
     match &mut decision.action {
         Action::Tenant { tenant, to, .. } => {
             let home = home(tenant);
             let is_changing = to.iter().chain(&home).any(|node| changing.contains(node));
             (!is_changing).then_some(decision)
         }
-        Action::Move { moves, .. } => {
+        Action::Move { moves, .. } if !decision.reasons.iter().any(is_required) => {
             let planned = moves.len();
             *moves = remaining(changing, std::mem::take(moves));
             if moves.len() < planned {
@@ -33,17 +31,7 @@ pub(super) fn apart_from(
             }
             (!moves.is_empty()).then_some(decision)
         }
-        Action::AddNodes { .. } | Action::Drain { .. } | Action::KeepNodes { .. } => Some(decision),
-    }
-}
-
-/// Moves for balance or latency can wait, but not those from nodes that leave or lack memory.
-fn can_wait(decision: &Decision) -> bool {
-    let is_required = |reason: &Reason| matches!(reason, Reason::NodesLeave { .. } | Reason::Memory { .. });
-    match decision.action {
-        Action::Tenant { .. } => true,
-        Action::Move { .. } => !decision.reasons.iter().any(is_required),
-        Action::AddNodes { .. } | Action::Drain { .. } | Action::KeepNodes { .. } => false,
+        _ => Some(decision),
     }
 }
 
