@@ -29,8 +29,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// MiB with `--memory 256MiB`.
 const MIN_USED_BYTES: u64 = 16 << 20;
 
-/// Tables of 1,900 columns: so few that three sessions can read their schema, and so many that it
-/// may exceed the memory of statements.
+/// Tables of 1,900 columns. Three sessions can read the schema of the few; that of the many may
+/// exceed the memory of statements.
 const FEW_TABLES: Range<usize> = 0..50;
 const MANY_TABLES: Range<usize> = 50..600;
 
