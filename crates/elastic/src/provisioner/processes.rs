@@ -3,7 +3,7 @@
 //! ```text
 //!   DIR/NAME/data    data directory
 //!   DIR/NAME/log     what the node writes
-//!   DIR/NAME/added   an empty file: the node was added by a provisioner, and not by hand
+//!   DIR/NAME/added   the cluster's id: the node was added by its provisioner, and not by hand
 //!   DIR/NAME.removed the directory of a node that was removed, until the next one with the name is
 //! ```
 //!
@@ -37,6 +37,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Options {
     /// The executable.
     pub program: PathBuf,
+    /// The cluster's id: other clusters may use the same directory.
+    pub cluster: String,
     /// The directory of the nodes' directories.
     pub directory: PathBuf,
     /// Where nodes listen.
@@ -82,6 +84,11 @@ impl Processes {
         self.home(node).join("added")
     }
 
+    /// Returns true if a directory is that of a node that was added to this cluster.
+    fn is_added(&self, node: &str) -> bool {
+        fs::read_to_string(self.mark(node)).is_ok_and(|cluster| cluster == self.options.cluster)
+    }
+
     fn find(&self, node: &str) -> Option<Pid> {
         find_process(&self.data(node))
     }
@@ -118,11 +125,14 @@ impl Processes {
         }
         let home = self.home(node);
         fs::create_dir_all(&home)?;
-        if !self.mark(node).exists() && fs::read_dir(&home)?.next().is_some() {
-            let text = format!("{} exists, and was not created for an added node", home.display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        if !self.is_added(node) {
+            if fs::read_dir(&home)?.next().is_some() {
+                let text =
+                    format!("{} exists, and was not created for a node of this cluster", home.display());
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            }
+            fs::write(self.mark(node), &self.options.cluster)?;
         }
-        fs::File::create(self.mark(node))?;
         let log = fs::File::options().create(true).append(true).open(home.join("log"))?;
         let address = |port| SocketAddr::new(self.options.host, port).to_string();
         let [sql, http, rpc] = self.free_ports()?.map(address);
@@ -141,7 +151,7 @@ impl Processes {
 
     async fn stop(&self, node: &str) -> io::Result<()> {
         // A directory without the mark is not one of a node that was started here.
-        if !self.mark(node).exists() {
+        if !self.is_added(node) {
             return Ok(());
         }
         let begun = Instant::now();
@@ -213,7 +223,7 @@ impl Provisioner for Processes {
             fs::read_dir(&self.options.directory).map_err(|error| ProvisionerError::new(&doing, &error))?;
         let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
         let names = entries.flatten().filter(|entry| entry.path().is_dir()).filter_map(name);
-        Ok(names.filter(|name| !name.ends_with(".removed") && self.mark(name).exists()).collect())
+        Ok(names.filter(|name| !name.ends_with(".removed") && self.is_added(name)).collect())
     }
 }
 
@@ -226,12 +236,17 @@ mod tests {
 
     /// A program that behaves as a node for the provisioner: it runs until SIGTERM.
     fn processes(directory: &Path, first_port: u16) -> Processes {
+        processes_of("c1", directory, first_port)
+    }
+
+    fn processes_of(cluster: &str, directory: &Path, first_port: u16) -> Processes {
         let program = directory.join("program");
         let script = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile :; do sleep 0.05; done\n";
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         Processes::new(Options {
             program,
+            cluster: cluster.to_owned(),
             directory: directory.join("nodes"),
             host: Ipv4Addr::LOCALHOST.into(),
             ports: first_port..=first_port + 5,
@@ -257,6 +272,13 @@ mod tests {
         assert_eq!(first.find("a1"), pid, "a node that runs is not started again");
         assert_eq!(first.find("a"), None, "another node's data directory begins with the same letters");
 
+        let of_another_cluster = processes_of("c2", directory.path(), 19_310);
+        assert_eq!(of_another_cluster.list().await.unwrap(), Vec::<String>::new());
+        of_another_cluster.remove("a1").await.unwrap();
+        let refused = of_another_cluster.add("a1").await.unwrap_err().to_string();
+        assert!(refused.contains("was not created for a node of this cluster"), "{refused}");
+        assert_eq!(first.find("a1"), pid);
+
         let other = processes(directory.path(), 19_310);
         assert_eq!(other.list().await.unwrap(), ["a1"]);
         other.remove("a1").await.unwrap();
@@ -274,7 +296,7 @@ mod tests {
         assert_eq!(processes.list().await.unwrap(), Vec::<String>::new());
         processes.remove("n1").await.unwrap();
         let refused = processes.add("n1").await.unwrap_err().to_string();
-        assert!(refused.contains("was not created for an added node"), "{refused}");
+        assert!(refused.contains("was not created for a node of this cluster"), "{refused}");
         assert!(data.exists() && processes.find("n1").is_none());
     }
 

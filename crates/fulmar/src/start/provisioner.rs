@@ -17,15 +17,17 @@ pub(super) fn open(arguments: &StartArgs, cluster: u128) -> anyhow::Result<Optio
     let Some(url) = arguments.cluster.provisioner.clone().map(ProvisionerUrl::absolute) else {
         return Ok(None);
     };
+    let cluster = format!("{cluster:032x}");
     let provisioner: Arc<dyn Provisioner> = match &url {
         ProvisionerUrl::Command { program } => {
             ensure!(program.is_file(), "--provisioner {url}: there is no file {}", program.display());
-            Arc::new(Command::new(program.clone(), format!("{cluster:032x}"), shared(arguments)?))
+            Arc::new(Command::new(program.clone(), cluster, shared(arguments)?))
         }
         ProvisionerUrl::Processes { directory, first_port, last_port } => {
             let certificate = arguments.cluster.rpc_tls.rpc_cert.as_deref().and_then(Path::parent);
             let options = Options {
                 program: std::env::current_exe().context("cannot find this executable")?,
+                cluster,
                 directory: directory.clone(),
                 host: arguments.cluster.rpc.context("--provisioner needs --rpc")?.ip(),
                 ports: *first_port..=*last_port,
