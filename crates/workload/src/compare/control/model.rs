@@ -1,16 +1,19 @@
 //! `model-late-percent`: at what utilisation tenants of one real node get late, which the simulator's
 //! model puts at 80 %. The notes have the mean latency at some utilisations beside the model's.
+//!
+//! The utilisation is that of the CPU, as in the policy. Under load a node serves more transactions for
+//! the same CPU time, because it commits them in groups.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::elastic::{Elastic, Placement, Watched};
+use super::elastic::{CPUS, Elastic, GATEWAY, Placement, Watched};
 use super::{Bench, MODEL, case};
 use crate::arrival::Arrival;
 use crate::compare::result::CaseResult;
 
 const TENANTS: u32 = 10;
-/// Utilisations, in shares of the capacity. The latency at the first one is the unit.
-const UTILISATIONS: [f64; 7] = [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95];
+/// Rates, in shares of the capacity. The latency at the first one is the unit.
+const RATES: [f64; 7] = [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95];
 /// A tenant is late from this multiple of the service time on, as in the model.
 const LATE: f64 = 5.0;
 const MAX_ROUNDS: u32 = 3;
@@ -29,11 +32,14 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         )
         .await?;
         let mut points = Vec::new();
-        for utilisation in UTILISATIONS {
-            bench.progress.step(&format!("{MODEL}: round {round} of {rounds}, {:.0} %", utilisation * 100.0));
-            let rate = Arrival::poisson(elastic.capacity_tps * utilisation);
+        let processes = elastic.cluster.processes(GATEWAY + 1)?;
+        for share in RATES {
+            bench.progress.step(&format!("{MODEL}: round {round} of {rounds}, {:.0} %", share * 100.0));
+            let rate = Arrival::poisson(elastic.capacity_tps * share);
+            let (begun, before) = (Instant::now(), processes.cpu()?);
             let report = elastic.load(&elastic.databases, rate, time, &Watched::default()).await?;
-            points.push((utilisation, report.latency.mean_ms));
+            let used = processes.cpu()?.saturating_sub(before).as_secs_f64();
+            points.push((used / begun.elapsed().as_secs_f64() / CPUS, report.latency.mean_ms));
         }
         // The model's latency is the service time divided by the idle share.
         let service_ms = points[0].1 * (1.0 - points[0].0);

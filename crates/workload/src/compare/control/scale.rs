@@ -72,7 +72,9 @@ pub(super) async fn measure(bench: &Bench<'_>) -> anyhow::Result<Vec<CaseResult>
         let mut seconds = base.since(begun);
         seconds.extend(more.since(begun));
         let late = seconds.iter().copied().filter(Second::is_late).count();
-        shares.push(late as f64 / seconds.len().max(1) as f64 * 100.0);
+        let late_percent = late as f64 / seconds.len().max(1) as f64 * 100.0;
+        // A round in which no node was added and removed again is no success.
+        shares.push(if counts.has_returned() { late_percent } else { 100.0 });
         let failed = first.failed + first.lost_connections + second.failed + second.lost_connections;
         notes.push(format!(
             "round {round}: capacity of {OWNERS} nodes {:.0} tx/s; nodes: {}; {late} of {} seconds late; \
@@ -133,6 +135,11 @@ impl<'a> Counts<'a> {
     /// How many nodes owned tenants when they were counted last.
     pub(crate) fn nodes(&self) -> usize {
         self.changes.last().map_or(0, |(_, count)| *count)
+    }
+
+    /// Returns true if a node was added that owned tenants, and does so no more.
+    fn has_returned(&self) -> bool {
+        self.changes.iter().any(|(_, count)| *count > OWNERS) && self.nodes() == OWNERS
     }
 
     fn described(&self, begun: Instant) -> String {
