@@ -32,7 +32,7 @@ const INTERVAL_MS = 5000;
 /** Restore points are listed from the object store. */
 const HISTORY_INTERVAL_MS = 60_000;
 /** The controller lists this many pinned tenants. */
-const MAX_LISTED = 5;
+const MAX_LISTED = 100;
 
 function table(part: Part | undefined): Table | null {
   return part && "rows" in part ? part : null;
