@@ -59,6 +59,9 @@ pub struct Node {
     /// Nothing is moved to it for now: it is slow, or its load is not known.
     #[serde(default)]
     pub unsuitable: bool,
+    /// It has been much slower than the others for so long that another node should take its place.
+    #[serde(default)]
+    pub slow: bool,
     /// It is not removed to save nodes: no provisioner has added it.
     #[serde(default)]
     pub fixed: bool,
@@ -207,6 +210,7 @@ impl Node {
             state: NodeState::Active,
             forbidden: false,
             unsuitable: false,
+            slow: false,
             fixed: false,
         }
     }

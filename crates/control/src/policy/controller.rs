@@ -1,7 +1,9 @@
 //! One round of the policy: from a picture and a forecast to decisions.
 //!
 //! 1. Dead nodes are replaced (ElasTraS 5.3), once each. A node that is missing, because it has ended
-//!    a short time ago, is not: most come back.
+//!    a short time ago, is not: most come back. A node that is slow for a long time counts as no
+//!    capacity, and is drained when the others can serve its tenants (ElasTraS 7.9). A node that no
+//!    provisioner can remove is not, because it would be used again as soon as it is idle and fast.
 //! 2. The rule ([`super::when`]) or the limits wish for a number of nodes: nodes are added, or the
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
@@ -113,14 +115,18 @@ impl Controller {
     /// Decides for one round.
     pub fn decide(&mut self, picture: &Picture, outlook: &Outlook) -> Vec<Decision> {
         let uses = uses(picture);
-        let view = self.view(picture, outlook, &uses);
+        let slow = self.slow_node(picture, &uses);
+        let view = self.view(picture, outlook, &uses, slow);
         let mut decisions = Vec::new();
         decisions.extend(self.replace(picture, &view));
         let is_replacing = !decisions.is_empty();
         let settings = self.with_missing_nodes(picture);
         let wish = self.rule.wish(&view, &settings);
         if let Some(wish) = wish.or_else(|| within_limits(&view, &settings)) {
-            decisions.extend(self.resize(picture, &view, wish, is_replacing));
+            decisions.extend(self.resize(picture, &uses, &view, wish, is_replacing));
+        }
+        if decisions.is_empty() {
+            decisions.extend(slow.and_then(|slow| self.drain_slow(picture, &view, slow)));
         }
         let loads: Vec<f64> = uses.iter().map(|used| used.load).collect();
         let ahead = Ahead::new(picture, outlook, &loads);
@@ -137,9 +143,12 @@ impl Controller {
         decisions
     }
 
-    fn view(&self, picture: &Picture, outlook: &Outlook, uses: &[NodeUse]) -> View {
+    /// `slow` is no capacity.
+    fn view(&self, picture: &Picture, outlook: &Outlook, uses: &[NodeUse], slow: Option<&Node>) -> View {
+        let is_slow = |node: &Node| slow.is_some_and(|slow| slow.name == node.name);
         let counts = |(node, used): &(&Node, &NodeUse)| {
-            matches!(node.state, NodeState::Active | NodeState::Joining) && is_used(node, used)
+            let is_member = matches!(node.state, NodeState::Active | NodeState::Joining);
+            is_member && is_used(node, used) && !is_slow(node)
         };
         let counted: Vec<&Node> =
             picture.nodes.iter().zip(uses).filter(counts).map(|(node, _)| node).collect();
@@ -155,6 +164,7 @@ impl Controller {
         View {
             at_s: picture.at_s,
             nodes: counted.len(),
+            joining: counted.iter().filter(|node| node.state == NodeState::Joining).count(),
             load: picture.load(),
             node_capacity: capacity / known.len().max(1) as f64,
             share_above: share(above, serving.count()),
@@ -192,6 +202,25 @@ impl Controller {
         (count > 0).then(|| self.decision(view, Action::AddNodes { count }, reasons, view.nodes + count))
     }
 
+    /// A node that is slow for a long time and can be replaced, one at a time. Slowness that an overload
+    /// explains is not the node's.
+    fn slow_node<'a>(&self, picture: &'a Picture, uses: &[NodeUse]) -> Option<&'a Node> {
+        let is_replaceable = |(node, used): &(&Node, &NodeUse)| {
+            let is_overloaded = used.load / node.capacity > self.settings.high;
+            node.slow && node.state == NodeState::Active && !node.fixed && !is_overloaded
+        };
+        picture.nodes.iter().zip(uses).find(is_replaceable).map(|(node, _)| node)
+    }
+
+    /// Drains a slow node if the others can serve its tenants, and no other node starts or leaves.
+    fn drain_slow(&self, picture: &Picture, view: &View, slow: &Node) -> Option<Decision> {
+        let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
+        let has_room = view.load <= view.nodes as f64 * view.node_capacity * self.settings.high;
+        let action = Action::Drain { nodes: vec![slow.name.clone()] };
+        let reasons = vec![Reason::SlowNode { node: slow.name.clone() }];
+        (is_settled && has_room).then(|| self.decision(view, action, reasons, view.nodes))
+    }
+
     /// The settings of a round: missing nodes count for the minimum.
     fn with_missing_nodes(&self, picture: &Picture) -> Settings {
         let missing = picture.nodes.iter().filter(|node| node.state == NodeState::Missing).count();
@@ -202,6 +231,7 @@ impl Controller {
     fn resize(
         &mut self,
         picture: &Picture,
+        uses: &[NodeUse],
         view: &View,
         wish: when::Wish,
         is_replacing: bool,
@@ -229,8 +259,12 @@ impl Controller {
         let utc_s = picture.at_s + self.utc_offset_s;
         let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(utc_s));
         // A node that starts or leaves is a change that has not taken effect yet.
-        let is_settled = |node: &Node| matches!(node.state, NodeState::Active | NodeState::Missing);
-        let is_settled = picture.nodes.iter().all(is_settled);
+        let is_settled = |(node, used): (&Node, &NodeUse)| match node.state {
+            NodeState::Active | NodeState::Missing => true,
+            NodeState::Dead => used.tenants == 0,
+            NodeState::Joining | NodeState::Draining => false,
+        };
+        let is_settled = picture.nodes.iter().zip(uses).all(is_settled);
         if !is_allowed || !is_settled {
             return Vec::new();
         }
@@ -410,7 +444,8 @@ impl Controller {
         };
         let mut decide = |candidate: &Candidate| {
             let moved = candidate.partition;
-            let to = places.place(moved, Purpose::Relief, self.settings.high);
+            let purpose = if need == Need::ScaleOut { Purpose::Extraction } else { Purpose::Relief };
+            let to = places.place(moved, purpose, self.settings.high);
             let link = match to {
                 Some(to) if to.site != home.site => Link::Wan,
                 _ => Link::Lan,

@@ -60,9 +60,6 @@ pub struct Settings {
     pub min_nodes: usize,
     /// The largest number of nodes.
     pub max_nodes: usize,
-    /// Rounds in which a plan over time must ask for fewer nodes before any is removed (P-Store:
-    /// 3).
-    pub confirm_rounds: u32,
     /// When nodes may be removed.
     pub maintenance: Option<Window>,
     /// The planner of all moves, by name.
@@ -83,7 +80,6 @@ impl Default for Settings {
             node_start_s: 60.0,
             min_nodes: 1,
             max_nodes: usize::MAX,
-            confirm_rounds: 3,
             maintenance: None,
             planner: "local-search",
             planning: planners::Settings { epsilon: 0.05, ..planners::Settings::default() },
@@ -209,6 +205,11 @@ pub enum Reason {
     NodesLeave {
         /// Their names.
         nodes: Vec<String>,
+    },
+    /// A node has been much slower than the others for a long time.
+    SlowNode {
+        /// Its name.
+        node: String,
     },
     /// A node needs more memory than it has.
     Memory {

@@ -4,10 +4,11 @@
 //! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same
 //!   site, another site. Among equally near ones, the least loaded. Only to a node that will be less
 //!   used than its own is, by [`MIN_GAIN`]: elsewhere it would be as late, and moves cost both nodes.
-//! - A tenant that is consolidated goes to the nearest node that has room and is the fullest.
+//! - A tenant that needs more than any node has goes to the emptiest one, nearest first, to have it for
+//!   itself.
 //!
 //! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with
-//! it.
+//! it, except for a tenant that needs more than any node has.
 
 use std::collections::HashMap;
 
@@ -17,10 +18,10 @@ use crate::picture::{Node, Partition, Picture};
 /// What a tenant is placed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// More resources: the least loaded node.
+    /// More resources: the least loaded node with room.
     Relief,
-    /// Fewer nodes: the fullest node with room.
-    Consolidation,
+    /// More than any node has: the least loaded node.
+    Extraction,
 }
 
 /// The distance of two nodes: 0 same rack, 1 same site, 2 different sites.
@@ -67,15 +68,13 @@ impl<'a> Places<'a> {
         };
         let has_room = |(index, node): &(usize, &Node)| {
             let (utilisation, memory) = with_tenant(*index, node);
-            let is_better = purpose != Purpose::Relief
-                || home_utilisation.is_none_or(|home| utilisation <= home - MIN_GAIN);
-            let fits = utilisation <= high && memory <= node.memory;
+            let is_better = home_utilisation.is_none_or(|home| utilisation <= home - MIN_GAIN);
+            let fits = (utilisation <= high || purpose == Purpose::Extraction) && memory <= node.memory;
             node.accepts_moves() && home != Some(*index) && fits && is_better
         };
         let rank = |(index, node): &(usize, &Node)| {
             let (utilisation, _) = with_tenant(*index, node);
-            let order = if purpose == Purpose::Relief { utilisation } else { -utilisation };
-            (home.map_or(0, |home| distance(&self.picture.nodes[home], node)), order)
+            (home.map_or(0, |home| distance(&self.picture.nodes[home], node)), utilisation)
         };
         let open = self.picture.nodes.iter().enumerate().filter(has_room);
         let (chosen, node) = open.min_by(|left, right| {

@@ -14,6 +14,9 @@
 use super::node_plan::{self, Model};
 use super::{Reason, Settings};
 
+/// Rounds in which a plan over time must ask for fewer nodes, at least, before any is removed (P-Store).
+const CONFIRM_ROUNDS: u32 = 3;
+
 /// E-Store's watermarks (4.1).
 const HIGH_WATERMARK: f64 = 0.9;
 const LOW_WATERMARK: f64 = 0.5;
@@ -25,6 +28,8 @@ pub struct View {
     pub at_s: f64,
     /// Nodes that serve or start, without those that leave.
     pub nodes: usize,
+    /// Those of them that start.
+    pub joining: usize,
     /// The load of all partitions, in CPUs.
     pub load: f64,
     /// The mean capacity of a node, in CPUs.
@@ -100,6 +105,13 @@ impl View {
         self.model(settings).nodes_for(load)
     }
 
+    /// The nodes for a load that is too high for the present ones: at least one more. Nodes that start
+    /// may be enough, which shows only when they serve.
+    fn more_nodes_for(&self, load: f64, settings: &Settings) -> usize {
+        let least = if self.joining > 0 { self.nodes } else { self.nodes + 1 };
+        self.nodes_for(load, settings).max(least)
+    }
+
     fn model(&self, settings: &Settings) -> Model {
         let step_s = self.step_s.max(f64::MIN_POSITIVE);
         Model {
@@ -132,7 +144,9 @@ impl Rule for Watermarks {
         let mean = view.mean();
         let reason = |limit| threshold("mean utilisation", mean, limit, 0.0);
         if mean > HIGH_WATERMARK {
-            return wish(view.nodes + 1, view, settings, reason(HIGH_WATERMARK));
+            // One node at a time.
+            let nodes = if view.joining > 0 { view.nodes } else { view.nodes + 1 };
+            return wish(nodes, view, settings, reason(HIGH_WATERMARK));
         }
         (mean < LOW_WATERMARK)
             .then(|| wish(view.nodes.saturating_sub(1), view, settings, reason(LOW_WATERMARK)))
@@ -154,9 +168,7 @@ impl Rule for NodeShare {
         let low_for = self.low.update(view.mean() < settings.low, view.at_s);
         if view.share_above >= settings.overloaded_share {
             let reason = threshold("overloaded nodes", view.share_above, settings.overloaded_share, 0.0);
-            // As many as the overloaded nodes need, at least one.
-            let nodes = view.nodes_for(view.load, settings).max(view.nodes + 1);
-            return wish(nodes, view, settings, reason);
+            return wish(view.more_nodes_for(view.load, settings), view, settings, reason);
         }
         let for_s = low_for.filter(|for_s| *for_s >= settings.hold_down_s)?;
         let nodes = view.nodes_for(view.load, settings).min(view.nodes);
@@ -179,21 +191,26 @@ impl Rule for Thresholds {
     fn wish(&mut self, view: &View, settings: &Settings) -> Option<Wish> {
         let mean = view.mean();
         let high = self.high.update(mean > settings.high, view.at_s);
-        // A few late tenants are a matter of balance; many are one of capacity.
-        let late = self.late.update(view.late_share >= settings.overloaded_share, view.at_s);
+        // A few late tenants are a matter of balance; many are one of capacity. If there is plenty of
+        // it, or is about to be, more does not help.
+        let has_plenty = mean < settings.low || view.joining > 0;
+        let is_late = view.late_share >= settings.overloaded_share && !has_plenty;
+        let late = self.late.update(is_late, view.at_s);
         let low = self.low.update(mean < settings.low, view.at_s);
-        let nodes = view.nodes_for(view.load, settings);
         if let Some(for_s) = high.filter(|for_s| *for_s >= settings.hold_up_s) {
             let reason = threshold("mean utilisation", mean, settings.high, for_s);
-            return wish(nodes.max(view.nodes + 1), view, settings, reason);
+            return wish(view.more_nodes_for(view.load, settings), view, settings, reason);
         }
         if let Some(for_s) = late.filter(|for_s| *for_s >= settings.hold_up_s) {
             let reason = threshold("late tenants", view.late_share, settings.overloaded_share, for_s);
-            return wish(nodes.max(view.nodes + 1), view, settings, reason);
+            let wish = wish(view.more_nodes_for(view.load, settings), view, settings, reason)?;
+            // Tenants are late until the new nodes have taken over some of the load.
+            self.late = Hold::default();
+            return Some(wish);
         }
         let for_s = low.filter(|for_s| *for_s >= settings.hold_down_s)?;
         let reason = threshold("mean utilisation", mean, settings.low, for_s);
-        wish(nodes.min(view.nodes), view, settings, reason)
+        wish(view.nodes_for(view.load, settings).min(view.nodes), view, settings, reason)
     }
 }
 
@@ -219,8 +236,7 @@ impl Rule for Ahead {
             let (load, capacity) = (view.forecast[at], settings.high * capacity);
             let in_s = (at + 1) as f64 * view.step_s;
             let reason = Reason::Forecast { method: view.method, load, capacity, in_s };
-            let nodes = view.nodes_for(peak, settings).max(view.nodes + 1);
-            return wish(nodes, view, settings, reason);
+            return wish(view.more_nodes_for(peak, settings), view, settings, reason);
         }
         if let Some(up) = reactive.filter(|wish| wish.nodes > view.nodes) {
             return Some(up);
@@ -231,10 +247,18 @@ impl Rule for Ahead {
     }
 }
 
+/// Rounds in succession in which the plan began with a removal.
+#[derive(Clone, Copy)]
+struct Removals {
+    since_s: f64,
+    rounds: u32,
+    /// The most nodes that a plan kept.
+    most: usize,
+}
+
 #[derive(Default)]
 struct Planned {
-    /// Rounds in succession in which the plan began with a removal, and the largest wish of these.
-    removals: Option<(u32, usize)>,
+    removals: Option<Removals>,
 }
 
 impl Rule for Planned {
@@ -255,13 +279,14 @@ impl Rule for Planned {
         let model = view.model(settings);
         let plan = node_plan::plan(&loads, view.nodes, &model);
         let first = plan.changes.first().filter(|change| change.at == 0).copied();
-        let (rounds, most) = self.removals.take().unwrap_or((0, 0));
+        let removals = self.removals.take();
         let change = first?;
         let nodes = match change.to < change.from {
             true => {
-                let (rounds, most) = (rounds + 1, most.max(change.to));
-                if rounds < settings.confirm_rounds {
-                    self.removals = Some((rounds, most));
+                let before = removals.unwrap_or(Removals { since_s: view.at_s, rounds: 0, most: 0 });
+                let (rounds, most) = (before.rounds + 1, before.most.max(change.to));
+                if rounds < CONFIRM_ROUNDS || view.at_s - before.since_s < settings.hold_down_s {
+                    self.removals = Some(Removals { rounds, most, ..before });
                     return None;
                 }
                 most

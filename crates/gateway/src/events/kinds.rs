@@ -73,6 +73,10 @@ kinds! {
     CollectorWorks Info "collector.works" "garbage collection works again"
     /// This node decides where databases are served.
     ControllerElected Info "controller.elected" "this node controls the cluster"
+    /// Details: `nodes` do not report their load.
+    ControllerWaits Warning "controller.waits" "nothing is decided, because nodes do not report their load"
+    /// Details: `seconds`, negative if the clock was set back.
+    ControllerClockJumped Warning "controller.clock_jumped" "the clock of the controller's machine was set"
     /// By ALTER SYSTEM, ALTER DATABASE ... PIN or ALTER NODE ... FORBID.
     ControlChanged Info "control.changed" "what the controller may do was changed"
     /// By ALTER NODE ... MOVE TO. Details: `node`, `to`, and what it has cost.

@@ -6,7 +6,6 @@
 //! long its conditions have held. An outlook that is too old is not used.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fulmar_control::picture::Picture;
 use fulmar_control::policy::which::Mechanism;
@@ -15,8 +14,6 @@ use fulmar_elastic::settings::ControlSettings;
 
 use super::forecast::Forecaster;
 
-/// Rounds that the load must be low before nodes are removed by the policy `planned`, at least.
-const MIN_CONFIRM_ROUNDS: f64 = 3.0;
 /// Rounds may be this far apart.
 const MAX_GAP_ROUNDS: f64 = 10.0;
 const MIN_GAP_S: f64 = 60.0;
@@ -33,7 +30,6 @@ impl Brain {
     /// excludes.
     pub fn new(settings: &ControlSettings, forecaster: Forecaster) -> Option<Brain> {
         let mut policy = settings.policy.clone();
-        policy.confirm_rounds = confirm_rounds(settings);
         policy.planning.whole_partitions = !Mechanism::MoveRows.exists();
         let controller = Controller::new(settings.rule, policy)?;
         Some(Brain { settings: settings.clone(), controller, forecaster, last_s: None })
@@ -77,15 +73,9 @@ fn max_gap_s(settings: &ControlSettings) -> f64 {
     (MAX_GAP_ROUNDS * settings.round.as_secs_f64()).max(MIN_GAP_S)
 }
 
-/// The rounds of `hold_down`.
-fn confirm_rounds(settings: &ControlSettings) -> u32 {
-    let round_s = settings.round.max(Duration::from_millis(1)).as_secs_f64();
-    (settings.policy.hold_down_s / round_s).ceil().max(MIN_CONFIRM_ROUNDS) as u32
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use fulmar_control::picture::{Node, Partition};
     use fulmar_control::policy::Action;
@@ -96,15 +86,6 @@ mod tests {
     use super::super::clock::{Clock, TimeSource};
     use super::super::reports::Reports;
     use super::*;
-
-    #[test]
-    fn removals_are_confirmed_for_the_whole_hold() {
-        let mut settings = ControlSettings::default();
-        assert!(Brain::new(&settings, Forecaster::idle()).is_some());
-        assert_eq!(confirm_rounds(&settings), 120, "10 min in rounds of 5 s");
-        settings.policy.hold_down_s = 0.0;
-        assert_eq!(confirm_rounds(&settings), 3, "at least P-Store's three");
-    }
 
     /// Clocks that a test sets.
     #[derive(Clone, Default)]
@@ -203,12 +184,14 @@ mod tests {
         // 77 % for 30 s, which is too short.
         for jump in [3600_i64, -7200] {
             let before = rounds.clock.at_s();
+            assert_eq!(rounds.clock.jumped(), None);
             assert_eq!(resizes(&rounds.rounds(6, [Some(0.9), Some(0.9)])), 0);
             {
                 let mut times = rounds.times.0.lock();
                 times.1 = Duration::from_secs(times.1.as_secs().checked_add_signed(jump).unwrap());
             }
             assert_eq!(resizes(&rounds.rounds(1, [Some(0.9), Some(0.9)])), 0, "a jump by {jump} s");
+            assert_eq!(rounds.clock.jumped().map(f64::round), Some(jump as f64));
             assert!((rounds.clock.at_s() - before - 35.0).abs() < 1e-6, "the clock of a term is not set");
             assert_eq!(resizes(&rounds.rounds(60, [Some(0.6), Some(0.6)])), 0);
         }

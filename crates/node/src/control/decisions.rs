@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fulmar_control::picture::{NodeState, Picture};
+use fulmar_control::picture::{NodeState, Partition, Picture};
 use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
 
@@ -125,6 +125,27 @@ impl Open {
     }
 }
 
+/// The outcome of a decision of an earlier controller of which the plan contains nothing: its moves were
+/// made or not, and its nodes are what they were made. `decision` is its record.
+pub(super) fn inherited(decision: &serde_json::Value, picture: &Picture, at_unix_ms: u64) -> OutcomeRecord {
+    let text = |value: &serde_json::Value, key: &str| value.get(key)?.as_str().map(str::to_owned);
+    let one = text(decision, "tenant").zip(text(decision, "to"));
+    let listed = decision.get("moves").and_then(serde_json::Value::as_array);
+    let listed = listed.into_iter().flatten().filter_map(|one| text(one, "partition").zip(text(one, "to")));
+    let planned: BTreeSet<(String, String)> = listed.chain(one).collect();
+    let is_made =
+        |partition: &&Partition| planned.contains(&(partition.name.clone(), partition.owner.clone()));
+    let made = picture.partitions.iter().filter(is_made).count();
+    match planned.len() {
+        0 => not_done(OutcomeResult::Dropped, "the controller has changed", at_unix_ms),
+        all => {
+            let result = if made == all { OutcomeResult::Done } else { OutcomeResult::Dropped };
+            let text = format!("{made} of {all} moves were made when the controller changed");
+            OutcomeRecord { at_unix_ms, result, text, highest: None, mean: None, nodes: None }
+        }
+    }
+}
+
 /// The outcome of a decision that is not carried out, or no longer.
 pub(super) fn not_done(result: OutcomeResult, why: &str, at_unix_ms: u64) -> OutcomeRecord {
     let text = match result {
@@ -190,7 +211,7 @@ impl Advice {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_control::picture::{Node, Partition};
+    use fulmar_control::picture::Node;
 
     use super::*;
 
@@ -216,6 +237,19 @@ mod tests {
         assert_eq!(outcome.text, "1 of 2 done: the disk is full; then highest 50 %, mean 30 %, 2 nodes");
         assert_eq!((outcome.result, outcome.nodes), (OutcomeResult::Failed, Some(2)));
         assert!(progress.settled(100.0, 2.0).is_empty(), "an outcome is recorded once");
+    }
+
+    #[test]
+    fn moves_of_an_earlier_controller_are_counted() {
+        let moves =
+            serde_json::json!({"moves": [{"partition": "a", "to": "n1"}, {"partition": "b", "to": "n1"}]});
+        let outcome = inherited(&moves, &picture(), 1);
+        assert_eq!(outcome.text, "1 of 2 moves were made when the controller changed");
+        assert_eq!(outcome.result, OutcomeResult::Dropped);
+        let tenant = serde_json::json!({"tenant": "b", "to": "n2"});
+        assert_eq!(inherited(&tenant, &picture(), 1).result, OutcomeResult::Done);
+        let nodes = serde_json::json!({"action": "add-nodes", "count": 1});
+        assert_eq!(inherited(&nodes, &picture(), 1).text, "given up: the controller has changed");
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub(super) struct Moves {
     cancelled: watch::Sender<u64>,
     /// When the last move of a partition failed, on the clock of the picture.
     failed_at_s: BTreeMap<PartitionId, f64>,
-    /// The nodes that decisions change the load of, until their effects can be seen.
-    touched: BTreeMap<u64, BTreeSet<String>>,
+    /// When moves ended, on the same clock, and their nodes, until the loads show the effect.
+    settling: Vec<(f64, [String; 2])>,
     /// When partitions were moved, on the same clock.
     pub moved_at_s: HashMap<PartitionId, f64>,
 }
@@ -181,19 +181,18 @@ impl Moves {
         });
     }
 
-    /// Records the nodes that a decision changes the load of.
-    pub fn touch(&mut self, decision: u64, nodes: BTreeSet<String>) {
-        self.touched.insert(decision, nodes);
-    }
-
-    /// The effects of a decision can be seen.
-    pub fn settle(&mut self, decision: u64) {
-        self.touched.remove(&decision);
-    }
-
-    /// The nodes whose load is changing.
-    pub fn changing(&self) -> BTreeSet<String> {
-        self.touched.values().flatten().cloned().collect()
+    /// The nodes whose load is changing: those of moves that have not ended, or did less than `settle_s`
+    /// ago. `home` is the node of a partition.
+    pub fn changing(
+        &mut self,
+        at_s: f64,
+        settle_s: f64,
+        home: impl Fn(PartitionId) -> Option<String>,
+    ) -> BTreeSet<String> {
+        self.settling.retain(|(ended_s, _)| at_s - ended_s < settle_s);
+        let settling = self.settling.iter().flat_map(|(_, nodes)| nodes.clone());
+        let nodes = |queued: &Queued| home(queued.partition).into_iter().chain([queued.to.clone()]);
+        settling.chain(self.all().flat_map(nodes)).collect()
     }
 
     /// Completes when a move has ended. Never, if none runs.
@@ -212,7 +211,9 @@ impl Moves {
         at_s: f64,
         progress: &mut Progress,
     ) {
-        self.in_flight.remove(&queued.partition);
+        if let Some(running) = self.in_flight.remove(&queued.partition) {
+            self.settling.push((at_s, [running.from, running.queued.to]));
+        }
         match &result {
             Ok(()) => {
                 self.failed_at_s.remove(&queued.partition);
@@ -297,6 +298,19 @@ mod tests {
         assert!(!loads.allow(&running(3, "n1", "n4"), 2), "two moves from n1 run");
         assert!(!loads.allow(&running(3, "n4", "n1"), 2), "moves to a node count as well");
         assert!(loads.allow(&running(3, "n2", "n3"), 2) && loads.allow(&running(3, "n4", "n5"), 2));
+    }
+
+    #[test]
+    fn nodes_of_a_move_settle_when_it_has_ended_whatever_else_is_moved() {
+        let (mut moves, mut progress) = (Moves::default(), Progress::default());
+        moves.push([queued(1, "n2"), queued(2, "n4")], &mut progress);
+        let home = |partition: PartitionId| Some(format!("n{}", partition.0 * 2 - 1));
+        assert_eq!(Vec::from_iter(moves.changing(0.0, 10.0, home)), ["n1", "n2", "n3", "n4"]);
+        let next = moves.queue.pop_front().unwrap();
+        moves.in_flight.insert(next.partition, Running { queued: next.clone(), from: "n1".to_owned() });
+        moves.end((next, Ok(())), 5.0, &mut progress);
+        assert_eq!(Vec::from_iter(moves.changing(14.0, 10.0, home)), ["n1", "n2", "n3", "n4"]);
+        assert_eq!(Vec::from_iter(moves.changing(15.0, 10.0, home)), ["n3", "n4"]);
     }
 
     #[test]

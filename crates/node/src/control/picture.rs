@@ -1,7 +1,8 @@
 //! The picture of the cluster that the controller decides on.
 //!
 //! - A node that was never heard from since the controller was elected counts as starting. One whose
-//!   report is old, that is slow, or that other nodes do not hear gets nothing.
+//!   report is old, that is slow, or that other nodes do not hear gets nothing. One that is slow for
+//!   `replace_after` is replaced.
 //! - A node that has ended is missing for `replace_after`, and then dead until it was replaced.
 //! - A partition that is being moved, or waits for that, is shown at its destination.
 //! - A partition needs the memory of its `cache_floor`. Its other pages in memory are a cache, which a
@@ -151,8 +152,9 @@ fn pictured(node: &Node, known: &KnownNode, sources: &Sources<'_>) -> Option<Pic
     };
     let is_recent = reported.is_some_and(|(_, is_recent)| is_recent);
     shown.forbidden = sources.marks.forbidden.contains(name);
-    let is_slow = node.slow_nodes.lock().of(known.id).is_some();
-    shown.unsuitable = !is_recent || !node.hears(known.id) || is_slow;
+    let slow_for = node.slow_nodes.lock().slow_for(known.id, Instant::now());
+    shown.unsuitable = !is_recent || !node.hears(known.id) || slow_for.is_some();
+    shown.slow = slow_for.is_some_and(|slow_for| slow_for >= sources.replace_after);
     Some(shown)
 }
 

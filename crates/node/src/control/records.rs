@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use fulmar_cluster::records::{Record, encode};
 use fulmar_control::forecast::stored::StoredSeries;
+use fulmar_control::policy::Decision;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,8 @@ const FORBIDDEN_PREFIX: &str = "control/forbidden/";
 pub(super) const DECISION_PREFIX: &str = "control/decision/";
 pub(super) const FORECAST_PREFIX: &str = "control/forecast/";
 
+/// Number of moves that the record of a decision contains.
+const MAX_RECORDED_MOVES: usize = 50;
 /// Number of decisions that are kept.
 pub(super) const MAX_DECISIONS: usize = 1000;
 
@@ -261,8 +264,21 @@ pub(super) fn decision_of_key(key: &str) -> Option<u64> {
     key.strip_prefix(DECISION_PREFIX)?.parse().ok()
 }
 
+/// A decision as JSON, with its first moves.
+pub(super) fn shortened(decision: &Decision) -> serde_json::Value {
+    let mut value = serde_json::to_value(decision).unwrap_or_default();
+    if let Some(moves) = value.get_mut("moves").and_then(serde_json::Value::as_array_mut) {
+        moves.truncate(MAX_RECORDED_MOVES);
+    }
+    value
+}
+
 #[cfg(test)]
 mod tests {
+    use fulmar_control::plan::Move;
+    use fulmar_control::planners::ItemKind;
+    use fulmar_control::policy::{Action, Effect};
+
     use fulmar_cluster::records::decode;
 
     use super::*;
@@ -285,5 +301,24 @@ mod tests {
         assert_eq!(read, plan);
         assert!(read.names("a1") && read.is_removing("a2") && !read.is_removing("a1") && !read.names("n1"));
         assert_eq!(read.drained(), [""; 0]);
+    }
+
+    #[test]
+    fn record_of_a_large_plan_is_short() {
+        let one = Move {
+            partition: "shop".to_owned(),
+            kind: ItemKind::Partition,
+            piece: None,
+            from: "n1".to_owned(),
+            to: "n2".to_owned(),
+            load: 0.1,
+            bytes: 1,
+            seconds: 0.2,
+        };
+        let action = Action::Move { planner: "greedy", moves: vec![one; 100_000] };
+        let decision = Decision { at_s: 0.0, action, reasons: Vec::new(), predicted: Effect::default() };
+        let text = shortened(&decision).to_string();
+        assert!(text.len() < 20_000, "{} bytes", text.len());
+        assert!(text.contains("\"action\":\"move\""), "{text}");
     }
 }

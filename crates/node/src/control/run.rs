@@ -16,7 +16,7 @@ use fulmar_control::picture::Picture;
 use fulmar_control::planners::ItemKind;
 use fulmar_control::policy::{Action, Decision, Reason};
 use fulmar_elastic::settings::{ControlSettings, Mode};
-use fulmar_gateway::events::Event;
+use fulmar_gateway::events::{Event, Kind};
 use fulmar_meta::{Outcome, Revision, Transaction};
 use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
@@ -25,7 +25,7 @@ use tokio::time::sleep_until;
 use super::balance;
 use super::brain::Brain;
 use super::clock::{Clock, unix_ms};
-use super::decisions::{Advice, Part, Progress, not_done};
+use super::decisions::{Advice, Part, Progress, inherited, not_done};
 use super::forecast::{self, Forecaster, Stored};
 use super::moves::{Moves, Queued};
 use super::nodes::NodeWork;
@@ -33,15 +33,13 @@ use super::observed::Marks;
 use super::picture::{self, Pictured, Sources};
 use super::records::{
     Adding, CANCEL_KEY, DECISION_PREFIX, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult,
-    PLAN_KEY, Phase, PlanRecord, Removing, decision_key,
+    PLAN_KEY, Phase, PlanRecord, Removing, decision_key, shortened,
 };
 use super::reports::{self, Reports};
 use super::{ROLE, texts};
 use crate::load::Observation;
 use crate::{Node, Partitions};
 
-/// Number of moves that the record of a decision contains.
-const MAX_RECORDED_MOVES: usize = 50;
 /// Old decisions that are deleted at a time.
 const MAX_DELETED: usize = 50;
 /// An effect is measured when a decision was carried out this number of rounds ago, and loads show
@@ -89,6 +87,8 @@ pub(super) struct Run {
     marks: Marks,
     /// The last request to cancel the plan that was carried out.
     last_cancel: u64,
+    /// Too many nodes do not report their load.
+    is_waiting: bool,
 }
 
 impl Run {
@@ -132,6 +132,7 @@ impl Run {
             paused_until_s: 0.0,
             marks: Marks::default(),
             last_cancel: 0,
+            is_waiting: false,
         };
         run.pause_after_cancel(unix_ms().saturating_sub(run.plan.cancelled_unix_ms) as f64 / 1000.0);
         run.adopt();
@@ -250,13 +251,28 @@ impl Run {
         let pictured = self.picture();
         self.settle(&pictured.picture).await?;
         self.moves.check(&pictured.picture, &self.marks.pinned, &mut self.progress);
+        self.observe_time(&silent, now);
         // The policy must not decide before it is known which nodes can be removed.
-        let is_known = self.nodes.provisioned.is_some() && !self.reports.has_holes(&silent, now);
+        let is_known = self.nodes.provisioned.is_some() && !self.is_waiting;
         if self.settings.mode != Mode::Off && is_known {
             self.decide(pictured).await?;
         }
         self.start_moves();
         self.save_forecasts().await
+    }
+
+    /// Records that the clock was set, or that nothing is decided until `silent` nodes report again.
+    fn observe_time(&mut self, silent: &[String], now: Instant) {
+        if let Some(seconds) = self.clock.jumped() {
+            let event = Event::new(Kind::ControllerClockJumped);
+            self.record_event(event.detail("seconds", seconds.round() as i64));
+        }
+        let is_waiting = self.reports.has_holes(silent, now);
+        if is_waiting && !self.is_waiting {
+            let event = Event::new(Kind::ControllerWaits);
+            self.record_event(event.detail("nodes", texts::listed(silent)));
+        }
+        self.is_waiting = is_waiting;
     }
 
     pub(super) async fn check_term(&mut self) -> Result<(), Ended> {
@@ -321,17 +337,20 @@ impl Run {
         self.settings.round.as_secs_f64()
     }
 
+    /// How long it takes until loads show the effect of a change, in seconds.
+    fn settle_s(&self) -> f64 {
+        let smoothing_s = reports::smoothing(self.settings.round).as_secs_f64();
+        (SETTLE_ROUNDS * self.round_s()).max(SETTLE_SMOOTHINGS * smoothing_s)
+    }
+
     /// Records what has come of decisions.
     async fn settle(&mut self, picture: &Picture) -> Result<(), Ended> {
-        let smoothing_s = reports::smoothing(self.settings.round).as_secs_f64();
-        let settle_s = (SETTLE_ROUNDS * self.round_s()).max(SETTLE_SMOOTHINGS * smoothing_s);
-        for (number, open) in self.progress.settled(self.clock.at_s(), settle_s) {
-            self.moves.settle(number);
-            let Some(mut record) = self.pending.remove(&number) else { continue };
+        for (number, open) in self.progress.settled(self.clock.at_s(), self.settle_s()) {
+            let record = self.pending.remove(&number).filter(|_| self.kept.contains(&number));
+            let Some(mut record) = record else { continue };
             let outcome = match open.had_parts() {
                 true => open.outcome(picture, unix_ms()),
-                // It was left by an earlier controller.
-                false => not_done(OutcomeResult::Dropped, "the controller has changed", unix_ms()),
+                false => inherited(&record.decision, picture, unix_ms()),
             };
             record.outcome = Some(outcome);
             let Ok(value) = encode(&record) else { continue };
@@ -364,22 +383,19 @@ impl Run {
         }
         // Loads and latencies are smoothed: they show the effect of earlier moves after a while, and
         // until then what the moves cost.
-        let mut changing = self.moves.changing();
+        let (at_s, settle_s) = (self.clock.at_s(), self.settle_s());
+        let home = |partition| owner_name(&self.node, partition);
+        let mut changing = self.moves.changing(at_s, settle_s, home);
         for (_, journal, _) in self.node.migrations().running() {
             changing.extend([journal.source, journal.destination].map(|node| self.node.name_of(node)));
         }
         for decision in decisions {
-            let home = |tenant: &str| self.owner_name(*by_name.get(tenant)?);
+            let home = |tenant: &str| owner_name(&self.node, *by_name.get(tenant)?);
             if let Some(decision) = balance::apart_from(&changing, decision, home) {
                 self.act(decision, &by_name).await?;
             }
         }
         Ok(())
-    }
-
-    /// The name of a partition's owner.
-    fn owner_name(&self, partition: PartitionId) -> Option<String> {
-        self.node.owners().owner(partition).map(|owner| self.node.name_of(owner.node))
     }
 
     /// Writes a record of the forecasts, if there is a new one.
@@ -511,9 +527,6 @@ impl Run {
         }
         let parts = found.iter().map(|(partition, _)| Part::Move(*partition)).collect();
         let number = self.record(decision, None, None, parts, None).await?;
-        let sources = found.iter().filter_map(|(partition, _)| self.owner_name(*partition));
-        let nodes = sources.chain(found.iter().map(|(_, to)| to.clone())).collect();
-        self.moves.touch(number, nodes);
         let queued = |(partition, to)| Queued { partition, to, decision: number };
         self.moves.push(found.into_iter().map(queued), &mut self.progress);
         Ok(())
@@ -651,38 +664,7 @@ impl Run {
     }
 }
 
-/// A decision as JSON, with its first moves.
-fn shortened(decision: &Decision) -> serde_json::Value {
-    let mut value = serde_json::to_value(decision).unwrap_or_default();
-    if let Some(moves) = value.get_mut("moves").and_then(serde_json::Value::as_array_mut) {
-        moves.truncate(MAX_RECORDED_MOVES);
-    }
-    value
-}
-
-#[cfg(test)]
-mod tests {
-    use fulmar_control::plan::Move;
-    use fulmar_control::policy::Effect;
-
-    use super::*;
-
-    #[test]
-    fn record_of_a_large_plan_is_short() {
-        let one = Move {
-            partition: "shop".to_owned(),
-            kind: ItemKind::Partition,
-            piece: None,
-            from: "n1".to_owned(),
-            to: "n2".to_owned(),
-            load: 0.1,
-            bytes: 1,
-            seconds: 0.2,
-        };
-        let action = Action::Move { planner: "greedy", moves: vec![one; 100_000] };
-        let decision = Decision { at_s: 0.0, action, reasons: Vec::new(), predicted: Effect::default() };
-        let text = shortened(&decision).to_string();
-        assert!(text.len() < 20_000, "{} bytes", text.len());
-        assert!(text.contains("\"action\":\"move\""), "{text}");
-    }
+/// The name of a partition's owner.
+fn owner_name(node: &Node, partition: PartitionId) -> Option<String> {
+    node.owners().owner(partition).map(|owner| node.name_of(owner.node))
 }

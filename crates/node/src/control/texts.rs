@@ -76,6 +76,7 @@ pub(super) fn why(reason: &Reason) -> String {
         Reason::NodeLimit { nodes, limit } => {
             format!("{} now; the limits ask for {limit}", counted(*nodes, "node"))
         }
+        Reason::SlowNode { node } => format!("{node} has been much slower than the others"),
         Reason::Memory { nodes } => format!("{} over the memory budget", counted(*nodes, "node")),
         Reason::Latency { latency_ms, objective_ms } => {
             format!("latency is {latency_ms:.1} ms, objective {objective_ms:.1} ms")

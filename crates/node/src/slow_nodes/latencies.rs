@@ -145,6 +145,8 @@ fn median(mut values: Vec<Duration>) -> Option<Duration> {
 struct State {
     /// Its latency and that of the others, when it was last compared as a slow one.
     slow: Option<(Duration, Duration)>,
+    /// When it became slow, or normal again.
+    changed_at: Option<Instant>,
     /// Since when the opposite holds.
     changing_since: Option<Instant>,
 }
@@ -187,7 +189,7 @@ impl SlowNodes {
                     let since = *state.changing_since.get_or_insert(now);
                     if now.duration_since(since) >= CHANGE_DELAY {
                         let slow = if state.slow.is_none() { compared } else { None };
-                        *state = State { slow, changing_since: None };
+                        *state = State { slow, changed_at: Some(now), changing_since: None };
                         changes.push(Change { node: *node, resource: resource.name(), slow });
                     }
                 }
@@ -196,6 +198,16 @@ impl SlowNodes {
             measured.contains_key(node) || state.slow.is_some()
         });
         changes
+    }
+
+    /// For how long a node has been slow in one respect, if it is.
+    pub(crate) fn slow_for(&self, node: NodeId, now: Instant) -> Option<Duration> {
+        let since = |resource| {
+            let state = self.0.get(&(node, resource)).filter(|state| state.slow.is_some())?;
+            state.changed_at
+        };
+        let first = Resource::ALL.into_iter().filter_map(since).min()?;
+        Some(now.saturating_duration_since(first))
     }
 
     /// In which respect a node is slow, if it is: the one in which it differs most from the others.
@@ -261,13 +273,15 @@ mod tests {
         let of = slow.of(ONE).unwrap();
         assert_eq!((of.resource, of.latency, of.others), ("store reads", ms(500), ms(15)));
         assert_eq!(slow.of(NodeId(2)), None);
+        let slow_for = |slow: &SlowNodes, node| slow.slow_for(node, start + Duration::from_secs(60));
+        assert_eq!([slow_for(&slow, ONE), slow_for(&slow, NodeId(2))], [Some(Duration::from_secs(50)), None]);
         let between = [Some(100), Some(25), Some(25)];
         assert_eq!(compare_for(&mut slow, start, 20..60, &between), [], "4 times is still slow");
         let normal = [Some(20), Some(10), Some(10)];
         assert_eq!(compare_for(&mut slow, start, 60..70, &normal), [], "it must be normal for 10 s");
         assert_eq!(compare_for(&mut slow, start, 70..71, &between), [], "slow again resets the delay");
         assert_eq!(compare_for(&mut slow, start, 71..90, &normal), [(81, change(None))]);
-        assert_eq!(slow.of(ONE), None);
+        assert_eq!((slow.of(ONE), slow_for(&slow, ONE)), (None, None));
     }
 
     #[test]

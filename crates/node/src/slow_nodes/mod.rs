@@ -8,7 +8,7 @@
 //!
 //! [`latencies`] says when a node is slow. All nodes compare, so the event log of each names the slow
 //! one. New databases, and those of a dead or draining node, are placed on others while there are
-//! any.
+//! any. The controller replaces a node that stays slow, if it can.
 
 mod latencies;
 
