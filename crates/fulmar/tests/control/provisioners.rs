@@ -9,11 +9,15 @@ const PROGRAM: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 echo "$@" >> calls
 case "$1 $(cat behaviour)" in
+    "list list-fail") echo "no answer from the cloud" >&2; exit 1 ;;
     list*) cat list ;;
     "add fail") echo "quota exceeded" >&2; exit 1 ;;
     "add hang") sleep 1000 ;;
     "add lie") echo "{\"nodes\":[\"$2\"]}" > list ;;
-    remove*) if grep -q "\"$2\"" list; then echo '{"nodes":[]}' > list; fi ;;
+    "remove remove-fail") echo "volume in use" >&2; exit 1 ;;
+    "remove remove-hang") sleep 1000 ;;
+    "remove remove-lie") ;;
+    remove*) echo "removed $2" >> calls; if grep -q "\"$2\"" list; then echo '{"nodes":[]}' > list; fi ;;
 esac
 "#;
 
@@ -27,9 +31,9 @@ impl Program {
         let program = directory.path().join("provision");
         std::fs::write(&program, PROGRAM).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::write(directory.path().join("list"), r#"{"nodes":[]}"#).unwrap();
         let flag = format!("command:{}", program.display());
         let program = Program { directory };
+        program.list(&[]);
         program.behave("fail");
         (program, vec!["--provisioner".to_owned(), flag])
     }
@@ -41,8 +45,15 @@ impl Program {
         std::fs::rename(new, self.directory.path().join("behaviour")).unwrap();
     }
 
-    fn listings(&self) -> usize {
-        self.calls().lines().filter(|call| *call == "list").count()
+    /// How often a call was made.
+    fn count(&self, call: &str) -> usize {
+        self.calls().lines().filter(|line| *line == call).count()
+    }
+
+    /// The nodes that it lists.
+    fn list(&self, nodes: &[&str]) {
+        let list = serde_json::json!({ "nodes": nodes });
+        std::fs::write(self.directory.path().join("list"), list.to_string()).unwrap();
     }
 
     fn calls(&self) -> String {
@@ -84,6 +95,49 @@ async fn provisioner_that_fails_hangs_or_lies_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn node_that_is_not_removed_is_kept_and_serves() {
+    let (program, flag) = Program::new();
+    program.list(&["n2"]);
+    program.behave("list-fail");
+    let mut cluster = start(2, flag).await;
+    create(&cluster, &["shop"]).await;
+    execute(&cluster, 0, "shop", "CREATE TABLE t(v)").await;
+    set(&cluster, 0, QUICK);
+    set(&cluster, 0, &[("start_timeout", "300ms"), ("provisioner_timeout", "2s")]);
+    set(&cluster, 0, &[("max_nodes", "1"), ("mode", "on")]);
+    let fails = async |text: &str| {
+        wait_until(text, async || {
+            events(&cluster, "provisioner.failed").await.iter().any(|event| event.contains(text))
+        })
+        .await;
+    };
+    // It is not known which nodes can be removed.
+    fails("no answer from the cloud").await;
+    let listings = program.count("list");
+    wait_until("more attempts", async || program.count("list") > listings + 2).await;
+    assert_eq!(program.count("remove n2"), 0);
+    for (behaviour, expected) in [
+        ("remove-fail", "volume in use"),
+        ("remove-hang", "no answer within 2s"),
+        ("remove-lie", "it was removed, and still runs"),
+    ] {
+        program.behave(behaviour);
+        fails(expected).await;
+        assert_eq!(node_states(&cluster, 0).await, ["n1 alive", "n2 alive"]);
+        execute(&cluster, 1, "shop", "INSERT INTO t VALUES (1)").await;
+    }
+    // It works again, and stops the node.
+    set(&cluster, 0, &[("start_timeout", "1h")]);
+    program.behave("work");
+    wait_until("another attempt", async || program.count("removed n2") > 0).await;
+    cluster.kill(1).unwrap();
+    wait_for_nodes(&cluster, 0, &["n1 alive"]).await;
+    let client = try_connect(&cluster.url(0, "shop")).await.unwrap();
+    let row = with_timeout("a query", client.query_one("SELECT count(*) FROM t", &[])).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn operators_do_not_wait_for_the_next_round() {
     let (program, flag) = Program::new();
     program.behave("hang");
@@ -114,7 +168,7 @@ async fn operators_do_not_wait_for_the_next_round() {
 #[tokio::test(flavor = "multi_thread")]
 async fn node_that_is_listed_and_unknown_is_removed_and_a_plan_is_cancelled() {
     let (program, flag) = Program::new();
-    std::fs::write(program.directory.path().join("list"), r#"{"nodes":["lost-1"]}"#).unwrap();
+    program.list(&["lost-1"]);
     program.behave("hang");
     let cluster = start(1, flag).await;
     set(&cluster, 0, QUICK);
@@ -128,10 +182,10 @@ async fn node_that_is_listed_and_unknown_is_removed_and_a_plan_is_cancelled() {
     assert_eq!(given_up["result"], "dropped", "{given_up}");
     assert!(given_up["text"].as_str().unwrap().contains("cancelled by an administrator"), "{given_up}");
     assert!(!program.calls().contains("remove lost-1"), "it may still start");
-    let listings = program.listings();
+    let listings = program.count("list");
     // In this mode nothing is done.
     set(&cluster, 0, &[("mode", "advise"), ("start_timeout", "200ms")]);
-    wait_until("rounds in the mode advise", async || program.listings() > listings + 2).await;
+    wait_until("rounds in the mode advise", async || program.count("list") > listings + 2).await;
     assert!(!program.calls().contains("remove lost-1"));
     set(&cluster, 0, &[("mode", "on")]);
     wait_until("the lost node is removed", async || program.calls().contains("remove lost-1")).await;
