@@ -26,6 +26,18 @@ const SYSTEM_DATABASE: &str = "fulmar";
 /// The file in the data directory of the first node with the superuser's password.
 const PASSWORD_FILE: &str = "superuser-password";
 
+/// The errors of a command whose metadata store has not answered within the product's limit: etcd,
+/// and the metadata store embedded in another node.
+const NO_ANSWER: [&str; 2] =
+    ["no majority of etcd's members answered within", "does not answer: no connection within"];
+
+/// Returns true if a command of Fulmar has failed only because the metadata store did not answer
+/// within the product's limit, which a busy machine can exceed. `log` is its standard error.
+pub fn metadata_did_not_answer(log: &str) -> bool {
+    let error = log.lines().rev().find(|line| line.starts_with("fulmar: "));
+    error.is_some_and(|error| NO_ANSWER.iter().any(|text| error.contains(text)))
+}
+
 /// Where a cluster keeps its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClusterStore {
@@ -254,7 +266,8 @@ impl Cluster {
         self.wait_for_node(number).await
     }
 
-    /// Waits until a node that was started answers. Returns how long that took.
+    /// Waits until a node that was started answers. Returns how long that took. Repeats the start
+    /// if the metadata store did not answer it in time.
     pub async fn wait_for_node(&mut self, number: usize) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         loop {
@@ -262,21 +275,30 @@ impl Cluster {
                 Ok(()) => return Ok(begun.elapsed()),
                 Err(error) => error,
             };
-            let node = &mut self.nodes[number];
-            let name = node.name.clone();
-            if let Some(status) = node.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                node.child = None;
-                bail!(
-                    "{name} exited before it answered: {status}; end of its log:\n{}",
-                    self.log_tail(number)
-                );
-            }
+            self.check_start(number)?;
             if begun.elapsed() > START_TIMEOUT {
-                let log = self.log_tail(number);
+                let (name, log) = (self.name(number), self.log_tail(number));
                 bail!("{name} did not answer within {START_TIMEOUT:?}: {last}; end of its log:\n{log}");
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
+    }
+
+    /// Repeats the start of a node that has exited because the metadata store did not answer in
+    /// time. Fails if the node has exited for another reason.
+    pub fn check_start(&mut self, number: usize) -> anyhow::Result<()> {
+        let node = &mut self.nodes[number];
+        let Some(status) = node.child.as_mut().map(Child::try_wait).transpose()?.flatten() else {
+            return Ok(());
+        };
+        node.child = None;
+        let log = self.log_tail(number);
+        ensure!(
+            metadata_did_not_answer(&log),
+            "{} exited before it answered: {status}; end of its log:\n{log}",
+            self.name(number)
+        );
+        self.spawn_node(number)
     }
 
     /// Starts a node that does not run, without waiting.
@@ -451,6 +473,28 @@ impl Drop for Cluster {
                 let _ = child.kill();
                 let _ = child.wait();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_error_decides_whether_a_start_is_repeated() {
+        let etcd = "fulmar: the metadata store is not available: no majority of etcd's members answered \
+                    within 5s (timed out)\n  Check that a majority of etcd's members run\n";
+        let embedded = "fulmar: the metadata store at 127.0.0.1:1 does not answer: no connection within 5s\n";
+        let other = "fulmar: the data directory is in use by process 1\n";
+        for (log, expected) in [
+            (etcd.to_owned(), true),
+            (embedded.to_owned(), true),
+            (format!("{other}{etcd}"), true),
+            (format!("{etcd}{other}"), false),
+            ("WARN no majority of etcd's members answered within 5s".to_owned(), false),
+        ] {
+            assert_eq!(metadata_did_not_answer(&log), expected, "{log}");
         }
     }
 }

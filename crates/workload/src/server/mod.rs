@@ -32,7 +32,7 @@ use tempfile::TempDir;
 
 pub use self::added::AddedNodes;
 pub use self::certificate::{Certificate, certificate};
-pub use self::cluster::{Cluster, ClusterSetup, ClusterStore};
+pub use self::cluster::{Cluster, ClusterSetup, ClusterStore, metadata_did_not_answer};
 pub use self::control_group::ControlGroup;
 pub use self::etcd::{Etcd, EtcdCertificates, EtcdSetup};
 pub use self::fulmar::Fulmar;
