@@ -6,7 +6,9 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Node, run, stderr_of_failure, stdout, wait_until, with_timeout};
+use common::{
+    Node, fulmar, refusal, run, run_until_answered, stderr_of_failure, stdout, wait_until, with_timeout,
+};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use tokio_postgres::{Client, NoTls};
 
@@ -31,15 +33,6 @@ async fn values(url: &str) -> Vec<i64> {
     let client = connect(url).await;
     let rows = with_timeout("a query", client.query("SELECT v FROM t ORDER BY v", &[])).await.unwrap();
     rows.iter().map(|row| row.get(0)).collect()
-}
-
-/// Runs a process that must end with an error. Returns its log.
-async fn failure(mut command: Command) -> String {
-    let text = format!("{command:?}");
-    let run = tokio::task::spawn_blocking(move || command.output().unwrap());
-    let output = with_timeout("a start that fails", run).await.unwrap();
-    assert!(!output.status.success(), "{text}");
-    String::from_utf8(output.stderr).unwrap()
 }
 
 /// A single node on the data directory and the store of the first node of a cluster.
@@ -84,7 +77,7 @@ async fn fill(single: &Single<'_>) {
 async fn crash_at(cluster: &Cluster, failpoint: &str) {
     let mut command = cluster.command(0);
     command.env("FULMAR_FAILPOINTS", format!("{failpoint}=exit:1"));
-    let log = failure(command).await;
+    let log = refusal(command).await;
     assert!(!log.contains("fulmar: "), "an error instead of the crash at {failpoint}: {log}");
 }
 
@@ -112,7 +105,7 @@ async fn single_node_becomes_the_first_node_of_a_cluster() {
     cluster.start_node(0).await.unwrap();
     assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3, 5]);
     cluster.kill(0).unwrap();
-    let error = failure(Single::of(&cluster).command(cluster.data(0))).await;
+    let error = refusal(Single::of(&cluster).command(cluster.data(0))).await;
     assert!(error.contains("of a cluster; start it with --node n1"), "{error}");
 }
 
@@ -129,16 +122,16 @@ async fn conversion_continues_after_a_crash_at_each_step() {
     // It may still run as a single node.
     execute(&url(&single.start(), "shop"), "INSERT INTO t VALUES (3)").await;
     crash_at(&cluster, "convert-after-mark").await;
-    let error = failure(single.command(cluster.data(0))).await;
+    let error = refusal(single.command(cluster.data(0))).await;
     assert!(error.contains("--node n1 --rpc ADDR:PORT --meta etcd://"), "{error}");
-    let error = failure(single.command(&copy)).await;
+    let error = refusal(single.command(&copy)).await;
     assert!(error.contains("belongs to a cluster now"), "{error}");
     crash_at(&cluster, "convert-mid-copy").await;
     // No other node joins or founds a cluster in the unfinished copy.
-    let error = failure(cluster.command(1)).await;
+    let error = refusal(cluster.command(1)).await;
     assert!(error.contains("contains an unfinished copy"), "{error}");
     crash_at(&cluster, "convert-after-copy").await;
-    let error = failure(single.command(cluster.data(0))).await;
+    let error = refusal(single.command(cluster.data(0))).await;
     assert!(error.contains("to complete that"), "{error}");
     // Another node may be the first to run: it takes the databases over.
     cluster.start_node(1).await.unwrap();
@@ -148,7 +141,7 @@ async fn conversion_continues_after_a_crash_at_each_step() {
     assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2, 3, 4]);
     assert_eq!(values(&cluster.url(0, "common")).await, [1, 2]);
     assert!(!cluster.data(0).join("conversion.json").exists());
-    let error = failure(Single::of(&cluster).command(&copy)).await;
+    let error = refusal(Single::of(&cluster).command(&copy)).await;
     assert!(error.contains("belongs to a cluster now"), "{error}");
 }
 
@@ -168,7 +161,7 @@ async fn conversion_into_an_existing_cluster_is_refused() {
     arguments.remove(first);
     let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
     command.args(arguments);
-    let error = failure(command).await;
+    let error = refusal(command).await;
     assert!(error.contains("choose an unused cluster name"), "{error}");
     // It continues as a single node.
     let node = Node::start(&data, &["--insecure"]);
@@ -206,7 +199,7 @@ async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
     std::fs::rename(cluster.data(1), &old).unwrap();
     assert_eq!(values(&cluster.url(0, "shop")).await, [1]);
     // The replacement is refused until the node is forgotten.
-    let error = failure(cluster.command(1)).await;
+    let error = refusal(cluster.command(1)).await;
     assert!(error.contains("it is empty") && error.contains("fulmar node forget"), "{error}");
     wait_until("n2 is sealed", async || state(&cluster, 1).await.as_deref() == Some("sealed")).await;
     // Records of its last commits are still in its log, until the new owner has flushed them.
@@ -232,7 +225,7 @@ async fn node_that_lost_its_directory_is_forgotten_and_its_name_used_again() {
     cluster.kill(1).unwrap();
     std::fs::remove_dir_all(cluster.data(1)).unwrap();
     std::fs::rename(&old, cluster.data(1)).unwrap();
-    let error = failure(cluster.command(1)).await;
+    let error = refusal(cluster.command(1)).await;
     assert!(error.contains("was started with another directory"), "{error}");
 }
 
@@ -269,7 +262,7 @@ async fn cluster_with_embedded_metadata_continues_when_its_first_node_is_back() 
     for argument in cluster.command(0).get_args() {
         command.arg(if argument == "embedded" { "etcd://127.0.0.1:1".as_ref() } else { argument });
     }
-    let error = failure(command).await;
+    let error = refusal(command).await;
     assert!(error.contains("start this node with --meta embedded"), "{error}");
 }
 
@@ -294,17 +287,17 @@ async fn embedded_metadata_moves_to_etcd() {
     assert!(error.contains("--to etcd://"), "{error}");
     let mut interrupted = Command::new(binary);
     interrupted.args(convert).env("FULMAR_FAILPOINTS", "convert-mid-copy=exit:1");
-    failure(interrupted).await;
+    refusal(interrupted).await;
     // Neither store is used until the move is complete.
-    let error = failure(cluster.command(0)).await;
+    let error = refusal(cluster.command(0)).await;
     assert!(error.contains("fulmar cluster convert"), "{error}");
     cluster.use_etcd();
-    let error = failure(cluster.command(0)).await;
+    let error = refusal(cluster.command(0)).await;
     assert!(error.contains("fulmar cluster convert"), "{error}");
-    let error = failure(cluster.command(1)).await;
+    let error = refusal(cluster.command(1)).await;
     assert!(error.contains("contains an unfinished copy"), "{error}");
     for _ in 0..2 {
-        stdout(&run(&convert));
+        stdout(&run_until_answered(fulmar(&convert)));
     }
     cluster.start_node(1).await.unwrap();
     cluster.start_node(0).await.unwrap();
@@ -315,10 +308,10 @@ async fn embedded_metadata_moves_to_etcd() {
     for argument in cluster.command(0).get_args() {
         command.arg(if argument == url.as_str() { "embedded".as_ref() } else { argument });
     }
-    let error = failure(command).await;
+    let error = refusal(command).await;
     assert!(error.contains("the metadata of this cluster is in etcd://"), "{error}");
     // After the move etcd has changed: a third run does nothing.
-    stdout(&run(&convert));
+    stdout(&run_until_answered(fulmar(&convert)));
     assert_eq!(values(&cluster.url(1, "shop")).await, [1, 2]);
 }
 
@@ -335,7 +328,7 @@ async fn etcd_restored_from_an_old_backup_is_refused() {
     execute(&cluster.url(0, "shop"), "INSERT INTO t VALUES (1)").await;
     cluster.kill(0).unwrap();
     cluster.etcd().restore(&snapshot).unwrap();
-    let error = failure(cluster.command(0)).await;
+    let error = refusal(cluster.command(0)).await;
     // Than the store, or than the directory if the node had recorded there what it owns.
     assert!(error.contains("the metadata store is older than the"), "{error}");
     assert!(error.contains("newer backup"), "{error}");

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use fulmar_workload::server::{Cluster, ClusterSetup};
 
-use super::refusals::refusal;
 use super::{create, execute, move_to, owner, state, values, wait_until_alive};
-use crate::common::{run, stdout};
+use crate::common::{refusal, run, stdout};
 
 /// Creates an authority below the cluster's directory.
 fn authority(cluster: &Cluster, name: &str) -> PathBuf {

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use fulmar_workload::server::{Cluster, ClusterSetup};
 
-use super::refusals::refusal;
 use super::{connect, create, execute, move_to, owner, try_connect, values, wait_until_alive};
-use crate::common::{wait_until, with_timeout};
+use crate::common::{refusal, wait_until, with_timeout};
 
 /// Several leases.
 const LEASES: Duration = Duration::from_secs(4);

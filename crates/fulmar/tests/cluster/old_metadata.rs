@@ -4,8 +4,8 @@ use std::path::Path;
 
 use fulmar_workload::server::{Cluster, ClusterSetup};
 
-use super::refusals::refusal;
 use super::{execute, values};
+use crate::common::refusal;
 
 /// Replaces the embedded metadata store in a directory by that of another one.
 fn replace_metadata(from: &Path, to: &Path) {

@@ -61,6 +61,7 @@ async fn restarted_node_is_listed_as_alive_when_it_accepts_clients() {
                 if let Some(row) = observer.query_opt(sql, &[&last]).await.unwrap() {
                     return row.get(0);
                 }
+                cluster.check_start(1).unwrap();
             }
         };
         last = with_timeout("the node is listed", listed).await;

@@ -6,6 +6,7 @@ use super::migrations::{
     ROWS, fill, message, move_with_open_transactions, newest_report, rows, start_slow_move, wait_for_step,
 };
 use super::*;
+use crate::common::refusal;
 
 pub(super) async fn start_private() -> Cluster {
     let setup = ClusterSetup { store: ClusterStore::Private, ..ClusterSetup::default() };
@@ -232,7 +233,6 @@ async fn branches_are_where_their_source_is_and_impossible_requests_are_refused(
     let number = cluster.add_node().unwrap();
     let store = format!("file://{}", cluster.data(number).with_extension("store").display());
     cluster.set_arguments(number, &["--store", &store]);
-    let output = cluster.command(number).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("start the node without --store"), "{text}");
+    let error = refusal(cluster.command(number)).await;
+    assert!(error.contains("start the node without --store"), "{error}");
 }

@@ -9,25 +9,7 @@ use fulmar_transport::{Identity, connect};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::common::{Node, fulmar, with_timeout};
-
-/// A start ends with this if the metadata store has no CPU time for some seconds.
-const NO_ANSWER: &str = "does not answer: no connection within";
-
-/// Runs a node that must refuse to start. Returns its error, if the metadata store has answered.
-pub(crate) async fn refusal(mut command: Command) -> String {
-    let run = tokio::task::spawn_blocking(move || {
-        loop {
-            let output = command.output().unwrap();
-            assert!(!output.status.success(), "{command:?}");
-            let error = String::from_utf8(output.stderr).unwrap();
-            if !error.contains(NO_ANSWER) {
-                return error;
-            }
-        }
-    });
-    with_timeout("a refused start", run).await.unwrap()
-}
+use crate::common::{Node, fulmar, refusal, stderr_of_failure, with_timeout};
 
 /// The command of a node with some of its arguments replaced.
 fn replaced(cluster: &Cluster, node: usize, flags: &[(&str, String)]) -> Command {
@@ -107,11 +89,15 @@ async fn wrong_directories_and_stores_are_refused_with_a_remedy() {
         ("--rpc", "127.0.0.1:0", "not an address that other nodes can reach"),
         ("--node", "N 1", "invalid node name"),
         ("--store", "memory:", "cannot be shared"),
-        ("--meta", "etcd://127.0.0.1:1", "metadata store"),
     ] {
         let error = refusal(replaced(&cluster, 1, &[(flag, value.to_owned())])).await;
         assert!(error.contains(part), "{flag} {value}: {error}");
     }
+    // No etcd. It is the absence of an answer that is expected here: the start is not repeated.
+    let mut command = replaced(&cluster, 1, &[("--meta", "etcd://127.0.0.1:1".to_owned())]);
+    let run = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let error = stderr_of_failure(&with_timeout("a start without etcd", run).await.unwrap(), 1);
+    assert!(error.contains("metadata store"), "{error}");
 
     // The node itself was not disturbed by any of them, and a right one joins.
     cluster.start_node(1).await.unwrap();

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 use super::{connect, create, execute, move_to, owner, state, try_connect, values, wait_until_alive};
-use crate::common::{Node, fulmar, stderr_of_failure, wait_until, with_timeout};
+use crate::common::{Node, fulmar, run_until_answered, stderr_of_failure, wait_until, with_timeout};
 
 const COUNT: &str = "SELECT count(*) FROM t";
 
@@ -267,7 +267,7 @@ async fn replica_of_another_store_or_cluster_is_refused() {
                 command.arg(value);
             }
         }
-        stderr_of_failure(&command.output().unwrap(), 1)
+        stderr_of_failure(&run_until_answered(command), 1)
     };
     let other = cluster.path("other");
     std::fs::create_dir(&other).unwrap();

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use fulmar_workload::server::metadata_did_not_answer;
 use tokio_postgres::NoTls;
 
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
@@ -71,6 +72,30 @@ pub fn fulmar(arguments: &[&str]) -> Command {
 /// Runs a command to completion.
 pub fn run(arguments: &[&str]) -> Output {
     fulmar(arguments).output().unwrap()
+}
+
+/// Runs a command to completion. Repeats it while it fails because the metadata store did not answer
+/// in time, which also happens on a busy machine. Panics after [`WAIT_TIMEOUT`].
+pub fn run_until_answered(mut command: Command) -> Output {
+    let began = Instant::now();
+    loop {
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() || !metadata_did_not_answer(&error) {
+            return output;
+        }
+        assert!(began.elapsed() < WAIT_TIMEOUT, "timed out: {command:?}: {error}");
+    }
+}
+
+/// Runs a command that must fail, and not because the metadata store did not answer in time. Returns
+/// its stderr.
+pub async fn refusal(command: Command) -> String {
+    let text = format!("{command:?}");
+    let run = tokio::task::spawn_blocking(move || run_until_answered(command));
+    let output = with_timeout(&text, run).await.unwrap();
+    assert!(!output.status.success(), "{text}");
+    String::from_utf8(output.stderr).unwrap()
 }
 
 pub fn stdout(output: &Output) -> String {
