@@ -64,7 +64,7 @@ fn tenants_are_created_renamed_listed_and_dropped() {
     assert!(stdout(&tenant(&["list"])).contains("fulmar"));
 
     let status: serde_json::Value =
-        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+        serde_json::from_str(&stdout(&common::status(&["--json", "--http", &node.http]))).unwrap();
     assert_eq!(status["healthy"], true);
     assert!(
         status["metrics"]

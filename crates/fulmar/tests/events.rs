@@ -146,18 +146,18 @@ async fn tokens_grant_access_and_secrets_are_not_written() {
     let file = directory.path().join("token");
     let status = |token: &str| {
         std::fs::write(&file, format!("{token}\n")).unwrap();
-        run(&["status", "--json", "--http", &node.http, "--token-file", file.to_str().unwrap()])
+        common::status(&["--json", "--http", &node.http, "--token-file", file.to_str().unwrap()])
     };
     let metrics = |output: String| serde_json::from_str::<Value>(&output).unwrap()["metrics"].to_string();
     assert!(metrics(stdout(&status(&all))).contains("fulmar_sessions_total"));
     let of_one = metrics(stdout(&status(&one)));
     assert!(of_one.contains("shop") && !of_one.contains("fulmar_sessions_total"), "{of_one}");
     // The health requires no token.
-    let none = run(&["status", "--http", &node.http]);
+    let none = common::status(&["--http", &node.http]);
     assert!(String::from_utf8_lossy(&none.stderr).contains("fulmar token create"), "{none:?}");
     assert_eq!(stdout(&none).lines().count(), 1, "{none:?}");
     let none: Value =
-        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+        serde_json::from_str(&stdout(&common::status(&["--json", "--http", &node.http]))).unwrap();
     assert_eq!((&none["healthy"], &none["metrics"]), (&true.into(), &Value::Null));
     let guessed = status("fulmar_guessed-token");
     assert!(stderr_of_failure(&guessed, 1).contains("the token is invalid or has expired"));

@@ -355,7 +355,7 @@ async fn full_disk_rejects_writes_but_allows_reads_and_drops() {
     let created = run(&["tenant", "--server", &node.url(), "create", "new"]);
     assert!(stderr_of_failure(&created, 1).contains("53100"));
     stdout(&run(&["tenant", "--server", &node.url(), "drop", "old"]));
-    let status = run(&["status", "--json", "--http", &node.http]);
+    let status = common::status(&["--json", "--http", &node.http]);
     assert!(stderr_of_failure(&status, 1).contains("the disk is full"));
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_pressure";

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Node, WAIT_TIMEOUT, client, fulmar, query_i64, run, stderr_of_failure, stdout, with_timeout};
+use common::{Node, WAIT_TIMEOUT, client, fulmar, query_i64, stderr_of_failure, stdout, with_timeout};
 use fulmar_workload::server::S3Server;
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls};
@@ -89,7 +89,7 @@ impl Store {
 
 /// Returns the value of a node's metric.
 fn metric(node: &Node, name: &str) -> f64 {
-    let status = stdout(&run(&["status", "--json", "--http", &node.http]));
+    let status = stdout(&common::status(&["--json", "--http", &node.http]));
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     let metrics = status["metrics"].as_array().unwrap();
     metrics.iter().find(|metric| metric["name"] == name).unwrap()["value"].as_f64().unwrap()
@@ -178,7 +178,7 @@ async fn check_replica(store: Store) {
     assert_eq!(show(&fresh, "in_hot_standby").await, "on");
     let in_recovery: bool = fresh.query_one("SELECT pg_is_in_recovery()", &[]).await.unwrap().get(0);
     assert!(in_recovery);
-    let status = stdout(&run(&["status", "--json", "--http", &replica.http]));
+    let status = stdout(&common::status(&["--json", "--http", &replica.http]));
     for metric in ["fulmar_replica_log_polls_total", "fulmar_replica_last_poll_age_seconds"] {
         assert!(status.contains(metric), "{status}");
     }

@@ -100,7 +100,7 @@ async fn commits_survive_crashes_during_a_flush() {
     assert_eq!(node.stop_with(Signal::TERM), Some(0));
     let node = rig.start();
     check_tenants(&node, rows).await;
-    let metrics = stdout(&run(&["status", "--json", "--http", &node.http]));
+    let metrics = stdout(&common::status(&["--json", "--http", &node.http]));
     assert!(metrics.contains("fulmar_store_seconds_count"), "{metrics}");
     assert_eq!(node.stop_with(Signal::KILL), None);
     let found: serde_json::Value = serde_json::from_str(&stdout(&rig.verify())).unwrap();
@@ -213,7 +213,7 @@ async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
 
 /// Returns the value of a node's metric.
 fn metric(node: &Node, name: &str) -> f64 {
-    let status = stdout(&run(&["status", "--json", "--http", &node.http]));
+    let status = stdout(&common::status(&["--json", "--http", &node.http]));
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     let found = status["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == name);
     found.and_then(|metric| metric["value"].as_f64()).unwrap_or_else(|| panic!("{name} in {status}"))

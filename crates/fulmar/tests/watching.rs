@@ -73,7 +73,7 @@ async fn top_shows_tenant_statistics_and_running_statements() {
     assert!(endless.await.unwrap().is_err());
 
     let status: serde_json::Value =
-        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+        serde_json::from_str(&stdout(&common::status(&["--json", "--http", &node.http]))).unwrap();
     let statements = status["metrics"].as_array().unwrap().iter().find(|metric| {
         metric["name"] == "fulmar_tenant_statements_total" && metric["labels"] == "tenant=\"shop\""
     });

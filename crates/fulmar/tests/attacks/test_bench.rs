@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::client::{self, PASSWORD, Raw, Response};
-use crate::common::{Node, run, stdout};
+use crate::common::{Node, status, stdout};
 use crate::neighbour::{self, Neighbour};
 use crate::process::Monitor;
 
@@ -274,7 +274,7 @@ impl Target {
 
     /// Returns the value of a metric. The node must run with `--public-metrics`.
     pub fn metric(&self, name: &str) -> u64 {
-        let status = stdout(&run(&["status", "--json", "--http", &self.http]));
+        let status = stdout(&status(&["--json", "--http", &self.http]));
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let found = status["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == name);
         found.and_then(|metric| metric["value"].as_f64()).unwrap_or_else(|| panic!("{name} in {status}"))

@@ -18,6 +18,10 @@ use tokio_postgres::NoTls;
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The text of `/healthz` if a worker does not respond to a probe within 2 s, which a busy machine can
+/// exceed.
+pub const SLOW_WORKER: &str = "a worker thread does not respond";
+
 /// Polls until `condition` returns true. Panics after [`WAIT_TIMEOUT`].
 pub async fn wait_until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
     let poll = async {
@@ -96,6 +100,18 @@ pub async fn refusal(command: Command) -> String {
     let output = with_timeout(&text, run).await.unwrap();
     assert!(!output.status.success(), "{text}");
     String::from_utf8(output.stderr).unwrap()
+}
+
+/// Runs `fulmar status`. Repeats it while a worker of the node is slow. Panics after [`WAIT_TIMEOUT`].
+pub fn status(arguments: &[&str]) -> Output {
+    let began = Instant::now();
+    loop {
+        let output = run(&[&["status"], arguments].concat());
+        if !String::from_utf8_lossy(&output.stderr).contains(SLOW_WORKER) {
+            return output;
+        }
+        assert!(began.elapsed() < WAIT_TIMEOUT, "timed out: {output:?}");
+    }
 }
 
 pub fn stdout(output: &Output) -> String {

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::common::gate::{Gate, State, address};
-use crate::common::{client, wait_until, with_timeout};
+use crate::common::{SLOW_WORKER, client, wait_until, with_timeout};
 
 const CATALOG: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
 /// Delay of each chunk that the slow store sends.
@@ -170,7 +170,13 @@ async fn accept_catalog_has_the_same_result_with_a_slow_store() {
     assert!(!starting.is_finished(), "the node must not be ready before the store has responded");
     gate.state.send_replace(State::Open(DELAY));
     let node = with_timeout("the start ends", starting).await.unwrap().unwrap();
-    assert_eq!(health(&http).await.map(|(status, _)| status), Some(200));
+    let mut last = None;
+    wait_until("all workers respond", async || {
+        last = health(&http).await;
+        !last.as_ref().is_some_and(|(_, body)| body.contains(SLOW_WORKER))
+    })
+    .await;
+    assert_eq!(last.map(|(status, _)| status), Some(200));
     assert_eq!(contents(&node).await, expected);
     gate.state.send_replace(State::Open(Duration::ZERO));
     assert_eq!(node.stop_with(Signal::TERM), Some(0));

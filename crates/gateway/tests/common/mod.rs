@@ -134,6 +134,20 @@ impl Node {
         answer
     }
 
+    /// The head and body of the response to a health check. Repeats the check while a worker does not
+    /// respond within 2 s, which a busy machine can exceed.
+    pub async fn health(&self) -> String {
+        let check = async {
+            loop {
+                let answer = self.get("/healthz", "").await;
+                if !answer.contains("a worker thread does not respond") {
+                    return answer;
+                }
+            }
+        };
+        with_timeout("all workers respond", check).await
+    }
+
     /// Shuts everything down. Fails if the engine cannot close its log.
     pub async fn stop(self) {
         self.gateway.shutdown().await;

@@ -112,11 +112,11 @@ async fn shared_log_failure_is_reported_and_local_databases_continue() {
     for client in [&plain, &safe] {
         client.batch_execute("CREATE TABLE t(v)").await.unwrap();
     }
-    assert!(node.get("/healthz", "").await.ends_with("\r\n\r\nok\n"));
+    assert!(node.health().await.ends_with("\r\n\r\nok\n"));
     faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let waiting = tokio::spawn(async move { safe.batch_execute("INSERT INTO t VALUES (1)").await });
     event(&admin, "shared_log.failed").await;
-    let health = node.get("/healthz", "").await;
+    let health = node.health().await;
     assert!(
         health.starts_with("HTTP/1.1 200") && health.contains("shared databases are not accepted"),
         "{health}"
@@ -127,7 +127,7 @@ async fn shared_log_failure_is_reported_and_local_databases_continue() {
     faulty.always(StoreOperation::Put, None);
     waiting.await.unwrap().unwrap();
     event(&admin, "shared_log.works").await;
-    assert!(node.get("/healthz", "").await.ends_with("\r\n\r\nok\n"));
+    assert!(node.health().await.ends_with("\r\n\r\nok\n"));
     let local = "SELECT 1 FROM fulmar.events WHERE kind LIKE 'log.%'";
     assert!(admin.query(local, &[]).await.unwrap().is_empty(), "the local log must not report a failure");
     drop((plain, admin));

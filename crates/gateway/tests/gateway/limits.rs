@@ -184,7 +184,7 @@ async fn unauthenticated_connections_are_evicted() {
     for _ in 0..100 {
         idle_http.push(TcpStream::connect(node.http.local_addr()).await.unwrap());
     }
-    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
+    assert!(node.health().await.starts_with("HTTP/1.1 200"));
     assert!(is_closed(&mut idle_http[0]).await);
     drop((idle, idle_http, sessions));
     node.stop().await;

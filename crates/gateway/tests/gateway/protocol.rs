@@ -318,7 +318,7 @@ async fn health_and_metrics() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a)").await.unwrap();
-    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
+    assert!(node.health().await.starts_with("HTTP/1.1 200"));
     let metrics = node.get("/metrics", "").await;
     assert!(metrics.contains("fulmar_statement_seconds_count 2"), "{metrics}");
     let pages = metrics.lines().find_map(|line| line.strip_prefix("fulmar_log_pages_total ")).unwrap();

@@ -49,7 +49,7 @@ async fn metrics_require_a_token_and_show_its_scope() {
     {
         admin.batch_execute(statement).await.unwrap();
     }
-    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
+    assert!(node.health().await.starts_with("HTTP/1.1 200"));
     let refused = metrics(&node, None).await;
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"), "{refused}");
     let (all, shop) = (create(&admin, "all").await, create(&admin, "shop FOR DATABASE shop").await);
