@@ -1,13 +1,18 @@
 //! `bulk` and `sql`: moves that copy everything while the partition is frozen, after open transactions
 //! have ended.
 
-use super::migrations::{ROWS, fill, message, newest_report, rows, start_slow_move, wait_for_step};
+use super::migrations::{ROWS, fill, final_report, message, rows, start_slow_move, step, wait_for_step};
 use super::private_stores::{start_private, text};
 use super::*;
 
 const MECHANISMS: [&str; 2] = ["bulk", "sql"];
 
-fn start_move(cluster: &Cluster, to: usize, mechanism: &str) -> tokio::task::JoinHandle<Result<(), String>> {
+/// The error of a move if a transaction takes longer.
+const TOO_LONG: &str = "a transaction in the database did not end for 10 s";
+
+type Move = tokio::task::JoinHandle<Result<(), String>>;
+
+fn start_move(cluster: &Cluster, to: usize, mechanism: &str) -> Move {
     let (url, sql) = (
         cluster.url(to, "fulmar"),
         format!("ALTER DATABASE shop MOVE TO '{}' USING {mechanism}", cluster.name(to)),
@@ -16,6 +21,12 @@ fn start_move(cluster: &Cluster, to: usize, mechanism: &str) -> tokio::task::Joi
         let client = try_connect(&url).await.map_err(|error| message(&error))?;
         client.batch_execute(&sql).await.map_err(|error| message(&error))
     })
+}
+
+/// Waits until a move has begun, or has failed.
+async fn wait_until_copying(cluster: &Cluster, moving: &Move) {
+    let is_copying = async || step(cluster, 0, "shop").await.as_deref() == Some("copying");
+    wait_until("the move has begun", async || moving.is_finished() || is_copying().await).await;
 }
 
 async fn run(client: &Client, sql: &str) {
@@ -60,10 +71,7 @@ async fn database_is_copied_as_rows_and_loses_nothing() {
     stop.store(true, Ordering::Relaxed);
     let written = with_timeout("the writer", writer).await.unwrap();
     assert_eq!(owner(&cluster, 0, "shop").await, to);
-    wait_for_step(&cluster, 0, "shop", "moved").await;
-    wait_until("the report", async || newest_report(&cluster, 0, "shop").unwrap()["knows_waits"] == true)
-        .await;
-    let report = newest_report(&cluster, 0, "shop").unwrap();
+    let report = final_report(&cluster, 0, "shop", 1).await;
     assert_eq!((&report["mechanism"], &report["failed"]), (&"sql".into(), &0.into()), "{report}");
     assert!(report["bytes"].as_u64().unwrap() > ROWS as u64 * 1000, "{report}");
 
@@ -90,6 +98,31 @@ async fn database_is_copied_as_rows_and_loses_nothing() {
     assert_eq!(text(&cluster, 0, sql).await, "2,41");
 }
 
+/// Moves the database while a transaction is open. Returns false if the move has failed, because
+/// the transaction has taken more than 10 s.
+async fn move_with_open_transaction(cluster: &Cluster, open: &Client, mechanism: &str, to: usize) -> bool {
+    let source = owner(cluster, 0, "shop").await;
+    let other = connect(cluster, to, "shop").await;
+    run(open, "DELETE FROM t").await;
+    run(open, "BEGIN; INSERT INTO t VALUES (1)").await;
+    let moving = start_move(cluster, to, mechanism);
+    wait_until_copying(cluster, &moving).await;
+    let next = tokio::spawn(async move {
+        let sql = "BEGIN; INSERT INTO t VALUES (3); COMMIT";
+        with_timeout(sql, other.batch_execute(sql)).await
+    });
+    run(open, "INSERT INTO t VALUES (2)").await;
+    assert_eq!(owner(cluster, 0, "shop").await, source, "{mechanism}: the transaction is open");
+    run(open, "COMMIT").await;
+    let moved = with_timeout("the move", moving).await.unwrap();
+    next.await.unwrap().unwrap();
+    assert_eq!(values(cluster, 0, "shop").await, [1, 2, 3], "{mechanism}");
+    if let Err(error) = &moved {
+        assert!(error.contains(TOO_LONG), "{mechanism}: {error}");
+    }
+    moved.is_ok()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn move_waits_for_open_transactions_and_new_ones_wait_for_the_move() {
     let cluster = start_private().await;
@@ -97,23 +130,26 @@ async fn move_waits_for_open_transactions_and_new_ones_wait_for_the_move() {
     for mechanism in MECHANISMS {
         let source = owner(&cluster, 0, "shop").await;
         let to = (source + 1) % 3;
-        let (open, other) = (connect(&cluster, source, "shop").await, connect(&cluster, to, "shop").await);
-        run(&open, "DELETE FROM t").await;
-        run(&open, "BEGIN; INSERT INTO t VALUES (1)").await;
-        let moving = start_move(&cluster, to, mechanism);
-        wait_for_step(&cluster, 0, "shop", "copying").await;
-        let next = tokio::spawn(async move {
-            let sql = "BEGIN; INSERT INTO t VALUES (3); COMMIT";
-            with_timeout(sql, other.batch_execute(sql)).await
-        });
-        run(&open, "INSERT INTO t VALUES (2)").await;
-        assert_eq!(owner(&cluster, 0, "shop").await, source, "{mechanism}: the transaction is open");
-        run(&open, "COMMIT").await;
-        with_timeout("the move", moving).await.unwrap().unwrap();
-        next.await.unwrap().unwrap();
+        let open = connect(&cluster, source, "shop").await;
+        wait_until("a move", async || move_with_open_transaction(&cluster, &open, mechanism, to).await).await;
         assert_eq!(owner(&cluster, 0, "shop").await, to);
-        assert_eq!(values(&cluster, 0, "shop").await, [1, 2, 3], "{mechanism}");
     }
+}
+
+/// Cancels a move that waits for a transaction. Returns false if it has failed before, because more
+/// than 10 s had passed.
+async fn cancel_move(cluster: &Cluster, moving: Move) -> bool {
+    wait_until_copying(cluster, &moving).await;
+    let client = connect(cluster, 0, "fulmar").await;
+    let sql = "ALTER DATABASE shop CANCEL MOVE";
+    let cancelled = with_timeout(sql, client.batch_execute(sql)).await;
+    let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
+    if error.contains(TOO_LONG) {
+        return false;
+    }
+    cancelled.unwrap();
+    assert!(error.contains("cancelled by an administrator"), "{error}");
+    true
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,17 +161,14 @@ async fn move_is_undone_if_a_transaction_stays_open_or_it_is_cancelled() {
     for (mechanism, value) in MECHANISMS.into_iter().zip(1i64..) {
         let open = connect(&cluster, to, "shop").await;
         run(&open, &format!("BEGIN; INSERT INTO t VALUES ({value})")).await;
-        let moving = start_move(&cluster, to, mechanism);
-        let expected = match mechanism {
-            "bulk" => {
-                wait_for_step(&cluster, 0, "shop", "copying").await;
-                execute(&cluster, 0, "fulmar", "ALTER DATABASE shop CANCEL MOVE").await;
-                "cancelled by an administrator"
-            }
-            _ => "a transaction in the database did not end for 10 s",
-        };
-        let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
-        assert!(error.contains(expected), "{error}");
+        if mechanism == "bulk" {
+            let cancelled = async || cancel_move(&cluster, start_move(&cluster, to, mechanism)).await;
+            wait_until("a cancelled move", cancelled).await;
+        } else {
+            let moving = start_move(&cluster, to, mechanism);
+            let error = with_timeout("the move", moving).await.unwrap().unwrap_err();
+            assert!(error.contains(TOO_LONG), "{error}");
+        }
         assert_eq!(owner(&cluster, 0, "shop").await, source);
         run(&open, "COMMIT").await;
         assert_eq!(values(&cluster, 0, "shop").await, Vec::from_iter(1..=value), "{mechanism}");

@@ -18,6 +18,21 @@ pub(super) fn newest_report(cluster: &Cluster, through: usize, database: &str) -
     reports.into_iter().next()
 }
 
+/// The report of the database's move of this number, when it contains the waits of the clients:
+/// their nodes are asked shortly after the end.
+pub(super) async fn final_report(cluster: &Cluster, through: usize, database: &str, number: u64) -> Value {
+    let mut newest = None;
+    let is_final = |report: &Value| {
+        report["number"] == number && report["outcome"] == "moved" && report["knows_waits"] == true
+    };
+    wait_until(&format!("the report of move {number}"), async || {
+        newest = newest_report(cluster, through, database);
+        newest.as_ref().is_some_and(is_final)
+    })
+    .await;
+    newest.unwrap()
+}
+
 /// Fills a table with rows of a kilobyte, so that some hundred pages are cached.
 pub(super) async fn fill(cluster: &Cluster, database: &str) {
     create(cluster, database).await;
@@ -38,7 +53,7 @@ pub(super) async fn rows(cluster: &Cluster, through: usize, database: &str) -> i
 }
 
 /// The step of the database's newest migration.
-async fn step(cluster: &Cluster, through: usize, database: &str) -> Option<String> {
+pub(super) async fn step(cluster: &Cluster, through: usize, database: &str) -> Option<String> {
     let client = connect(cluster, through, "fulmar").await;
     let sql = "SELECT step FROM fulmar.migrations WHERE tenant = $1 ORDER BY started DESC LIMIT 1";
     let row = with_timeout("the step", client.query_opt(sql, &[&database])).await.unwrap();
@@ -121,7 +136,7 @@ async fn open_transactions_continue_at_their_snapshots() {
     for to in [(source + 1) % 3, (source + 2) % 3] {
         move_with_open_transactions(&cluster, "albatross", to).await;
     }
-    let failed = newest_report(&cluster, 0, "shop").unwrap()["failed"].clone();
+    let failed = final_report(&cluster, 0, "shop", 2).await["failed"].clone();
     assert_eq!(failed, 0, "no transaction may fail because of a move");
 }
 
@@ -137,13 +152,11 @@ async fn report_says_what_was_copied_and_the_destination_is_warm() {
     let to = (source + 1) % 3;
     let server = cluster.url((source + 2) % 3, "fulmar");
     let moved = stdout(&run(&["move", "shop", "--to", cluster.name(to), "--server", &server]));
-    let expected = format!("moved shop to {}: ", cluster.name(to));
-    assert!(moved.starts_with(&expected) && moved.contains("frozen for"), "{moved}");
+    assert!(moved.starts_with(&format!("moved shop to {}", cluster.name(to))), "{moved}");
     assert_eq!(owner(&cluster, 0, "shop").await, to);
     let again = stdout(&run(&["move", "shop", "--to", cluster.name(to), "--server", &server]));
     assert_eq!(again.trim(), format!("shop is at {}", cluster.name(to)));
-    wait_for_step(&cluster, 0, "shop", "moved").await;
-    let report = newest_report(&cluster, 0, "shop").unwrap();
+    let report = final_report(&cluster, 0, "shop", 1).await;
     assert_eq!((&report["mechanism"], &report["failed"]), (&"albatross".into(), &0.into()), "{report}");
     assert_eq!(report["source"], cluster.name(source));
     // The rows alone fill 500 pages.
@@ -168,14 +181,18 @@ async fn report_says_what_was_copied_and_the_destination_is_warm() {
         )
         .await;
     }
-    wait_until("the report of the second move", async || {
-        let report = newest_report(&cluster, 1, "shop").unwrap();
-        report["number"] == 2 && report["outcome"] == "moved"
-    })
-    .await;
-    let report = newest_report(&cluster, 1, "shop").unwrap();
+    let report = final_report(&cluster, 1, "shop", 2).await;
     assert_eq!((&report["mechanism"], &report["bytes"]), (&"flush".into(), &0.into()), "{report}");
     assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
+
+    // The command shows the report if that is known within 5 s.
+    let mut others = [to, source].into_iter().cycle();
+    wait_until("a move with a report", async || {
+        let to = cluster.name(others.next().unwrap());
+        let moved = stdout(&run(&["move", "shop", "--to", to, "--server", &server]));
+        moved.starts_with(&format!("moved shop to {to}: ")) && moved.contains("frozen for")
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -353,14 +370,22 @@ async fn cancel_request_and_timeout_cancel_a_move_but_a_disconnect_does_not() {
     assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
     wait_for_step(&cluster, other, "shop", "undone").await;
 
-    let client = connect(&cluster, source, "fulmar").await;
-    let statement = sql.clone();
-    let moving = tokio::spawn(async move {
-        client.batch_execute("SET statement_timeout = '500ms'").await?;
-        client.batch_execute(&statement).await
-    });
-    assert_eq!(failure(moving).await, ("57014".to_owned(), cancelled.to_owned()));
-    wait_for_step(&cluster, other, "shop", "undone").await;
+    // The timeout may pass before the move has begun.
+    let mut timeout = Duration::from_millis(500);
+    loop {
+        let (client, statement) = (connect(&cluster, source, "fulmar").await, sql.clone());
+        let set = format!("SET statement_timeout = '{}ms'", timeout.as_millis());
+        with_timeout(&set, client.batch_execute(&set)).await.unwrap();
+        let moving = tokio::spawn(async move { client.batch_execute(&statement).await });
+        let (state, detail) = failure(moving).await;
+        assert_eq!(state, "57014", "{detail}");
+        wait_for_step(&cluster, other, "shop", "undone").await;
+        if detail == cancelled {
+            break;
+        }
+        assert!(timeout < Duration::from_secs(30), "a move was not cancelled: {detail:?}");
+        timeout *= 2;
+    }
     assert_eq!(owner(&cluster, 0, "shop").await, source);
 
     let (client, connection) = tokio_postgres::connect(&cluster.url(to, "fulmar"), NoTls).await.unwrap();

@@ -3,7 +3,7 @@
 use fulmar_workload::server::ClusterStore;
 
 use super::migrations::{
-    ROWS, fill, message, move_with_open_transactions, newest_report, rows, start_slow_move, wait_for_step,
+    ROWS, fill, final_report, message, move_with_open_transactions, rows, start_slow_move, wait_for_step,
 };
 use super::*;
 use crate::common::refusal;
@@ -33,14 +33,6 @@ async fn manifests(cluster: &Cluster, node: usize, database: &str) -> usize {
     let name = format!("{:016x}/00000001", row.get::<_, i64>(0));
     let directory = cluster.data(node).join("store/manifests").join(name);
     std::fs::read_dir(directory).map_or(0, Iterator::count)
-}
-
-/// The report of a move that has ended.
-async fn report(cluster: &Cluster, number: u64) -> serde_json::Value {
-    let newest = || newest_report(cluster, 0, "shop");
-    let is_it = |report: &serde_json::Value| report["number"] == number && report["outcome"] == "moved";
-    wait_until("the report", async || newest().is_some_and(|report| is_it(&report))).await;
-    newest().unwrap()
 }
 
 /// The only value of a query's result.
@@ -85,7 +77,7 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
     stop.store(true, Ordering::Relaxed);
     let expected = with_timeout("the writer", writer).await.unwrap();
     assert_eq!(values(&cluster, 0, "shop").await, expected);
-    let report = report(&cluster, 4).await;
+    let report = final_report(&cluster, 0, "shop", 4).await;
     assert_eq!((&report["mechanism"], &report["failed"]), (&"live".into(), &0.into()), "{report}");
     assert!(report["bytes"].as_u64().unwrap() > ROWS as u64 * 500, "{report}");
 
@@ -185,7 +177,7 @@ async fn database_that_comes_back_is_copied_as_a_patch() {
     assert_eq!(text(&cluster, source, "PRAGMA integrity_check").await, "ok");
     let sql = "SELECT (SELECT count(*) FROM new) || ' ' || (SELECT sum(length(text)) FROM big)";
     assert_eq!(text(&cluster, source, sql).await, "50 1900000");
-    let report = report(&cluster, 2).await;
+    let report = final_report(&cluster, 0, "shop", 2).await;
     assert_eq!(report["mechanism"], "delta", "{report}");
     assert!(report["reason"].as_str().unwrap().contains("has kept"), "{report}");
     assert!(report["bytes"].as_u64().unwrap() < ROWS as u64 * 300, "{report}");

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures::SinkExt;
 use tokio_postgres::CopyInSink;
 
-use super::migrations::{fill, message, newest_report, wait_for_step};
+use super::migrations::{fill, final_report, message, wait_for_step};
 use super::*;
 
 /// Lines of a COPY that the client's node cannot repeat.
@@ -75,7 +75,7 @@ async fn temporary_tables_move_with_their_session() {
     run_on(&idle, "DROP TABLE mine").await;
     move_to(&cluster, 0, "shop", (source + 1) % 3).await;
     assert_eq!(number(&idle, "SELECT count(*) FROM sqlite_temp_schema").await, 0);
-    assert_eq!(newest_report(&cluster, 0, "shop").unwrap()["failed"], 0);
+    assert_eq!(final_report(&cluster, 0, "shop", 4).await["failed"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

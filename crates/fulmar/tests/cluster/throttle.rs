@@ -1,6 +1,6 @@
 //! Copies that are slowed down because latencies exceed their bounds.
 
-use super::migrations::{ROWS, fill, newest_report, rows, wait_for_step};
+use super::migrations::{ROWS, fill, final_report, newest_report, rows};
 use super::private_stores::start_private;
 use super::*;
 
@@ -17,6 +17,11 @@ async fn move_beside(cluster: &Cluster, to: usize, busy: Option<&str>) -> serde_
         format!("ALTER DATABASE shop MOVE TO '{}' USING live LIMIT '200kB'", cluster.name(to)),
     );
     let observer = connect(cluster, 0, "fulmar").await;
+    // The statements begin while the copy runs, which takes 10 s: the session is open before.
+    let busy = match busy {
+        Some(database) => Some(connect(cluster, 0, database).await),
+        None => None,
+    };
     // What was slow before the copy does not count.
     let used = "SELECT tenant FROM fulmar.load WHERE requests_per_s > 0 AND tenant <> 'fulmar'";
     wait_until("no load", async || observer.query(used, &[]).await.unwrap().is_empty()).await;
@@ -25,18 +30,14 @@ async fn move_beside(cluster: &Cluster, to: usize, busy: Option<&str>) -> serde_
     let begun = "SELECT number FROM fulmar.migrations WHERE tenant = 'shop' AND step = 'copying' \
                  AND expected_bytes > 0";
     wait_until("the copy", async || !observer.query(begun, &[]).await.unwrap().is_empty()).await;
-    if let Some(busy) = busy {
-        let client = connect(cluster, 0, busy).await;
+    if let Some(client) = busy {
         for _ in 0..60 {
             with_timeout(SLOW, client.batch_execute(SLOW)).await.unwrap();
         }
     }
     with_timeout("the move", moving).await.unwrap().unwrap();
-    wait_for_step(cluster, 0, "shop", "moved").await;
     assert_eq!((owner(cluster, 0, "shop").await, rows(cluster, 0, "shop").await), (to, ROWS));
-    let report = newest_report(cluster, 0, "shop").unwrap();
-    assert_eq!(report["number"], number + 1);
-    report
+    final_report(cluster, 0, "shop", number + 1).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
