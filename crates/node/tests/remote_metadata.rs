@@ -129,15 +129,15 @@ impl Observer for Keys {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_fail_while_the_node_is_gone_and_continue_afterwards() {
     let mut server = Server::start().await;
-    let store = server.client(Duration::from_secs(2)).await;
+    let (store, impatient) = (server.client(PATIENCE).await, server.client(Duration::from_secs(2)).await);
     let keys = Arc::new(Keys::default());
     store.follow(keys.clone()).await.unwrap();
     commit(&*store, Transaction::new().put("a", "1")).await;
     assert_eq!(*keys.0.lock(), ["a"]);
     server.stop().await;
-    let read = store.get("a").await.unwrap_err();
-    let changed = store.transact(Transaction::new().put("b", "1")).await.unwrap_err();
-    let renewed = store.transact(Transaction::new().absent("b")).await.unwrap_err();
+    let read = impatient.get("a").await.unwrap_err();
+    let changed = impatient.transact(Transaction::new().put("b", "1")).await.unwrap_err();
+    let renewed = impatient.transact(Transaction::new().absent("b")).await.unwrap_err();
     for error in [read, changed, renewed] {
         assert!(matches!(error, MetaError::Unavailable { .. }), "{error:?}");
         assert!(error.to_string().contains("does not answer") && error.remedy().contains("--meta embedded"));
@@ -147,15 +147,16 @@ async fn requests_fail_while_the_node_is_gone_and_continue_afterwards() {
     let listener = server.listen();
     server.serve(listener, 7);
     let begin = Instant::now();
-    while let Err(error) = store.transact(Transaction::new().put("d", "1")).await {
+    while let Err(error) = impatient.transact(Transaction::new().put("d", "1")).await {
         assert!(begin.elapsed() < PATIENCE, "{error}");
     }
-    assert_eq!(*keys.0.lock(), ["c", "d"]);
+    commit(&*store, Transaction::new().put("e", "1")).await;
+    assert_eq!(*keys.0.lock(), ["c", "d", "e"]);
     // A node of another cluster at the same address is refused.
     server.stop().await;
     let listener = server.listen();
     server.serve(listener, 8);
-    let error = store.get("c").await.unwrap_err().to_string();
+    let error = impatient.get("c").await.unwrap_err().to_string();
     assert!(error.contains("belongs to cluster"), "{error}");
 }
 

@@ -1,6 +1,6 @@
 //! Memory of sessions at the gateway: charged before it is allocated, limited, and released.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::SinkExt;
@@ -9,9 +9,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use crate::common::{Node, state, with_timeout};
+use crate::common::{Node, WAIT_TIMEOUT, state, with_timeout};
 
 const MIB: usize = 1 << 20;
+/// How long a message waits for memory.
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// A node whose sessions may use 64 MiB, and 32 MiB per database.
 async fn small_node() -> Node {
@@ -37,7 +39,7 @@ async fn wait_until_metric(node: &Node, name: &str, condition: impl Fn(u64) -> b
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let reached = tokio::time::timeout(Duration::from_secs(30), reached).await;
+    let reached = tokio::time::timeout(WAIT_TIMEOUT, reached).await;
     assert!(reached.is_ok(), "{name} stays at {}", metric(node, name).await);
 }
 
@@ -119,10 +121,22 @@ async fn messages_wait_for_memory() {
     let stream = incomplete_message(&node, "t1", 30 * MIB).await;
     wait_until_metric(&node, USED, |used| used >= 30 << 20).await;
     let value = "x".repeat(4 * MIB);
-    let answer = async { client.query_one("SELECT length($1)", &[&value]).await };
+    let answer = async {
+        loop {
+            let begin = Instant::now();
+            match client.query_one("SELECT length($1)", &[&value]).await {
+                Ok(row) => return row.get::<_, i64>(0),
+                // On a slow machine, the wait may end before the other session has been closed.
+                Err(error) => {
+                    assert_eq!(error.code().map(|code| code.code()), Some("53200"));
+                    assert!(begin.elapsed() >= MAX_WAIT, "the message did not wait for memory");
+                }
+            }
+        }
+    };
     // The session of the incomplete message ends and releases its charge.
-    let (answer, ()) = tokio::join!(answer, async { drop(stream) });
-    assert_eq!(answer.unwrap().get::<_, i64>(0), 4 * MIB as i64);
+    let answers = async { tokio::join!(answer, async { drop(stream) }).0 };
+    assert_eq!(with_timeout("the message gets memory", answers).await, 4 * MIB as i64);
     node.stop().await;
 }
 

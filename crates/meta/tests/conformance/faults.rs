@@ -12,7 +12,7 @@ use rand::RngExt;
 
 use crate::proxy::{Fault, Proxy};
 use crate::suite::{RecordingObserver, Replica};
-use crate::{commit, eventually, impatient, open, put, start};
+use crate::{commit, eventually, follow_impatient, open, open_impatient, put, start};
 
 /// An etcd, a client through a proxy, and one without.
 struct Faulty {
@@ -280,9 +280,7 @@ impl Observer for Unwilling {
 #[tokio::test(flavor = "multi_thread")]
 async fn outcome_is_reported_with_a_stale_cache() {
     let faulty = Faulty::start().await;
-    let store = EtcdStore::open(impatient(vec![faulty.proxy.endpoint()])).await.unwrap();
-    let observer = Arc::new(Unwilling::default());
-    store.follow(observer.clone()).await.unwrap();
+    let (store, observer): (_, Arc<Unwilling>) = follow_impatient(vec![faulty.proxy.endpoint()]).await;
     faulty.proxy.set(Fault::Cut);
     commit(&*faulty.direct, Transaction::new().put("k", "1")).await;
     commit(&*faulty.direct, Transaction::new().put("k", "2")).await;
@@ -297,8 +295,8 @@ async fn outcome_is_reported_with_a_stale_cache() {
     assert_eq!(faulty.direct.get("k").await.unwrap().unwrap().modified, revision);
     assert!(error.to_string().contains("committed the change"), "{error}");
     // A lease does not depend on the cache.
-    let renewed = store.transact(Transaction::new().unchanged("k", revision)).await.unwrap();
-    assert_eq!(renewed, Outcome::Committed(revision));
+    let renew = async || store.transact(Transaction::new().unchanged("k", revision)).await.ok();
+    assert_eq!(eventually("the lease is renewed", renew).await, Outcome::Committed(revision));
 
     observer.is_repaired.store(true, Ordering::Release);
     eventually("the cache is current", async || put(&store, "k", "4").await.ok()).await;
@@ -307,7 +305,7 @@ async fn outcome_is_reported_with_a_stale_cache() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_follow_does_not_register_the_observer() {
     let faulty = Faulty::start().await;
-    let store = EtcdStore::open(impatient(vec![faulty.proxy.endpoint()])).await.unwrap();
+    let store = open_impatient(vec![faulty.proxy.endpoint()]).await;
     faulty.proxy.set(Fault::Cut);
     let recorder = Arc::new(RecordingObserver::default());
     let error = store.follow(recorder.clone()).await.unwrap_err();
@@ -316,7 +314,9 @@ async fn failed_follow_does_not_register_the_observer() {
     // Without observers a transaction does not wait for the watch.
     eventually("a change succeeds", async || put(&store, "k", "1").await.ok()).await;
     assert!(recorder.changes.lock().unwrap().is_empty());
-    store.follow(recorder.clone()).await.unwrap();
-    put(&store, "k", "2").await.unwrap();
+    eventually("the observer follows", async || store.follow(recorder.clone()).await.ok()).await;
+    commit(&*faulty.direct, Transaction::new().put("k", "2")).await;
+    let notified = async || (!recorder.changes.lock().unwrap().is_empty()).then_some(());
+    eventually("the observer is notified", notified).await;
     assert_eq!(recorder.changes.lock().unwrap().len(), 1);
 }

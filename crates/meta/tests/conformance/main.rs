@@ -21,7 +21,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_meta::{EtcdOptions, EtcdStore, MetaError, MetadataStore, Outcome, Revision, Transaction};
+use fulmar_meta::{
+    EtcdOptions, EtcdStore, MetaError, MetadataStore, Observer, Outcome, Revision, Transaction,
+};
 use fulmar_workload::server::Etcd;
 use tokio::task::block_in_place;
 
@@ -38,6 +40,22 @@ fn options(endpoints: Vec<String>) -> EtcdOptions {
 /// Options for tests in which requests fail at their deadline.
 fn impatient(endpoints: Vec<String>) -> EtcdOptions {
     EtcdOptions { timeout: Duration::from_secs(2), ..options(endpoints) }
+}
+
+/// Opens a store with [`impatient`] options. Repeats this if it exceeds the deadline.
+async fn open_impatient(endpoints: Vec<String>) -> EtcdStore {
+    eventually("a store is opened", async || EtcdStore::open(impatient(endpoints.clone())).await.ok()).await
+}
+
+/// The same, with an observer that has received its first snapshot.
+async fn follow_impatient<O: Observer + Default + 'static>(endpoints: Vec<String>) -> (EtcdStore, Arc<O>) {
+    eventually("a store is followed", async || {
+        let store = open_impatient(endpoints.clone()).await;
+        let observer = Arc::new(O::default());
+        store.follow(observer.clone()).await.ok()?;
+        Some((store, observer))
+    })
+    .await
 }
 
 async fn open(endpoints: Vec<String>) -> Arc<EtcdStore> {

@@ -9,7 +9,7 @@ use fulmar_workload::server::Etcd;
 use tokio::task::block_in_place;
 
 use crate::suite::Replica;
-use crate::{commit, eventually, impatient, open, options, put, start};
+use crate::{commit, eventually, follow_impatient, impatient, open, options, put, start};
 
 /// The index of the leader.
 async fn leader(etcd: &Etcd) -> usize {
@@ -25,7 +25,8 @@ async fn leader(etcd: &Etcd) -> usize {
 
 async fn replica_is_exact(store: &EtcdStore, replica: &Replica) {
     eventually("a change succeeds", async || put(store, "end", "1").await.ok()).await;
-    assert!(replica.entries() == store.scan("").await.unwrap());
+    let entries = eventually("a scan succeeds", async || store.scan("").await.ok()).await;
+    assert!(replica.entries() == entries);
 }
 
 /// A lease renewal, and reads: they fail only if there is no majority.
@@ -92,11 +93,10 @@ async fn killed_leader_loses_and_repeats_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn minority_rejects_all_requests() {
     let mut etcd = start(3);
-    let store = EtcdStore::open(impatient(etcd.endpoints())).await.unwrap();
-    let replica = Arc::new(Replica::default());
-    store.follow(replica.clone()).await.unwrap();
+    let (store, replica): (_, Arc<Replica>) = follow_impatient(etcd.endpoints()).await;
     eventually("a change succeeds", async || put(&store, "k", "1").await.ok()).await;
-    let revision = store.get("k").await.unwrap().unwrap().modified;
+    let read = eventually("a read succeeds", async || store.get("k").await.ok()).await;
+    let revision = read.unwrap().modified;
     for member in [0, 2] {
         block_in_place(|| etcd.kill(member)).unwrap();
     }
