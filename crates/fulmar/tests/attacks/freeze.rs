@@ -13,7 +13,8 @@ use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Sets the `statement_timeout` of the attacking sessions.
 const SET_TIMEOUT: &str = "SET statement_timeout = 500";
-/// Deadline of the response to an attack. A limit of the tests, not of the product.
+/// Deadline of the response to an attack, from the statement or its interruption on. A limit of the
+/// tests, not of the product.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The statement timed out, or was rejected as too large.
@@ -85,14 +86,13 @@ async fn uninterruptible_calls_block_only_their_own_session() {
     let schema = schema();
     let mut arena = TestBench::new("freeze", &schema.iter().map(String::as_str).collect::<Vec<_>>()).await;
     for (name, expected, sql) in statements() {
-        let statements = [SET_TIMEOUT, &sql];
-        arena.attack(name, expected, async |target| in_time(target.run(READER, &statements)).await).await;
+        arena.attack(name, expected, async |target| timed(target, READER, &sql).await).await;
         arena.end_node();
     }
-    let statements = [SET_TIMEOUT, &doubled_columns(24)];
+    let sql = doubled_columns(24);
     arena
         .attack("a generated column that doubles 24 times", BOUNDED, async |target| {
-            in_time(target.run(OWNER, &statements)).await
+            timed(target, OWNER, &sql).await
         })
         .await;
     arena.end_node();
@@ -100,13 +100,9 @@ async fn uninterruptible_calls_block_only_their_own_session() {
         let (name, sql) =
             (format!("{repeated} repeated parameters in a prepared IN"), many_parameters(repeated));
         arena
-            .attack(&name, STOPPED, async |target| {
-                in_time(client::answer(async {
-                    let session = target.log_in(READER).await?;
-                    session.batch_execute(SET_TIMEOUT).await?;
-                    session.prepare(&sql).await.map(drop)
-                }))
-                .await
+            .attack(&name, STOPPED, async |target| match timed_session(target, READER).await {
+                Ok(session) => in_time(client::answer(session.prepare(&sql))).await,
+                Err(answer) => answer,
             })
             .await;
         arena.end_node();
@@ -119,13 +115,34 @@ async fn uninterruptible_calls_block_only_their_own_session() {
         .await;
     // A node with more memory allows larger statements, which take longer to prepare.
     arena.set_memory("4GiB", 1 << 30);
-    let statements = [SET_TIMEOUT, &doubled(30)];
+    let sql = doubled(30);
     arena
         .attack("an expression that doubles 30 times, with more memory", BOUNDED, async |target| {
-            in_time(target.run(READER, &statements)).await
+            timed(target, READER, &sql).await
         })
         .await;
     arena.assert_no_failures();
+}
+
+/// Opens a session with a statement timeout.
+async fn timed_session(target: &Target, user: &str) -> Result<tokio_postgres::Client, Response> {
+    let mut session = None;
+    let opened = client::answer(async {
+        let client = target.log_in(user).await?;
+        client.batch_execute(SET_TIMEOUT).await?;
+        session = Some(client);
+        Ok(())
+    })
+    .await;
+    session.ok_or(opened)
+}
+
+/// Runs a statement with a timeout in a new session. The deadline begins with the statement.
+async fn timed(target: &Target, user: &str, sql: &str) -> Response {
+    match timed_session(target, user).await {
+        Ok(session) => in_time(client::answer(session.batch_execute(sql))).await,
+        Err(answer) => answer,
+    }
 }
 
 /// Replaces a response after the deadline by [`Response::Late`].
@@ -148,7 +165,8 @@ async fn wait_until_running(observer: &tokio_postgres::Client, process: i64) {
     wait_until("the statement runs", async || observer.query_opt(&sql, &[]).await.unwrap().is_some()).await;
 }
 
-/// Runs a statement and interrupts it. The response may arrive before the interruption.
+/// Runs a statement and interrupts it. The response may arrive before the interruption. The
+/// deadline begins with the interruption.
 async fn interrupted(
     session: &tokio_postgres::Client,
     sql: &str,
@@ -160,7 +178,7 @@ async fn interrupted(
         answer = &mut statement => return answer,
         () = interrupt => {}
     }
-    statement.await
+    in_time(statement).await
 }
 
 async fn cancelled(target: &Target, sql: &str) -> Response {

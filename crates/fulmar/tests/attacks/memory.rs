@@ -7,8 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::timeout;
 
-use crate::client::{self, FLUSH, Raw, Response, bind, message, parse};
-use crate::common::WAIT_TIMEOUT;
+use crate::client::{self, FLUSH, RESPONSE_TIMEOUT, Raw, Response, bind, message, parse};
 use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Rejected for its size, before or after it was received.
@@ -22,7 +21,7 @@ const RUN: &[&str] = &["00000", "57014"];
 const MB: usize = 1 << 20;
 
 /// Deadline of an attack in one session. An attack that takes longer is a hang.
-const ATTACK_TIMEOUT: Duration = WAIT_TIMEOUT;
+const ATTACK_TIMEOUT: Duration = RESPONSE_TIMEOUT;
 /// Interval of the check whether the node has stopped reading because memory is used up.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Session memory from which on the node may stop reading: half of a database's limit, which is 32
@@ -216,7 +215,9 @@ async fn in_sessions(
             Err(error) => return (None, Response::Closed(error.to_string())),
         };
         let answer = tokio::select! {
-            answer = timeout(ATTACK_TIMEOUT, attack(&mut raw)) => answer.unwrap_or(Ok(Response::Timeout)),
+            answer = timeout(ATTACK_TIMEOUT, attack(&mut raw)) => {
+                answer.unwrap_or(Ok(Response::Timeout(ATTACK_TIMEOUT)))
+            }
             () = memory_is_used_up(target) => Ok(Response::Success),
         };
         let answer = answer.unwrap_or_else(|error| Response::Closed(error.to_string()));

@@ -10,8 +10,8 @@
 
 use tokio_postgres::Client;
 
-use crate::client::{Response, bind, parse, query};
-use crate::common::wait_until;
+use crate::client::{RESPONSE_TIMEOUT, Response, bind, parse, query};
+use crate::common::{wait_until, wait_up_to};
 use crate::test_bench::{OWNER, READER, Target, TestBench};
 
 /// Numbers of keys of two objects. `json_patch` of the two is a single call that takes seconds: its
@@ -140,7 +140,8 @@ async fn cancel_during_call(target: &Target, form: Form, id: u64, keys: u64) -> 
         return None;
     }
     // The tenant's thread becomes available when the call has returned.
-    wait_until("the call returns", async || observer.batch_execute(NEEDS_A_THREAD).await.is_ok()).await;
+    let returns = async || observer.batch_execute(NEEDS_A_THREAD).await.is_ok();
+    wait_up_to(RESPONSE_TIMEOUT, "the call returns", returns).await;
     wait_until("the session ends", async || are_gone(&observer, &sessions).await).await;
     match rows(&observer, id).await {
         0 => Some(answer),
@@ -191,7 +192,7 @@ async fn disconnect_during_call(target: &Target, keys: u64) -> Option<Response> 
         raw.send(&[&parse(&sql), &bind("", &parameter)[..], &EXECUTE_AND_SYNC].concat()).await.unwrap();
     }
     let mut sessions = Vec::new();
-    wait_until("all statements wait, or the first one has ended", async || {
+    wait_up_to(RESPONSE_TIMEOUT, "all statements wait, or the first one has ended", async || {
         sessions = running(&observer, "INSERT").await;
         sessions.len() == LEAVING || running(&observer, SLOW).await.is_empty()
     })

@@ -23,13 +23,18 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 pub const SLOW_WORKER: &str = "a worker thread does not respond";
 
 /// Polls until `condition` returns true. Panics after [`WAIT_TIMEOUT`].
-pub async fn wait_until(description: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub async fn wait_until(description: &str, condition: impl AsyncFnMut() -> bool) {
+    wait_up_to(WAIT_TIMEOUT, description, condition).await;
+}
+
+/// Polls until `condition` returns true. Panics after `timeout`.
+pub async fn wait_up_to(timeout: Duration, description: &str, mut condition: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    with_timeout(description, poll).await;
+    assert!(tokio::time::timeout(timeout, poll).await.is_ok(), "timed out: {description}");
 }
 
 /// Awaits `future` and returns its result. Panics after [`WAIT_TIMEOUT`].

@@ -18,7 +18,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio_postgres::Client;
 
-use crate::client::Response;
+use crate::client::{Response, answer_within};
 use crate::test_bench::{OWNER, READER, TestBench, with_smallest_stack};
 use grammar::{Function, Grammar};
 
@@ -26,6 +26,8 @@ use grammar::{Function, Grammar};
 const PROGRAMS: u64 = 150;
 const FIXED_SEED: u64 = 7;
 const SET_TIMEOUT: &str = "SET statement_timeout = 250";
+/// Timeout for the response to a statement, which the statement timeout ends.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Separates the statements of a program in its file.
 const SEPARATOR: &str = "\n--\n";
@@ -116,7 +118,7 @@ impl Run {
                 Response::Error(state, message) if FAULTS.contains(&state.as_str()) => {
                     violations.push(format!("{state} {message}"));
                 }
-                Response::Timeout => {
+                Response::Timeout(_) => {
                     violations.push("no response to a statement".to_owned());
                     break;
                 }
@@ -148,18 +150,18 @@ impl Run {
             self.sessions = Some(sessions);
         }
         let Some(sessions) = &self.sessions else { unreachable!("the sessions were opened above") };
-        let mut answer = crate::client::answer(sessions[user].simple_query(begin)).await;
+        let mut answer = answer_within(RESPONSE_TIMEOUT, sessions[user].simple_query(begin)).await;
         for statement in statements {
             if answer != Response::Success {
                 break;
             }
-            answer = crate::client::answer(sessions[user].simple_query(statement)).await;
+            answer = answer_within(RESPONSE_TIMEOUT, sessions[user].simple_query(statement)).await;
             *self.answers.entry(answer.state().to_owned()).or_default() += 1;
         }
-        if answer == Response::Timeout {
+        if matches!(answer, Response::Timeout(_)) {
             return answer;
         }
-        match crate::client::answer(sessions[user].batch_execute("ROLLBACK")).await {
+        match answer_within(RESPONSE_TIMEOUT, sessions[user].batch_execute("ROLLBACK")).await {
             Response::Success => answer,
             error => error,
         }
