@@ -30,7 +30,7 @@ fn replica_command(cluster: &Cluster, flags: &[&str]) -> Command {
 }
 
 fn start_replica(cluster: &Cluster) -> Node {
-    Node::run(replica_command(cluster, &["--insecure"]))
+    Node::run_until_answered(replica_command(cluster, &["--insecure"]), &cluster.path("replica.log"))
 }
 
 async fn start(nodes: usize) -> Cluster {
@@ -187,7 +187,8 @@ async fn replica_reads_all_databases_and_writes_none() {
     }
 
     // Passwords and privileges are those of the cluster.
-    let with_passwords = Node::run(replica_command(&cluster, &[]));
+    let with_passwords =
+        Node::run_until_answered(replica_command(&cluster, &[]), &cluster.path("passwords.log"));
     let connect_as = async |password: &str, database: &str| {
         try_connect(&format!("postgres://ada:{password}@{}/{database}", with_passwords.sql)).await
     };

@@ -18,8 +18,8 @@ use tokio_postgres::NoTls;
 /// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The text of `/healthz` if a worker does not respond to a probe within 2 s, which a busy machine can
-/// exceed.
+/// The text of `/healthz` if a worker does not respond to a probe within 2 s, which a busy machine
+/// can exceed.
 pub const SLOW_WORKER: &str = "a worker thread does not respond";
 
 /// Polls until `condition` returns true. Panics after [`WAIT_TIMEOUT`].
@@ -83,8 +83,8 @@ pub fn run(arguments: &[&str]) -> Output {
     fulmar(arguments).output().unwrap()
 }
 
-/// Runs a command to completion. Repeats it while it fails because the metadata store did not answer
-/// in time, which also happens on a busy machine. Panics after [`WAIT_TIMEOUT`].
+/// Runs a command to completion. Repeats it while it fails because the metadata store did not
+/// answer in time, which also happens on a busy machine. Panics after [`WAIT_TIMEOUT`].
 pub fn run_until_answered(mut command: Command) -> Output {
     let began = Instant::now();
     loop {
@@ -97,8 +97,8 @@ pub fn run_until_answered(mut command: Command) -> Output {
     }
 }
 
-/// Runs a command that must fail, and not because the metadata store did not answer in time. Returns
-/// its stderr.
+/// Runs a command that must fail, and not because the metadata store did not answer in time.
+/// Returns its stderr.
 pub async fn refusal(command: Command) -> String {
     let text = format!("{command:?}");
     let run = tokio::task::spawn_blocking(move || run_until_answered(command));
@@ -107,7 +107,8 @@ pub async fn refusal(command: Command) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Runs `fulmar status`. Repeats it while a worker of the node is slow. Panics after [`WAIT_TIMEOUT`].
+/// Runs `fulmar status`. Repeats it while a worker of the node is slow. Panics after
+/// [`WAIT_TIMEOUT`].
 pub fn status(arguments: &[&str]) -> Output {
     let began = Instant::now();
     loop {
@@ -170,6 +171,25 @@ impl Node {
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         Self::ready(process, &line)
+    }
+
+    /// Runs a command that starts a node, with its log in a file, and waits until it is ready.
+    /// Repeats it while the metadata store does not answer in time. Panics after [`WAIT_TIMEOUT`].
+    pub fn run_until_answered(mut command: Command, log: &Path) -> Self {
+        let began = Instant::now();
+        loop {
+            command.stdout(Stdio::piped()).stderr(std::fs::File::create(log).unwrap());
+            let mut process = command.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            if !line.is_empty() {
+                return Self::ready(process, &line);
+            }
+            let status = wait(&mut process);
+            let log = std::fs::read_to_string(log).unwrap();
+            let is_late = metadata_did_not_answer(&log);
+            assert!(is_late && began.elapsed() < WAIT_TIMEOUT, "not ready: {status}: {log}");
+        }
     }
 
     /// A node that has printed its ready line.
