@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::sql::Client;
 
 /// Timeout for the node to reach its failpoint.
-const FAILPOINT_TIMEOUT: Duration = Duration::from_secs(30);
+const FAILPOINT_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_and_branches_are_atomic_across_crashes() {
