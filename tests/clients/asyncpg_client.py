@@ -15,7 +15,7 @@ from client import ENDLESS, Expect, report, restart_server, url
 
 
 async def connect(database="shop", user="ada", password="wing's"):
-    return await asyncpg.connect(url(database, user, password), timeout=10)
+    return await asyncpg.connect(url(database, user, password), timeout=60)
 
 
 def connected(check):
@@ -26,7 +26,7 @@ def connected(check):
         try:
             await check(connection)
         finally:
-            await connection.close(timeout=10)
+            await connection.close(timeout=60)
 
     with_connection.__name__ = check.__name__
     return with_connection
@@ -210,7 +210,7 @@ async def prepared_statements_after_schema_change(connection):
 
 
 async def pool_reconnects():
-    pool = await asyncpg.create_pool(url("shop", "ada", "wing's"), min_size=2, max_size=4, timeout=10)
+    pool = await asyncpg.create_pool(url("shop", "ada", "wing's"), min_size=2, max_size=4, timeout=60)
     add = "UPDATE account SET balance = balance + 1 WHERE id = 900"
     await asyncio.gather(*[pool.execute(add) for _ in range(50)])
     restart_server()

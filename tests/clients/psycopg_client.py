@@ -16,7 +16,7 @@ from client import ENDLESS, Expect, report, restart_server, url
 
 
 def connect(database="shop", user="ada", password="wing's", **options):
-    return psycopg.connect(url(database, user, password), connect_timeout=10, **options)
+    return psycopg.connect(url(database, user, password), connect_timeout=60, **options)
 
 
 def is_fulmar():

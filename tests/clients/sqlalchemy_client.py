@@ -231,7 +231,7 @@ def pool_reconnects(engine):
 
 def main():
     report(f"driver SQLAlchemy {sa.__version__}")
-    engine = engine_of(pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    engine = engine_of(pool_pre_ping=True, connect_args={"connect_timeout": 60})
     checks = [
         passwords,
         create_all_is_idempotent,

@@ -115,7 +115,7 @@ impl Node {
             .env("PGUSER", "anna")
             .env("PGDATABASE", database)
             .env("PSQLRC", PathBuf::from("/dev/null"))
-            .env("PGCONNECT_TIMEOUT", "10");
+            .env("PGCONNECT_TIMEOUT", "60");
         let name = program.to_owned();
         tokio::task::spawn_blocking(move || command.output())
             .await
@@ -134,8 +134,8 @@ impl Node {
         answer
     }
 
-    /// The head and body of the response to a health check. Repeats the check while a worker does not
-    /// respond within 2 s, which a busy machine can exceed.
+    /// The head and body of the response to a health check. Repeats the check while a worker does
+    /// not respond within 2 s, which a busy machine can exceed.
     pub async fn health(&self) -> String {
         let check = async {
             loop {
