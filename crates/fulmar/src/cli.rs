@@ -150,7 +150,8 @@ pub struct StartArgs {
     #[arg(long, value_name = "URL")]
     pub store: Option<StoreUrl>,
     /// Accept the catalog at this revision, and lose all later changes to tenants, users and
-    /// privileges. Use it only if the error message of a failed start says so
+    /// privileges. In a cluster: accept the metadata store at this generation. Use it only if the
+    /// error message of a failed start says so
     #[arg(long, value_name = "REVISION", conflicts_with = "read_only")]
     pub accept_catalog: Option<u64>,
     /// Listen address for the PostgreSQL protocol

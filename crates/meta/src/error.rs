@@ -149,10 +149,10 @@ pub enum MetaError {
         /// The remedy.
         remedy: String,
     },
-    /// A record, or the store's file, is invalid or of an unsupported version.
+    /// A record is invalid or of an unsupported version.
     #[error("metadata {place} cannot be read: {cause}")]
     Corrupt {
-        /// The key of the record, or the path of the file.
+        /// The key of the record.
         place: String,
         /// The problem.
         cause: String,
@@ -186,7 +186,7 @@ impl MetaError {
                 "No action is needed: the node catches up. If this persists, check its connection to etcd."
             }
             MetaError::Corrupt { .. } => {
-                "Start the version of Fulmar that wrote it, or restore the data directory from a backup."
+                "Start the version of Fulmar that wrote it, or restore the metadata store from a backup."
             }
         }
     }

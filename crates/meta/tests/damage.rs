@@ -8,7 +8,7 @@ use fulmar_meta::{Catalog, Embedded, Entry, MetaError, MetadataStore, Outcome, R
 const FILES: [&str; 3] = ["meta.db", "meta.db-wal", "meta.head"];
 
 fn open(directory: &Path) -> Result<Embedded, MetaError> {
-    Embedded::open(&directory.join("meta.db"))
+    Embedded::open_accepting(&directory.join("meta.db"), None)
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -180,6 +180,15 @@ async fn old_copies_are_rejected_with_the_expected_revision() {
         let error = contents(harmed.path()).await.unwrap_err();
         assert!(assert_names_file(&error).contains(text), "{error}");
         assert!(error.remedy().contains("--accept-catalog "), "{}", error.remedy());
+        // In a cluster the flag is not available.
+        let error = Embedded::open(&harmed.path().join("meta.db")).unwrap_err();
+        assert!(assert_names_file(&error).contains(text), "{error}");
+        let remedy = error.remedy();
+        assert!(
+            remedy.contains("meta.db, ") && remedy.contains("all three from the same moment"),
+            "{remedy}"
+        );
+        assert!(!remedy.contains("--accept-catalog"), "{remedy}");
         std::fs::copy(directory.path().join(file), harmed.path().join(file)).unwrap();
         assert_eq!(contents(harmed.path()).await.unwrap(), entries);
     }

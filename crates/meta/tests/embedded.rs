@@ -42,7 +42,7 @@ fn foreign_and_newer_files_are_rejected() {
     let write = |sql: &str| rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
 
     std::fs::write(&path, "this is a text of more than a hundred bytes ".repeat(20)).unwrap();
-    assert!(matches!(Embedded::open(&path), Err(MetaError::Corrupt { .. })));
+    assert!(matches!(Embedded::open(&path), Err(MetaError::Damaged { .. })));
 
     std::fs::remove_file(&path).unwrap();
     write("CREATE TABLE theirs (x)");
@@ -54,6 +54,7 @@ fn foreign_and_newer_files_are_rejected() {
     write("PRAGMA user_version = 3");
     let newer = Embedded::open(&path).unwrap_err();
     assert!(newer.to_string().contains("format version 3"), "{newer}");
+    assert!(newer.remedy().contains("start the version of Fulmar that wrote them"), "{}", newer.remedy());
 
     let nowhere = open(&directory.path().join("missing")).unwrap_err();
     assert!(matches!(nowhere, MetaError::Unavailable { .. }), "{nowhere}");

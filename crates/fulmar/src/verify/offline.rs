@@ -160,7 +160,7 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<CatalogInfo, MetaError>> 
             Err(error) => return Err(error).with_context(|| format!("cannot copy {}", from.display())),
         }
     }
-    let opened = match Embedded::open(&copy) {
+    let opened = match Embedded::open_accepting(&copy, None) {
         Ok(store) => Catalog::open(Arc::new(store)).await,
         Err(error) => Err(error),
     };
@@ -174,7 +174,6 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<CatalogInfo, MetaError>> 
             cause: original(cause),
             remedy: original(remedy),
         }),
-        Err(MetaError::Corrupt { place, cause }) => Err(MetaError::Corrupt { place: original(place), cause }),
         Err(error) => Err(error),
     })
 }

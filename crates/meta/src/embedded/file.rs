@@ -53,6 +53,15 @@ pub(super) struct File {
     loaded: Option<Vec<Entry>>,
 }
 
+/// Whether an operator may accept a file that the head file does not confirm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Acceptance {
+    /// No: the files must be restored.
+    Never,
+    /// At this revision, with `--accept-catalog`. `None`: errors offer the flag.
+    At(Option<Revision>),
+}
+
 /// The head row.
 struct Stored {
     head: Head,
@@ -62,11 +71,11 @@ struct Stored {
 
 impl File {
     /// Opens the file, or creates it if neither it nor a head file exists, and compares it with the
-    /// head file. `accept` is a revision that is used even if the head file does not confirm it.
-    pub(super) fn open(path: &Path, accept: Option<Revision>) -> Result<Self, MetaError> {
+    /// head file.
+    pub(super) fn open(path: &Path, acceptance: Acceptance) -> Result<Self, MetaError> {
         let head_path = HeadFile::path_of(path);
         let recorded = HeadFile::read(&head_path).map_err(|error| unusable(&head_path, &error))?;
-        let opening = Opening { path, head_path, recorded, accept };
+        let opening = Opening { path, head_path, recorded, acceptance };
         opening.refuse_missing()?;
         create_private(path).map_err(|error| unusable(path, &error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
@@ -74,7 +83,7 @@ impl File {
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         // Names the VFS explicitly, because the engine registers another one in this process.
         let connection = Connection::open_with_flags_and_vfs(path, flags, c"unix")
-            .map_err(|error| open_error(path, &error))?;
+            .map_err(|error| opening.failed(&error))?;
         let prepare = || -> rusqlite::Result<()> {
             connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
             connection.busy_timeout(std::time::Duration::ZERO)?;
@@ -82,12 +91,12 @@ impl File {
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "FULL")
         };
-        prepare().map_err(|error| open_error(path, &error))?;
+        prepare().map_err(|error| opening.failed(&error))?;
         let (stored, loaded) = opening.check(&connection)?;
         let head_file = opening.reconcile(&stored)?;
         connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
-            .map_err(|error| open_error(path, &error))?;
+            .map_err(|error| opening.failed(&error))?;
         let head = stored.head;
         Ok(Self { connection, path: path.to_owned(), head_file, head, next: head, loaded: Some(loaded) })
     }
@@ -231,7 +240,7 @@ struct Opening<'a> {
     path: &'a Path,
     head_path: PathBuf,
     recorded: HeadState,
-    accept: Option<Revision>,
+    acceptance: Acceptance,
 }
 
 impl Opening<'_> {
@@ -251,13 +260,17 @@ impl Opening<'_> {
 
     /// Returns true if an absent or empty file may become a new store.
     fn may_create(&self) -> bool {
-        matches!(self.recorded, HeadState::Missing) || self.accept == Some(Revision(0))
+        matches!(self.recorded, HeadState::Missing) || self.accepts(Revision(0))
+    }
+
+    fn accepts(&self, revision: Revision) -> bool {
+        self.acceptance == Acceptance::At(Some(revision))
     }
 
     /// Reads and validates the whole file. Creates the tables in an empty file, and converts one of
     /// format version 1.
     fn check(&self, connection: &Connection) -> Result<(Stored, Vec<Entry>), MetaError> {
-        let sqlite = |error| open_error(self.path, &error);
+        let sqlite = |error| self.failed(&error);
         let pragma = |name: &str| {
             connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(sqlite)
         };
@@ -290,7 +303,7 @@ impl Opening<'_> {
 
     /// Runs SQLite's check of the pages, and compares the table definitions.
     fn check_structure(&self, connection: &Connection, tables: &[(&str, &str)]) -> Result<(), MetaError> {
-        let sqlite = |error| open_error(self.path, &error);
+        let sqlite = |error| self.failed(&error);
         let found: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(sqlite)?;
         if found != "ok" {
@@ -311,11 +324,11 @@ impl Opening<'_> {
     /// Converts a file of format version 1. Such a file has no head file; one with a head file is
     /// an old copy.
     fn convert(&self, connection: &Connection) -> Result<(), MetaError> {
-        let sqlite = |error| open_error(self.path, &error);
+        let sqlite = |error| self.failed(&error);
         let revision: Revision = connection
             .query_row("SELECT revision FROM store", [], |row| revision_at(row, 0))
             .map_err(sqlite)?;
-        if !matches!(self.recorded, HeadState::Missing) && self.accept != Some(revision) {
+        if !matches!(self.recorded, HeadState::Missing) && !self.accepts(revision) {
             return Err(self.older(revision, "is a copy from before an upgrade"));
         }
         let (_, digest) = read_all(connection).map_err(sqlite)?;
@@ -346,7 +359,7 @@ impl Opening<'_> {
             // A crash occurred between the creation or conversion of the file and the creation of
             // the head file.
             HeadState::Missing if previous.is_none() => {}
-            _ if self.accept == Some(head.revision) => {
+            _ if self.accepts(head.revision) => {
                 tracing::warn!(
                     file = %self.path.display(),
                     revision = head.revision.0,
@@ -375,31 +388,58 @@ impl Opening<'_> {
             HeadState::Present(recorded, _) => format!("expected revision {}, found ", recorded.revision.0),
             _ => String::new(),
         };
-        MetaError::Damaged {
-            place: path.to_string(),
-            cause: format!("{cause}: {expected}revision {}", found.0),
-            remedy: format!(
+        let remedy = match self.acceptance {
+            Acceptance::Never => self.restore_all(),
+            Acceptance::At(_) => format!(
                 "Restore {path} and {path}-wal as the node left them. Alternatively, start once with \
                  --accept-catalog {} to continue without all later changes of tenants, users and privileges.",
                 found.0
             ),
-        }
+        };
+        let cause = format!("{cause}: {expected}revision {}", found.0);
+        MetaError::Damaged { place: path.to_string(), cause, remedy }
     }
 
     fn head_damaged(&self, cause: &str, revision: Revision) -> MetaError {
         let (path, revision) = (self.path.display(), revision.0);
-        MetaError::Damaged {
-            place: self.head_path.display().to_string(),
-            cause: format!("{cause}, and {path} is at revision {revision}"),
-            remedy: format!(
+        let remedy = match self.acceptance {
+            Acceptance::Never => self.restore_all(),
+            Acceptance::At(_) => format!(
                 "Restore it as the node left it. If {path} and {path}-wal are as the node left them, start \
                  once with --accept-catalog {revision} instead."
+            ),
+        };
+        let cause = format!("{cause}, and {path} is at revision {revision}");
+        MetaError::Damaged { place: self.head_path.display().to_string(), cause, remedy }
+    }
+
+    /// The remedy that does not depend on `--accept-catalog`.
+    fn restore_all(&self) -> String {
+        let (path, head) = (self.path.display(), self.head_path.display());
+        format!("Restore {path}, {path}-wal and {head} from a backup, all three from the same moment.")
+    }
+
+    fn corrupt(&self, problem: &str) -> MetaError {
+        MetaError::Damaged {
+            place: self.path.display().to_string(),
+            cause: format!("cannot be read: {problem}"),
+            remedy: format!(
+                "{} After a downgrade, start the version of Fulmar that wrote them.",
+                self.restore_all()
             ),
         }
     }
 
-    fn corrupt(&self, problem: &str) -> MetaError {
-        MetaError::Corrupt { place: self.path.display().to_string(), cause: problem.to_owned() }
+    /// The error of an SQLite operation on the file.
+    fn failed(&self, error: &rusqlite::Error) -> MetaError {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => self.corrupt(&error.to_string()),
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => MetaError::Unavailable {
+                cause: format!("in {} is open in another process", self.path.display()),
+                remedy: "Stop the other process, or choose another data directory.",
+            },
+            _ => unusable(self.path, error),
+        }
     }
 }
 
@@ -477,19 +517,5 @@ fn unusable(path: &Path, error: &dyn std::fmt::Display) -> MetaError {
     MetaError::Unavailable {
         cause: format!("in {} cannot be opened: {error}", path.display()),
         remedy: "Check that the directory exists and is writable, and that the disk has space.",
-    }
-}
-
-fn open_error(path: &Path, error: &rusqlite::Error) -> MetaError {
-    let place = path.display().to_string();
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => MetaError::Unavailable {
-            cause: format!("in {place} is open in another process"),
-            remedy: "Stop the other process, or choose another data directory.",
-        },
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
-            MetaError::Corrupt { place, cause: error.to_string() }
-        }
-        _ => unusable(path, error),
     }
 }

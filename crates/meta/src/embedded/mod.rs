@@ -28,8 +28,10 @@
 //! 3. `meta.head` holds the head of `meta.db`, or the head before its last batch.
 //!
 //! Otherwise the store is not opened, and no file is changed. After the damaged file is restored,
-//! the next start succeeds. An operator can accept a revision explicitly
-//! ([`Embedded::open_accepting`]).
+//! the next start succeeds. On a single node an operator can accept a revision explicitly
+//! ([`Embedded::open_accepting`]). In a cluster that is not possible: other nodes, whose commits
+//! may depend on the lost changes, cannot check it. There only all three files from one backup are
+//! accepted, and each node then compares them with its generation (`fulmar_cluster::generation`).
 //!
 //! Every crash point passes this check:
 //!
@@ -71,7 +73,7 @@ use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{Entry, MetaError, MetadataStore, Observer, Outcome, Revision, Transaction};
-use file::File;
+use file::{Acceptance, File};
 use thread::{Request, Worker};
 
 /// Capacity of the request queue. Further callers wait until there is space in the queue.
@@ -94,17 +96,17 @@ impl Embedded {
     ///
     /// Errors:
     /// - [`MetaError::Unavailable`] if the file cannot be opened, or is open in another process;
-    /// - [`MetaError::Damaged`] if it or its head file is damaged, missing or an old copy;
-    /// - [`MetaError::Corrupt`] if its contents are damaged, it is not a metadata file, or a newer
-    ///   version of Fulmar wrote it.
+    /// - [`MetaError::Damaged`] if it or its head file is damaged, missing or an old copy, it is not
+    ///   a metadata file, or a newer version of Fulmar wrote it.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
-        Self::over(File::open(path, None)?)
+        Self::over(File::open(path, Acceptance::Never)?)
     }
 
     /// Like [`Embedded::open`], but accepts a file at `revision` that the head file does not
-    /// confirm (0: a missing or empty file). Changes of later revisions are lost.
+    /// confirm (0: a missing or empty file). Changes of later revisions are lost. If it is `None`,
+    /// errors name the revision for `--accept-catalog`.
     pub fn open_accepting(path: &Path, revision: Option<Revision>) -> Result<Self, MetaError> {
-        Self::over(File::open(path, revision)?)
+        Self::over(File::open(path, Acceptance::At(revision))?)
     }
 
     /// The last acknowledged revision.
@@ -177,7 +179,7 @@ mod tests {
     use super::*;
 
     fn sabotaged(directory: &tempfile::TempDir, sql: &str) -> Embedded {
-        let file = File::open(&directory.path().join("meta.db"), None).unwrap();
+        let file = File::open(&directory.path().join("meta.db"), Acceptance::Never).unwrap();
         file.sabotage(sql);
         Embedded::over(file).unwrap()
     }
@@ -228,7 +230,7 @@ mod tests {
     #[tokio::test]
     async fn failed_head_write_disables_the_store_until_it_is_reopened() {
         let directory = tempfile::tempdir().unwrap();
-        let mut file = File::open(&directory.path().join("meta.db"), None).unwrap();
+        let mut file = File::open(&directory.path().join("meta.db"), Acceptance::Never).unwrap();
         file.sabotage_head();
         let store = Embedded::over(file).unwrap();
         let unknown = put(&store, "unknown", 1).await.unwrap_err();
