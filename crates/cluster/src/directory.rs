@@ -33,7 +33,6 @@ pub struct Stamp {
     /// The numbers of processes that tried to begin an incarnation since then.
     pub attempts: Vec<u64>,
     /// The generation of the metadata store ([`crate::generation`]).
-    #[serde(default)]
     pub generation: u64,
 }
 

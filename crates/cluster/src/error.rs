@@ -26,8 +26,9 @@ pub enum Error {
         /// How it differs. [`Mismatch::remedy`] is the advice for the operator.
         mismatch: Mismatch,
     },
-    /// The data directory cannot be read or written.
-    #[error("data directory unavailable: {0}")]
+    /// A file of the data directory is damaged, or cannot be read or written. Names the file and
+    /// the remedy.
+    #[error("{0}")]
     Directory(String),
     /// The store has a manifest of an epoch that the metadata store has not reached: the metadata
     /// store was restored from an old backup.

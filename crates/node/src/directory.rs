@@ -1,33 +1,37 @@
 //! The files with which a data directory identifies its node: `cluster.json` and `stamp.json`.
 //!
-//! `cluster.json` names the cluster and the node that the directory belongs to. It is written once.
-//! `conversion.json` exists while a single node becomes the first node of a cluster.
-//! `stamp.json` is the [`Stamp`] of the ownership protocol. Files are replaced atomically, and are
-//! durable when a change returns.
+//! `cluster.json` names the cluster and the node that the directory belongs to. It is written by
+//! every start. `conversion.json` exists while a single node becomes the first node of a cluster.
+//! `stamp.json` is the [`Stamp`] of the ownership protocol. All are files of
+//! [`crate::json_file`].
+//!
+//! `crash.json` is written by the handler of a fatal signal, without a checksum. The start does not
+//! depend on it.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use fulmar_cluster::Error;
 use fulmar_cluster::directory::{CrashReport, DataDirectory, Stamp};
 use fulmar_engine::record_crashes;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::json_file::{read, remove, write};
 
 /// The file that binds a data directory to a node of a cluster.
 pub const CLUSTER_FILE: &str = "cluster.json";
 /// The file that marks the data directory of a single node that becomes a node of a cluster.
 pub const CONVERSION_FILE: &str = "conversion.json";
-const STAMP_FILE: &str = "stamp.json";
+/// The file with the [`Stamp`].
+pub(crate) const STAMP_FILE: &str = "stamp.json";
 /// The file with a [`CrashReport`], which the handler of a fatal signal writes.
 pub const CRASH_FILE: &str = "crash.json";
 
 /// The node that a data directory belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryOwner {
-    v: u32,
     /// The cluster, 32 hexadecimal digits.
     pub cluster: String,
     /// The node's name.
@@ -37,7 +41,7 @@ pub struct DirectoryOwner {
 impl DirectoryOwner {
     /// The owner of a directory.
     pub fn new(cluster: u128, name: &str) -> Self {
-        DirectoryOwner { v: 1, cluster: format!("{cluster:032x}"), name: name.to_owned() }
+        DirectoryOwner { cluster: format!("{cluster:032x}"), name: name.to_owned() }
     }
 
     /// Reads the owner of a data directory; `None` if it does not belong to a cluster.
@@ -62,7 +66,6 @@ pub(crate) fn record_deaths(data: &Path, incarnation: u64) {
 /// longer run as a single node until it has joined the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversion {
-    v: u32,
     /// The cluster, 32 hexadecimal digits: the id of the node's store.
     pub cluster: String,
     /// The node's name.
@@ -76,7 +79,7 @@ pub struct Conversion {
 impl Conversion {
     /// A conversion that begins.
     pub fn new(cluster: u128, name: &str, meta: String, run: u64) -> Self {
-        Conversion { v: 1, cluster: format!("{cluster:032x}"), name: name.to_owned(), meta, run }
+        Conversion { cluster: format!("{cluster:032x}"), name: name.to_owned(), meta, run }
     }
 
     /// The conversion that was begun in a data directory.
@@ -131,7 +134,7 @@ impl DataDirectory for StampFiles {
     }
 
     async fn crash_report(&self) -> Result<Option<CrashReport>, Error> {
-        self.run(|data| read(&data.join(CRASH_FILE))).await
+        self.run(|data| Ok(read_crash_report(&data.join(CRASH_FILE)))).await
     }
 
     async fn clear_crash_report(&self) -> Result<(), Error> {
@@ -139,44 +142,19 @@ impl DataDirectory for StampFiles {
     }
 }
 
-fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path, error)),
-        _ => path.parent().map_or(Ok(()), sync_directory),
-    }
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed("read", path, error)),
+/// Reads the crash report. An unreadable one is ignored: without it only one death does not count
+/// towards the quarantine of a partition.
+fn read_crash_report(path: &Path) -> Option<CrashReport> {
+    let report = match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => Err(error),
     };
-    let damaged = |error: serde_json::Error| {
-        Error::Directory(format!("{} is damaged ({error}); restore it from a backup", path.display()))
-    };
-    serde_json::from_slice(&bytes).map(Some).map_err(damaged)
-}
-
-/// Replaces a file atomically.
-fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), Error> {
-    let text = serde_json::to_vec(value).map_err(|error| Error::Directory(error.to_string()))?;
-    let temporary = path.with_extension("new");
-    let written = File::create(&temporary).and_then(|mut file| {
-        file.write_all(&text)?;
-        file.sync_all()
-    });
-    written.map_err(|error| failed("write", &temporary, error))?;
-    fs::rename(&temporary, path).map_err(|error| failed("replace", path, error))?;
-    path.parent().map_or(Ok(()), sync_directory)
-}
-
-fn sync_directory(path: &Path) -> Result<(), Error> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(|error| failed("sync", path, error))
-}
-
-fn failed(action: &str, path: &Path, error: std::io::Error) -> Error {
-    Error::Directory(format!("cannot {action} {}: {error}", path.display()))
+    report
+        .inspect_err(
+            |error| tracing::warn!(file = %path.display(), %error, "ignored an unreadable crash report"),
+        )
+        .ok()
 }
 
 #[cfg(test)]
@@ -191,13 +169,26 @@ mod tests {
         let stamp = Stamp { begun: Some(7), attempts: vec![8], generation: 9 };
         files.set_stamp(stamp.clone()).await.unwrap();
         assert_eq!(files.stamp().await.unwrap(), Some(stamp));
-        fs::write(data.path().join(STAMP_FILE), r#"{"begun":7,"attempts":[8]}"#).unwrap();
-        let found = files.stamp().await.unwrap().unwrap();
-        assert_eq!((found.begun, found.generation), (Some(7), 0), "a stamp of an earlier version");
-        fs::write(data.path().join(STAMP_FILE), "{").unwrap();
+        fs::write(data.path().join(STAMP_FILE), r#"{"v":1,"begun":7,"attempts":[8],"generation":9}"#)
+            .unwrap();
         let error = files.stamp().await.unwrap_err().to_string();
-        assert!(error.contains("restore it from a backup"), "{error}");
+        assert!(error.contains("stamp.json is damaged: it does not match its checksum; restore"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn unreadable_crash_report_is_ignored() {
+        let data = tempfile::tempdir().unwrap();
+        let (files, path) = (StampFiles::new(data.path()), data.path().join(CRASH_FILE));
+        assert_eq!(files.crash_report().await.unwrap(), None);
+        for damaged in ["", "{\"partition\":42", "\0"] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(files.crash_report().await.unwrap(), None, "{damaged:?}");
+        }
+        fs::write(&path, "{\"partition\":42,\"incarnation\":7}").unwrap();
+        let report = files.crash_report().await.unwrap().unwrap();
+        assert_eq!((report.partition.0, report.incarnation), (42, 7));
         files.clear_crash_report().await.unwrap();
+        assert_eq!(files.crash_report().await.unwrap(), None);
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub mod environment;
 mod error;
 mod forget;
 mod gateway;
+pub mod json_file;
 mod load;
 pub mod logs;
 mod messages;

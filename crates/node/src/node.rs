@@ -28,7 +28,7 @@ use tokio::time::timeout;
 
 use crate::collector::Collected;
 use crate::control::Control;
-use crate::directory::{DirectoryOwner, StampFiles, record_deaths};
+use crate::directory::{DirectoryOwner, STAMP_FILE, StampFiles, record_deaths};
 use crate::environment::{NodeEnvironment, boot_time};
 use crate::logs::{StoreLogs, log_node};
 use crate::messages::{self, Answer, Heartbeat, Opening, Request};
@@ -604,7 +604,7 @@ async fn check_peers(options: &NodeOptions, id: NodeId, cluster: u128, owners: &
     rejected.filter(|_| !accepted).map_or(Ok(()), Err)
 }
 
-/// Refuses a data directory that belongs to another node or cluster.
+/// Refuses a data directory that belongs to another node or cluster, or has lost its stamp.
 fn check_directory(options: &NodeOptions, cluster: u128) -> Result<(), Error> {
     let expected = DirectoryOwner::new(cluster, &options.name);
     match DirectoryOwner::read(&options.data)? {
@@ -622,6 +622,12 @@ fn check_directory(options: &NodeOptions, cluster: u128) -> Result<(), Error> {
                 ),
             }))
         }
+        // The stamp is written first.
+        Some(_) if !options.data.join(STAMP_FILE).exists() => Err(Error::WrongDirectory(format!(
+            "{} is missing; restore it from a backup of this data directory that was made since the node's last \
+             start, or run \"fulmar node forget\" and start the node with an empty --data",
+            options.data.join(STAMP_FILE).display()
+        ))),
         _ => Ok(()),
     }
 }

@@ -11,12 +11,11 @@
 //! have changed, because its only user, this data directory's node, refuses to start with it from step
 //! 1 on.
 
-use std::fs::File;
-use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use fulmar_meta::{Embedded, EtcdOptions, EtcdStore, copy, reject_unfinished, reserve};
+use fulmar_node::json_file;
 use fulmar_node::registration::find_cluster;
 use fulmar_store::failpoint::{self, CONVERT_AFTER_COPY, CONVERT_MID_COPY};
 use serde::{Deserialize, Serialize};
@@ -28,11 +27,10 @@ use crate::cli::{ClusterAction, ClusterCommandArgs, ConvertArgs, MetaUrl};
 use crate::output;
 
 /// The file in the data directory that says where the metadata is.
-const MARK_FILE: &str = "metadata.json";
+pub(super) const MARK_FILE: &str = "metadata.json";
 
 #[derive(Serialize, Deserialize)]
 struct Mark {
-    v: u32,
     /// The metadata store to which the embedded one is moved.
     to: String,
     is_complete: bool,
@@ -40,26 +38,11 @@ struct Mark {
 
 impl Mark {
     fn read(data: &Path) -> anyhow::Result<Option<Mark>> {
-        let file = data.join(MARK_FILE);
-        let bytes = match std::fs::read(&file) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
-        };
-        let mark = serde_json::from_slice(&bytes);
-        mark.map(Some).with_context(|| format!("{} is damaged; restore it from a backup", file.display()))
+        Ok(json_file::read(&data.join(MARK_FILE))?)
     }
 
-    /// Writes the file atomically and durably.
     fn write(&self, data: &Path) -> anyhow::Result<()> {
-        let write = || {
-            let mut file = tempfile::NamedTempFile::new_in(data)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.as_file().sync_all()?;
-            file.persist(data.join(MARK_FILE)).map_err(|error| error.error)?;
-            File::open(data)?.sync_all()
-        };
-        write().with_context(|| format!("cannot write {MARK_FILE} to {}", data.display()))
+        Ok(json_file::write(&data.join(MARK_FILE), self)?)
     }
 }
 
@@ -113,12 +96,12 @@ pub async fn convert_cluster(arguments: ClusterCommandArgs) -> anyhow::Result<()
         ),
         None => {
             ensure!(!mark.is_some_and(|mark| mark.is_complete), "{to} has lost the metadata; restore etcd");
-            Mark { v: 1, to: to.to_string(), is_complete: false }.write(directory.path())?;
+            Mark { to: to.to_string(), is_complete: false }.write(directory.path())?;
             reserve(&etcd, id).await.map_err(with_remedy)?;
             copy(&source, &etcd, |_| failpoint::hit(CONVERT_MID_COPY)).await.map_err(with_remedy)?;
             failpoint::hit(CONVERT_AFTER_COPY);
         }
     }
-    Mark { v: 1, to: to.to_string(), is_complete: true }.write(directory.path())?;
+    Mark { to: to.to_string(), is_complete: true }.write(directory.path())?;
     output::line(&format!("moved the metadata of the cluster; start all nodes with --meta {to}"))
 }
