@@ -313,6 +313,18 @@ async fn embedded_metadata_moves_to_etcd() {
     // After the move etcd has changed: a third run does nothing.
     stdout(&run_until_answered(fulmar(&convert)));
     assert_eq!(values(&cluster.url(1, "shop")).await, [1, 2]);
+    // Without the file that says so, neither store is used.
+    let mark = cluster.data(0).join("metadata.json");
+    let good = std::fs::read(&mark).unwrap();
+    std::fs::remove_file(&mark).unwrap();
+    let error = failure(cluster.command(0)).await;
+    assert!(error.contains("restore") && error.contains("metadata.json from a backup"), "{error}");
+    std::fs::write(&mark, &good[..good.len() / 2]).unwrap();
+    let error = failure(cluster.command(0)).await;
+    assert!(error.contains("metadata.json is damaged") && error.contains("restore it"), "{error}");
+    std::fs::write(&mark, &good).unwrap();
+    cluster.start_node(0).await.unwrap();
+    assert_eq!(values(&cluster.url(0, "shop")).await, [1, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

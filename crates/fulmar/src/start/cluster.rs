@@ -34,6 +34,7 @@ use fulmar_transport::tls::NodeTls;
 
 use super::catalog_check::with_remedy;
 use super::data::DataDirectory;
+use super::metadata_move::MARK_FILE;
 use super::node::{self, EVENTS_DIRECTORY, Node, NodeParts, Role, TEMPORARY_DIRECTORY};
 use super::tls::Tls;
 use super::{conversion, disk_cache, metadata_move, provisioner, security, store, superuser};
@@ -195,8 +196,10 @@ async fn open_metadata(
         let store = Embedded::open(&embedded).map_err(with_remedy)?;
         ensure!(
             registration::find_cluster(&store).await?.is_none(),
-            "{} is the metadata store of the cluster; start this node with --meta embedded",
-            embedded.display()
+            "{} is the metadata store of the cluster; start this node with --meta embedded. If \"fulmar cluster \
+             convert\" has moved the metadata, restore {} from a backup of this data directory instead",
+            embedded.display(),
+            data.join(MARK_FILE).display()
         );
     }
     Ok(match metadata {
@@ -209,8 +212,11 @@ async fn open_metadata(
             let is_member = DirectoryOwner::read(data)?.is_some();
             ensure!(
                 !is_member || embedded.exists(),
-                "{} has no metadata store: start the node with the --join or --meta that it had",
-                data.display()
+                "{0} is missing; if this node has started with --meta embedded, restore {0}, {0}-wal and {1} from a \
+                 backup of this data directory, all three from the same moment; otherwise start it with the --join \
+                 or --meta that it had",
+                embedded.display(),
+                embedded.with_extension("head").display()
             );
             tracing::info!(
                 "the metadata store is embedded in this node: the cluster stops when the node stops"
