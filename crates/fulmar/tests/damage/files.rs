@@ -4,7 +4,7 @@ use super::*;
 
 /// A way to corrupt a file. Preallocated files are used up to their last byte that is not zero.
 #[derive(Clone, Copy, Debug)]
-enum Corruption {
+pub enum Corruption {
     /// Flips a bit at this eighth of the used bytes.
     Flip(usize),
     /// Zeroes 64 bytes in the middle.
@@ -15,7 +15,7 @@ enum Corruption {
     Delete,
 }
 
-const CORRUPTIONS: [Corruption; 7] = [
+pub const CORRUPTIONS: [Corruption; 7] = [
     Corruption::Flip(0),
     Corruption::Flip(2),
     Corruption::Flip(5),
@@ -72,7 +72,7 @@ async fn damage_is_reported_or_harmless(good: &Rig, file: &Path, corruption: Cor
 }
 
 /// Corrupts all files in all ways. Returns the number of reported corruptions of each file.
-async fn damage_all(good: &Rig) -> Vec<(String, usize)> {
+pub async fn damage_all(good: &Rig) -> Vec<(String, usize)> {
     let mut counts = Vec::new();
     for file in good.files() {
         let mut count = 0;
@@ -85,7 +85,7 @@ async fn damage_all(good: &Rig) -> Vec<(String, usize)> {
     counts
 }
 
-fn count_of(counts: &[(String, usize)], file: &str) -> usize {
+pub fn count_of(counts: &[(String, usize)], file: &str) -> usize {
     counts.iter().find(|(name, _)| name == file).unwrap_or_else(|| panic!("{file}: {counts:?}")).1
 }
 

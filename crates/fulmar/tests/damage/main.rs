@@ -1,24 +1,28 @@
-//! Corruption of the files of a data directory, tested with the real executable.
+//! Corruption of the files of a data directory, of a single node and of a cluster's node with
+//! embedded metadata, tested with the real executable.
 //!
 //! - After a crash and after a clean shutdown, each file is corrupted: bits are flipped, a range is
 //!   zeroed, the end is cut off, or the file is deleted.
 //! - Either all data stays readable, or the node refuses to start or reports an error. The error
 //!   names the file.
 //! - After the file has been restored, all data is readable again.
-//! - A start with an old copy of the catalog is refused.
+//! - A start with an old copy of the catalog, or of the metadata store, is refused.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod catalog;
+mod cluster;
 mod files;
 mod salts;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use common::Node;
+use fulmar_workload::server::ReservedPort;
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -26,20 +30,41 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 struct Rig {
     directory: tempfile::TempDir,
     contents: Vec<String>,
+    /// Where a node of a cluster listens for other nodes. `None`: a single node.
+    rpc: Option<Arc<ReservedPort>>,
 }
 
 impl Rig {
+    fn new(rpc: Option<Arc<ReservedPort>>) -> Rig {
+        Rig { directory: tempfile::tempdir().unwrap(), contents: Vec::new(), rpc }
+    }
+
     fn data(&self) -> PathBuf {
         self.directory.path().canonicalize().unwrap().join("data")
     }
 
-    /// Copies the directory.
+    /// The store of a cluster.
+    fn store(&self) -> PathBuf {
+        self.data().with_file_name("store")
+    }
+
+    /// Copies the data directory, and the store of a cluster.
     fn copy(&self) -> Rig {
-        let directory = tempfile::tempdir().unwrap();
+        let to = Rig { contents: self.contents.clone(), ..Rig::new(self.rpc.clone()) };
         let mut copy = Command::new("cp");
-        copy.args(["-a", "--sparse=always"]).arg(self.data()).arg(directory.path());
+        copy.args(["-a", "--sparse=always"]).arg(self.data());
+        copy.args(self.rpc.is_some().then(|| self.store())).arg(to.directory.path());
         assert!(copy.status().unwrap().success());
-        Rig { directory, contents: self.contents.clone() }
+        to
+    }
+
+    /// Returns the flags of the node of a cluster: its metadata store is embedded.
+    fn cluster_flags(&self) -> Vec<String> {
+        let Some(port) = &self.rpc else { return Vec::new() };
+        let (rpc, store) =
+            (format!("127.0.0.1:{}", port.number()), format!("file://{}", self.store().display()));
+        let flags = ["--node", "n1", "--meta", "embedded", "--rpc", &rpc, "--store", &store];
+        flags.map(str::to_owned).to_vec()
     }
 
     /// Restores a file from another copy.
@@ -68,6 +93,7 @@ impl Rig {
     fn start(&self, flags: &[&str]) -> Result<Node, String> {
         let log = self.directory.path().join("stderr");
         let mut command = Node::command(&self.data(), flags);
+        command.args(self.cluster_flags());
         command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut line = String::new();
@@ -158,10 +184,14 @@ async fn contents(node: &Node, password: &str) -> Result<Vec<String>, String> {
     Ok(lines)
 }
 
+/// A single node.
+async fn rig(end: Signal) -> Rig {
+    fill(Rig::new(None), end).await
+}
+
 /// Creates tenants with rows in segments and in the log, users and privileges, and drops and
 /// revokes some.
-async fn rig(end: Signal) -> Rig {
-    let rig = Rig { directory: tempfile::tempdir().unwrap(), contents: Vec::new() };
+async fn fill(rig: Rig, end: Signal) -> Rig {
     let node = rig.start(&[]).unwrap();
     let password = rig.password();
     let system = log_in(&node, "fulmar", &password, "fulmar").await.unwrap();

@@ -37,7 +37,7 @@ fn challenge(node: &Node, user: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn salts_of_unknown_users_are_stable_across_restarts() {
-    let rig = Rig { directory: tempfile::tempdir().unwrap(), contents: Vec::new() };
+    let rig = Rig::new(None);
     let users = ["ada", "absent", "missing"];
     let node = rig.start(&[]).unwrap();
     let system = log_in(&node, "fulmar", &rig.password(), "fulmar").await.unwrap();

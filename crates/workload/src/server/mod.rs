@@ -37,7 +37,7 @@ pub use self::control_group::ControlGroup;
 pub use self::etcd::{Etcd, EtcdCertificates, EtcdSetup};
 pub use self::fulmar::Fulmar;
 pub use self::network::{HUB, Network, run_in_private};
-use self::ports::ReservedPort;
+pub use self::ports::ReservedPort;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};

@@ -19,14 +19,14 @@ use rand::RngExt;
 const PORTS: Range<u16> = 20_000..32_000;
 
 /// A reserved port of the loopback address. Dropping it releases the port.
-pub(super) struct ReservedPort {
+pub struct ReservedPort {
     number: u16,
     _reservation: UnixListener,
 }
 
 impl ReservedPort {
     /// Reserves a port on which no process listens.
-    pub(super) fn reserve_free() -> anyhow::Result<ReservedPort> {
+    pub fn reserve_free() -> anyhow::Result<ReservedPort> {
         // A random start makes it unlikely that a recently used port is reused soon.
         let first = rand::rng().random_range(PORTS);
         let mut ports = (first..PORTS.end).chain(PORTS.start..first);
@@ -40,7 +40,8 @@ impl ReservedPort {
         Some(ReservedPort { number, _reservation: reservation })
     }
 
-    pub(super) fn number(&self) -> u16 {
+    /// The port's number.
+    pub fn number(&self) -> u16 {
         self.number
     }
 }
