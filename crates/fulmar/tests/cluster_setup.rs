@@ -317,10 +317,10 @@ async fn embedded_metadata_moves_to_etcd() {
     let mark = cluster.data(0).join("metadata.json");
     let good = std::fs::read(&mark).unwrap();
     std::fs::remove_file(&mark).unwrap();
-    let error = failure(cluster.command(0)).await;
+    let error = refusal(cluster.command(0)).await;
     assert!(error.contains("restore") && error.contains("metadata.json from a backup"), "{error}");
     std::fs::write(&mark, &good[..good.len() / 2]).unwrap();
-    let error = failure(cluster.command(0)).await;
+    let error = refusal(cluster.command(0)).await;
     assert!(error.contains("metadata.json is damaged") && error.contains("restore it"), "{error}");
     std::fs::write(&mark, &good).unwrap();
     cluster.start_node(0).await.unwrap();
