@@ -59,7 +59,7 @@ pub struct Node {
     /// Nothing is moved to it for now: it is slow, or its load is not known.
     #[serde(default)]
     pub unsuitable: bool,
-    /// It has been much slower than the others for so long that another node should take its place.
+    /// It has been much slower than the others for long enough to be replaced.
     #[serde(default)]
     pub slow: bool,
     /// It is not removed to save nodes: no provisioner has added it.

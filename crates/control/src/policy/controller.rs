@@ -1,9 +1,8 @@
 //! One round of the policy: from a picture and a forecast to decisions.
 //!
 //! 1. Dead nodes are replaced (ElasTraS 5.3), once each. A node that is missing, because it has ended
-//!    a short time ago, is not: most come back. A node that is slow for a long time counts as no
-//!    capacity, and is drained when the others can serve its tenants (ElasTraS 7.9). A node that no
-//!    provisioner can remove is not, because it would be used again as soon as it is idle and fast.
+//!    a short time ago, is not: most come back. A slow node counts as no capacity, and is drained when
+//!    the others can serve its tenants ([`super::slow`]).
 //! 2. The rule ([`super::when`]) or the limits wish for a number of nodes: nodes are added, or the
 //!    least loaded ones drained. If more are needed while some are being drained, those are kept, unless an
 //!    operator drains them.
@@ -18,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::outlook::{Ahead, Outlook};
 use super::place::{Places, Purpose};
+use super::slow::SlowNode;
 use super::tenants::{Bottleneck, Candidate, candidates, choose};
 use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
@@ -50,6 +50,7 @@ pub struct Controller {
     replaced: BTreeSet<String>,
     /// Nodes that this controller has drained, and not an operator.
     drained: BTreeSet<String>,
+    slow: SlowNode,
     /// Since when some node has been above the high threshold.
     above_since_s: Option<f64>,
     /// The time of the round before: before all others at first, and after all others if it says nothing.
@@ -74,6 +75,7 @@ impl Controller {
             settings,
             replaced: BTreeSet::new(),
             drained: BTreeSet::new(),
+            slow: SlowNode::default(),
             above_since_s: None,
             last_s: f64::NEG_INFINITY,
             utc_offset_s: 0.0,
@@ -115,7 +117,12 @@ impl Controller {
     /// Decides for one round.
     pub fn decide(&mut self, picture: &Picture, outlook: &Outlook) -> Vec<Decision> {
         let uses = uses(picture);
-        let slow = self.slow_node(picture, &uses);
+        let high = self.settings.high;
+        let overloaded: BTreeSet<&str> = (picture.nodes.iter().zip(&uses))
+            .filter(|(node, used)| used.load / node.capacity > high)
+            .map(|(node, _)| node.name.as_str())
+            .collect();
+        let slow = self.slow.choose(picture, |node| overloaded.contains(node.name.as_str()));
         let view = self.view(picture, outlook, &uses, slow);
         let mut decisions = Vec::new();
         decisions.extend(self.replace(picture, &view));
@@ -126,7 +133,7 @@ impl Controller {
             decisions.extend(self.resize(picture, &uses, &view, wish, is_replacing));
         }
         if decisions.is_empty() {
-            decisions.extend(slow.and_then(|slow| self.drain_slow(picture, &view, slow)));
+            decisions.extend(slow.and_then(|slow| self.drain_slow(picture, &uses, &view, slow)));
         }
         let loads: Vec<f64> = uses.iter().map(|used| used.load).collect();
         let ahead = Ahead::new(picture, outlook, &loads);
@@ -143,13 +150,15 @@ impl Controller {
         decisions
     }
 
-    /// `slow` is no capacity.
+    /// What the rule sees. `slow` does not count as capacity.
     fn view(&self, picture: &Picture, outlook: &Outlook, uses: &[NodeUse], slow: Option<&Node>) -> View {
         let is_slow = |node: &Node| slow.is_some_and(|slow| slow.name == node.name);
         let counts = |(node, used): &(&Node, &NodeUse)| {
             let is_member = matches!(node.state, NodeState::Active | NodeState::Joining);
             is_member && is_used(node, used) && !is_slow(node)
         };
+        // A node that does not answer for a moment is joining as well, but has tenants.
+        let starts = |(node, used): &(&Node, &NodeUse)| node.state == NodeState::Joining && used.tenants == 0;
         let counted: Vec<&Node> =
             picture.nodes.iter().zip(uses).filter(counts).map(|(node, _)| node).collect();
         // Without any, a new node is probably like the others.
@@ -164,7 +173,7 @@ impl Controller {
         View {
             at_s: picture.at_s,
             nodes: counted.len(),
-            joining: counted.iter().filter(|node| node.state == NodeState::Joining).count(),
+            joining: picture.nodes.iter().zip(uses).filter(starts).count(),
             load: picture.load(),
             node_capacity: capacity / known.len().max(1) as f64,
             share_above: share(above, serving.count()),
@@ -202,23 +211,35 @@ impl Controller {
         (count > 0).then(|| self.decision(view, Action::AddNodes { count }, reasons, view.nodes + count))
     }
 
-    /// A node that is slow for a long time and can be replaced, one at a time. Slowness that an overload
-    /// explains is not the node's.
-    fn slow_node<'a>(&self, picture: &'a Picture, uses: &[NodeUse]) -> Option<&'a Node> {
-        let is_replaceable = |(node, used): &(&Node, &NodeUse)| {
-            let is_overloaded = used.load / node.capacity > self.settings.high;
-            node.slow && node.state == NodeState::Active && !node.fixed && !is_overloaded
-        };
-        picture.nodes.iter().zip(uses).find(is_replaceable).map(|(node, _)| node)
-    }
-
-    /// Drains a slow node if the others can serve its tenants, and no other node starts or leaves.
-    fn drain_slow(&self, picture: &Picture, view: &View, slow: &Node) -> Option<Decision> {
-        let is_settled = picture.nodes.iter().all(|node| node.state == NodeState::Active);
+    /// Drains a slow node if the others can serve its tenants.
+    fn drain_slow(
+        &mut self,
+        picture: &Picture,
+        uses: &[NodeUse],
+        view: &View,
+        slow: &Node,
+    ) -> Option<Decision> {
         let has_room = view.load <= view.nodes as f64 * view.node_capacity * self.settings.high;
+        if !has_room || !self.may_drain(picture, uses) {
+            return None;
+        }
+        self.slow.drained(picture.at_s);
         let action = Action::Drain { nodes: vec![slow.name.clone()] };
         let reasons = vec![Reason::SlowNode { node: slow.name.clone() }];
-        (is_settled && has_room).then(|| self.decision(view, action, reasons, view.nodes))
+        Some(self.decision(view, action, reasons, view.nodes))
+    }
+
+    /// Returns true if nodes may be removed now, and no earlier change is in progress.
+    fn may_drain(&self, picture: &Picture, uses: &[NodeUse]) -> bool {
+        let utc_s = picture.at_s + self.utc_offset_s;
+        let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(utc_s));
+        // A node that starts or leaves is a change that has not taken effect yet.
+        let is_settled = |(node, used): (&Node, &NodeUse)| match node.state {
+            NodeState::Active | NodeState::Missing => true,
+            NodeState::Dead => used.tenants == 0,
+            NodeState::Joining | NodeState::Draining => false,
+        };
+        is_allowed && picture.nodes.iter().zip(uses).all(is_settled)
     }
 
     /// The settings of a round: missing nodes count for the minimum.
@@ -241,7 +262,9 @@ impl Controller {
         self.drained.retain(|name| draining.contains(&name));
         if wish.nodes > view.nodes {
             let missing = wish.nodes - view.nodes;
-            let kept: Vec<String> = self.drained.iter().take(missing).cloned().collect();
+            let is_slow = |name: &&String| picture.nodes.iter().any(|node| node.slow && node.name == **name);
+            let kept: Vec<String> =
+                self.drained.iter().filter(|name| !is_slow(name)).take(missing).cloned().collect();
             kept.iter().for_each(|name| {
                 self.drained.remove(name);
             });
@@ -256,16 +279,7 @@ impl Controller {
             }
             return decisions;
         }
-        let utc_s = picture.at_s + self.utc_offset_s;
-        let is_allowed = self.settings.maintenance.is_none_or(|window| window.contains(utc_s));
-        // A node that starts or leaves is a change that has not taken effect yet.
-        let is_settled = |(node, used): (&Node, &NodeUse)| match node.state {
-            NodeState::Active | NodeState::Missing => true,
-            NodeState::Dead => used.tenants == 0,
-            NodeState::Joining | NodeState::Draining => false,
-        };
-        let is_settled = picture.nodes.iter().zip(uses).all(is_settled);
-        if !is_allowed || !is_settled {
+        if !self.may_drain(picture, uses) {
             return Vec::new();
         }
         let nodes = planners::least_loaded(picture, view.nodes - wish.nodes);

@@ -20,6 +20,7 @@ mod controller;
 pub mod node_plan;
 pub mod outlook;
 pub mod place;
+mod slow;
 pub mod tenants;
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,8 @@
 //! - A tenant that needs more goes to the nearest node with enough idle capacity: same rack, same
 //!   site, another site. Among equally near ones, the least loaded. Only to a node that will be less
 //!   used than its own is, by [`MIN_GAIN`]: elsewhere it would be as late, and moves cost both nodes.
-//! - A tenant that needs more than any node has goes to the emptiest one, nearest first, to have it for
-//!   itself.
+//! - A tenant that needs more than any node has goes to the emptiest one, nearest first, where it gets
+//!   the most.
 //!
 //! Only active nodes that are not forbidden and have memory are chosen, and none above `high` with
 //! it, except for a tenant that needs more than any node has.

@@ -71,9 +71,8 @@ fn thresholds_have_hysteresis_in_level_and_time() {
     assert_eq!(wish(840.0, 4.0), Some(6));
 }
 
-/// The nodes that a rule adds in rounds of 5 s, when a node takes a minute to start and then changes
-/// nothing.
-fn added_in(rule_name: &str, rounds: u32, now: &View) -> usize {
+/// The nodes after some rounds of 5 s. A node takes a minute to start, and is removed at once.
+fn nodes_after(rule_name: &str, rounds: u32, now: &View) -> usize {
     let mut rule = rule(rule_name).expect("it is registered");
     let (mut serving, mut starting) = (now.nodes, Vec::<f64>::new());
     for round in 0..rounds {
@@ -82,20 +81,26 @@ fn added_in(rule_name: &str, rounds: u32, now: &View) -> usize {
         let view = View { at_s, nodes: serving + starting.len(), joining: starting.len(), ..now.clone() };
         let wish = rule.wish(&view, &Settings::default()).map_or(view.nodes, |wish| wish.nodes);
         starting.extend(vec![at_s; wish.saturating_sub(view.nodes)]);
+        serving -= view.nodes.saturating_sub(wish);
     }
-    serving + starting.len() - now.nodes
+    serving + starting.len()
 }
 
 #[test]
 fn no_node_is_added_while_others_start() {
     let late = View { late_share: 1.0, ..view(0.0, 10, 6.0, &[]) };
-    assert_eq!(added_in("thresholds", 60, &late), 2, "late after a minute, and a minute after the start");
-    assert_eq!(added_in("thresholds", 10_000, &late), 3, "12 nodes are below 50 %, and 13 do not help");
+    assert_eq!(nodes_after("thresholds", 60, &late), 12, "late for a minute, and again after the start");
+    assert_eq!(nodes_after("thresholds", 10_000, &late), 13, "more would be below 46 %, and none is removed");
+    assert_eq!(nodes_after("forecast", 10_000, &late), 13);
     let over = View { share_above: 0.2, ..view(0.0, 10, 6.0, &[]) };
-    assert_eq!(added_in("node-share", 12, &over), 1);
-    assert_eq!(added_in("watermarks", 12, &view(0.0, 10, 20.0, &[])), 1, "one at a time");
-    assert_eq!(added_in("forecast", 12, &view(0.0, 10, 6.0, &[7.9])), 1);
-    assert_eq!(added_in("thresholds", 30, &view(0.0, 10, 9.0, &[])), 3, "nine CPUs at 72 % need 13 nodes");
+    assert_eq!(nodes_after("node-share", 12, &over), 11);
+    assert_eq!(nodes_after("watermarks", 12, &view(0.0, 10, 20.0, &[])), 11, "one at a time");
+    assert_eq!(nodes_after("forecast", 12, &view(0.0, 10, 6.0, &[7.9])), 11);
+    assert_eq!(
+        nodes_after("thresholds", 30, &view(0.0, 10, 9.0, &[])),
+        13,
+        "nine CPUs at 72 % need 13 nodes"
+    );
 }
 
 #[test]
@@ -548,15 +553,45 @@ fn a_slow_node_is_replaced_one_at_a_time() {
     let [decision] = drained.as_slice() else { panic!("one decision is expected: {drained:?}") };
     assert_eq!(decision.action, Action::Drain { nodes: vec!["n1".to_owned()] });
     assert_eq!(decision.reasons, [Reason::SlowNode { node: "n1".to_owned() }]);
-    for reason in [0, 1] {
-        let mut picture = picture.clone();
-        match reason {
-            0 => picture.nodes.iter_mut().for_each(|node| node.fixed = true),
-            _ => picture.partitions.iter_mut().take(2).for_each(|of| of.load = 0.8),
-        }
-        let drains = |decision: &Decision| matches!(decision.action, Action::Drain { .. });
-        assert!(!decide_with(&picture, 9).iter().any(drains), "it cannot be removed, or it is overloaded");
-    }
+    let drains = |picture: &Picture| {
+        let is_drain = |decision: &Decision| matches!(decision.action, Action::Drain { .. });
+        decide_with(picture, 9).iter().any(is_drain)
+    };
+    assert!(drains(&picture));
+    let mut fixed = picture.clone();
+    fixed.nodes.iter_mut().for_each(|node| node.fixed = true);
+    assert!(!drains(&fixed), "no provisioner can remove it");
+    let mut pinned = picture.clone();
+    pinned.partitions.iter_mut().for_each(|of| of.pinned = true);
+    assert!(!drains(&pinned), "it cannot be emptied");
+    picture.partitions.iter_mut().take(2).for_each(|of| of.load = 0.8);
+    assert!(!drains(&picture), "it is overloaded");
+}
+
+#[test]
+fn a_slow_node_that_was_chosen_is_replaced_even_if_it_is_fast_again() {
+    let mut picture = picture(3, &[("n1", 0.6), ("n2", 0.6), ("n3", 0.6)]);
+    let window = Window { from_s: 0.0, to_s: 20_000.0 };
+    let settings = Settings { min_nodes: 3, max_nodes: 3, maintenance: Some(window), ..Settings::default() };
+    let mut controller = controller("thresholds", settings);
+    picture.nodes[0].slow = true;
+    let added = controller.decide(&picture, &outlook(&[]));
+    assert!(matches!(added[0].action, Action::AddNodes { count: 1 }), "{added:?}");
+    picture.nodes.push(Node::new("a1", 1.0));
+    picture.nodes[0].slow = false;
+    picture.at_s = 30_000.0;
+    assert!(controller.decide(&picture, &outlook(&[])).is_empty(), "outside the maintenance window");
+    picture.at_s = 86_400.0;
+    let drained = controller.decide(&picture, &outlook(&[]));
+    assert_eq!(drained[0].action, Action::Drain { nodes: vec!["n1".to_owned()] });
+    // What makes a node slow may have moved to another one.
+    picture.nodes.remove(0);
+    picture.partitions[0].owner = "a1".to_owned();
+    picture.nodes[1].slow = true;
+    picture.at_s += 3599.0;
+    assert!(controller.decide(&picture, &outlook(&[])).is_empty(), "within an hour");
+    picture.at_s += 1.0;
+    assert!(!controller.decide(&picture, &outlook(&[])).is_empty());
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub struct View {
     pub at_s: f64,
     /// Nodes that serve or start, without those that leave.
     pub nodes: usize,
-    /// Those of them that start.
+    /// The nodes of these that start, and serve nothing yet.
     pub joining: usize,
     /// The load of all partitions, in CPUs.
     pub load: f64,
@@ -193,10 +193,10 @@ impl Rule for Thresholds {
         let high = self.high.update(mean > settings.high, view.at_s);
         // A few late tenants are a matter of balance; many are one of capacity. If there is plenty of
         // it, or is about to be, more does not help.
+        let are_late = view.late_share >= settings.overloaded_share;
         let has_plenty = mean < settings.low || view.joining > 0;
-        let is_late = view.late_share >= settings.overloaded_share && !has_plenty;
-        let late = self.late.update(is_late, view.at_s);
-        let low = self.low.update(mean < settings.low, view.at_s);
+        let late = self.late.update(are_late && !has_plenty, view.at_s);
+        let low = self.low.update(mean < settings.low && !are_late, view.at_s);
         if let Some(for_s) = high.filter(|for_s| *for_s >= settings.hold_up_s) {
             let reason = threshold("mean utilisation", mean, settings.high, for_s);
             return wish(view.more_nodes_for(view.load, settings), view, settings, reason);
@@ -230,7 +230,8 @@ impl Rule for Ahead {
         let reactive = self.now.wish(view, settings);
         let capacity = view.nodes as f64 * view.node_capacity;
         let peak = view.forecast.iter().copied().fold(view.load, f64::max);
-        let low_for = self.low.update(peak < settings.low * capacity, view.at_s);
+        let are_late = view.late_share >= settings.overloaded_share;
+        let low_for = self.low.update(peak < settings.low * capacity && !are_late, view.at_s);
         let crossing = view.forecast.iter().position(|load| *load > settings.high * capacity);
         if let Some(at) = crossing {
             let (load, capacity) = (view.forecast[at], settings.high * capacity);

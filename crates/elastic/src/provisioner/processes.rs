@@ -15,6 +15,7 @@
 //! [`STOP_TIMEOUT`].
 
 use std::collections::HashSet;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,16 @@ impl Processes {
         fs::read_to_string(self.mark(node)).is_ok_and(|cluster| cluster == self.options.cluster)
     }
 
+    /// Writes the mark, atomically and durably.
+    fn write_mark(&self, node: &str) -> io::Result<()> {
+        let new = self.options.directory.join(format!("{node}.added"));
+        let mut file = fs::File::create(&new)?;
+        file.write_all(self.options.cluster.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(new, self.mark(node))?;
+        fs::File::open(self.home(node))?.sync_all()
+    }
+
     fn find(&self, node: &str) -> Option<Pid> {
         find_process(&self.data(node))
     }
@@ -131,7 +142,7 @@ impl Processes {
                     format!("{} exists, and was not created for a node of this cluster", home.display());
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
             }
-            fs::write(self.mark(node), &self.options.cluster)?;
+            self.write_mark(node)?;
         }
         let log = fs::File::options().create(true).append(true).open(home.join("log"))?;
         let address = |port| SocketAddr::new(self.options.host, port).to_string();

@@ -125,25 +125,23 @@ impl Open {
     }
 }
 
-/// The outcome of a decision of an earlier controller of which the plan contains nothing: its moves were
-/// made or not, and its nodes are what they were made. `decision` is its record.
+/// The outcome of a decision of an earlier controller of which the plan contains nothing. `decision` is
+/// its record, which has the first moves of a large plan.
 pub(super) fn inherited(decision: &serde_json::Value, picture: &Picture, at_unix_ms: u64) -> OutcomeRecord {
     let text = |value: &serde_json::Value, key: &str| value.get(key)?.as_str().map(str::to_owned);
     let one = text(decision, "tenant").zip(text(decision, "to"));
     let listed = decision.get("moves").and_then(serde_json::Value::as_array);
     let listed = listed.into_iter().flatten().filter_map(|one| text(one, "partition").zip(text(one, "to")));
     let planned: BTreeSet<(String, String)> = listed.chain(one).collect();
-    let is_made =
-        |partition: &&Partition| planned.contains(&(partition.name.clone(), partition.owner.clone()));
+    let is_made = |of: &&Partition| planned.contains(&(of.name.clone(), of.owner.clone()));
     let made = picture.partitions.iter().filter(is_made).count();
-    match planned.len() {
-        0 => not_done(OutcomeResult::Dropped, "the controller has changed", at_unix_ms),
+    let text = match planned.len() {
+        0 => "the controller has changed; what was completed is not known".to_owned(),
         all => {
-            let result = if made == all { OutcomeResult::Done } else { OutcomeResult::Dropped };
-            let text = format!("{made} of {all} moves were made when the controller changed");
-            OutcomeRecord { at_unix_ms, result, text, highest: None, mean: None, nodes: None }
+            format!("the controller has changed; of its first {all} moves {made} were made or have begun")
         }
-    }
+    };
+    OutcomeRecord { at_unix_ms, result: OutcomeResult::Dropped, text, highest: None, mean: None, nodes: None }
 }
 
 /// The outcome of a decision that is not carried out, or no longer.
@@ -243,13 +241,13 @@ mod tests {
     fn moves_of_an_earlier_controller_are_counted() {
         let moves =
             serde_json::json!({"moves": [{"partition": "a", "to": "n1"}, {"partition": "b", "to": "n1"}]});
-        let outcome = inherited(&moves, &picture(), 1);
-        assert_eq!(outcome.text, "1 of 2 moves were made when the controller changed");
-        assert_eq!(outcome.result, OutcomeResult::Dropped);
+        let text = |decision| inherited(&decision, &picture(), 1).text;
+        let begin = "the controller has changed;";
+        assert_eq!(text(moves), format!("{begin} of its first 2 moves 1 were made or have begun"));
         let tenant = serde_json::json!({"tenant": "b", "to": "n2"});
-        assert_eq!(inherited(&tenant, &picture(), 1).result, OutcomeResult::Done);
+        assert_eq!(text(tenant), format!("{begin} of its first 1 moves 1 were made or have begun"));
         let nodes = serde_json::json!({"action": "add-nodes", "count": 1});
-        assert_eq!(inherited(&nodes, &picture(), 1).text, "given up: the controller has changed");
+        assert_eq!(text(nodes), format!("{begin} what was completed is not known"));
     }
 
     #[test]

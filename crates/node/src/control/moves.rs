@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_a_move_settle_when_it_has_ended_whatever_else_is_moved() {
+    fn nodes_of_a_move_settle_when_it_has_ended() {
         let (mut moves, mut progress) = (Moves::default(), Progress::default());
         moves.push([queued(1, "n2"), queued(2, "n4")], &mut progress);
         let home = |partition: PartitionId| Some(format!("n{}", partition.0 * 2 - 1));

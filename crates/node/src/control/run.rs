@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fulmar_cluster::election::{self, Term};
 use fulmar_cluster::metadata;
@@ -50,6 +50,8 @@ const SETTLE_SMOOTHINGS: f64 = 2.0;
 const ROUNDS_PER_ADVICE: f64 = 12.0;
 /// A move from a node that has to be emptied is repeated after this number of rounds.
 const RETRY_ROUNDS: f64 = 12.0;
+/// Pause between two events that nodes do not report.
+const WAIT_EVENT_INTERVAL: Duration = Duration::from_secs(600);
 /// Why something was given up.
 const CANCELLED: &str = "cancelled by an administrator";
 
@@ -89,6 +91,8 @@ pub(super) struct Run {
     last_cancel: u64,
     /// Too many nodes do not report their load.
     is_waiting: bool,
+    /// When an event said so.
+    wait_recorded_at: Option<Instant>,
 }
 
 impl Run {
@@ -133,6 +137,7 @@ impl Run {
             marks: Marks::default(),
             last_cancel: 0,
             is_waiting: false,
+            wait_recorded_at: None,
         };
         run.pause_after_cancel(unix_ms().saturating_sub(run.plan.cancelled_unix_ms) as f64 / 1000.0);
         run.adopt();
@@ -267,12 +272,13 @@ impl Run {
             let event = Event::new(Kind::ControllerClockJumped);
             self.record_event(event.detail("seconds", seconds.round() as i64));
         }
-        let is_waiting = self.reports.has_holes(silent, now);
-        if is_waiting && !self.is_waiting {
+        self.is_waiting = self.reports.has_holes(silent, now);
+        let is_due = self.wait_recorded_at.is_none_or(|at| now.duration_since(at) >= WAIT_EVENT_INTERVAL);
+        if self.is_waiting && is_due {
+            self.wait_recorded_at = Some(now);
             let event = Event::new(Kind::ControllerWaits);
             self.record_event(event.detail("nodes", texts::listed(silent)));
         }
-        self.is_waiting = is_waiting;
     }
 
     pub(super) async fn check_term(&mut self) -> Result<(), Ended> {
