@@ -131,9 +131,6 @@ impl Processes {
 
     fn start(&self, node: &str) -> io::Result<()> {
         let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.find(node).is_some() {
-            return Ok(());
-        }
         let home = self.home(node);
         fs::create_dir_all(&home)?;
         if !self.is_added(node) {
@@ -143,6 +140,9 @@ impl Processes {
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
             }
             self.write_mark(node)?;
+        }
+        if self.find(node).is_some() {
+            return Ok(());
         }
         let log = fs::File::options().create(true).append(true).open(home.join("log"))?;
         let address = |port| SocketAddr::new(self.options.host, port).to_string();

@@ -193,6 +193,11 @@ impl Faults<'_> {
         self.disks[node].fill();
         self.sleep(500, 6000).await;
         self.disks[node].free();
+        // A node that was declared dead meanwhile has exited: it cannot join again with a full disk.
+        if let Err(error) = self.cluster.wait_for_node(node).await {
+            assert!(error.to_string().contains("No space left on device"), "{error}");
+            self.cluster.start_node(node).await.unwrap();
+        }
         self.injected.full_disks += 1;
     }
 
