@@ -137,9 +137,7 @@ pub(super) fn inherited(decision: &serde_json::Value, picture: &Picture, at_unix
     let made = picture.partitions.iter().filter(is_made).count();
     let text = match planned.len() {
         0 => "the controller has changed; what was completed is not known".to_owned(),
-        all => {
-            format!("the controller has changed; of its first {all} moves {made} were made or have begun")
-        }
+        all => format!("the controller has changed; moves that were made or have begun: {made} of {all}"),
     };
     OutcomeRecord { at_unix_ms, result: OutcomeResult::Dropped, text, highest: None, mean: None, nodes: None }
 }
@@ -243,9 +241,9 @@ mod tests {
             serde_json::json!({"moves": [{"partition": "a", "to": "n1"}, {"partition": "b", "to": "n1"}]});
         let text = |decision| inherited(&decision, &picture(), 1).text;
         let begin = "the controller has changed;";
-        assert_eq!(text(moves), format!("{begin} of its first 2 moves 1 were made or have begun"));
+        assert_eq!(text(moves), format!("{begin} moves that were made or have begun: 1 of 2"));
         let tenant = serde_json::json!({"tenant": "b", "to": "n2"});
-        assert_eq!(text(tenant), format!("{begin} of its first 1 moves 1 were made or have begun"));
+        assert_eq!(text(tenant), format!("{begin} moves that were made or have begun: 1 of 1"));
         let nodes = serde_json::json!({"action": "add-nodes", "count": 1});
         assert_eq!(text(nodes), format!("{begin} what was completed is not known"));
     }

@@ -1,8 +1,8 @@
 //! The picture of the cluster that the controller decides on.
 //!
 //! - A node that was never heard from since the controller was elected counts as starting. One whose
-//!   report is old, that is slow, or that other nodes do not hear gets nothing. One that is slow for
-//!   `replace_after` is replaced.
+//!   report is old, that is slow, or that other nodes do not hear gets nothing. The policy may
+//!   drain one that is slow for `replace_after`.
 //! - A node that has ended is missing for `replace_after`, and then dead until it was replaced.
 //! - A partition that is being moved, or waits for that, is shown at its destination.
 //! - A partition needs the memory of its `cache_floor`. Its other pages in memory are a cache, which a
