@@ -16,8 +16,8 @@
 //!    file ([`superuser`]).
 //! 8. Gateway: listen, and print one line on stdout: `fulmar ready: ...`.
 //!
-//! SIGINT and SIGTERM shut the node down in reverse order, with exit code 0. During startup they
-//! stop the process immediately.
+//! SIGINT and SIGTERM shut the node down in reverse order, with exit code 0. During startup, and
+//! between fencing and a restart, they stop the process immediately.
 //!
 //! With `--read-only` there is no data directory and no recovery. The catalog is the copy that the
 //! primary publishes in the store ([`replica`]).
@@ -103,8 +103,20 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let password_file = data.as_ref().and_then(|data| ready::password_file(data.path(), arguments.insecure));
     output::line(&ready::line(node.sql_addr(), node.http_addr(), &source, password_file.as_deref()))?;
     let signal = tokio::select! {
-        signal = signals.next() => signal,
-        reason = node.fenced() => return Err(cluster::rejoin(&reason, started).await),
+        signal = signals.next() => Ok(signal),
+        reason = node.fenced() => Err(reason),
+    };
+    let signal = match signal {
+        Ok(signal) => signal,
+        Err(reason) => tokio::select! {
+            biased;
+            signal = signals.next() => {
+                tracing::info!(signal, "shutdown requested before a restart");
+                node.record_shutdown(signal);
+                return Ok(());
+            }
+            error = cluster::rejoin(&reason, started) => return Err(error),
+        },
     };
     tracing::info!(signal, "shutting down; a second signal stops the node immediately");
     node.record_shutdown(signal);
