@@ -52,7 +52,7 @@ pub struct Move {
     pub to: String,
     /// Its load, in CPUs.
     pub load: f64,
-    /// Its size, in bytes.
+    /// What it copies, in bytes.
     pub bytes: u64,
     /// The predicted duration, in seconds.
     pub seconds: f64,

@@ -30,10 +30,27 @@ pub struct NodeReport {
     pub written_bytes_per_s: f64,
     /// Statements per second.
     pub requests_per_s: f64,
+    /// What moves of partitions away from it take.
+    #[serde(default)]
+    pub moves: MoveReport,
     /// The partitions of this node that were used in the window or have pages in memory.
     pub partitions: Vec<PartitionReport>,
     /// The number of its other partitions.
     pub idle_partitions: u64,
+}
+
+/// What moves of partitions away from a node take, as far as it has measured some.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MoveReport {
+    /// Duration of a move of no bytes, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed_s: Option<f64>,
+    /// Rate within a site, in bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_bytes_per_s: Option<f64>,
+    /// Rate between sites, in bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wan_bytes_per_s: Option<f64>,
 }
 
 /// What a node has measured of a partition.

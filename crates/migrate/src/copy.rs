@@ -108,6 +108,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::prediction::Predictors;
 
     /// The stored version, and the cached pages with their versions.
     type Listing = (u64, Vec<(PageNo, u64)>);
@@ -156,7 +157,8 @@ mod tests {
         // Version 9 changed one page.
         let third = [vec![(2, 9)], pages(3..102, 7), pages(102..2002, 5), pages(3000..3020, 4)].concat();
         let source = Changing::new(vec![(5, all), (8, second), (9, third)]);
-        let copied = albatross(&source, &Throttle::new(None), Predictor::default()).await.unwrap();
+        let copied =
+            albatross(&source, &Throttle::new(None), Predictors::default().link(false)).await.unwrap();
         let counts: Vec<u64> = copied.rounds.iter().map(|round| round.pages).collect();
         assert_eq!(counts, [2000, 120, 1]);
         assert_eq!(*source.shown.lock(), 3);
@@ -170,7 +172,8 @@ mod tests {
     #[tokio::test]
     async fn destination_opens_a_partition_without_cached_pages() {
         let source = Changing::new(vec![(5, vec![])]);
-        let copied = albatross(&source, &Throttle::new(None), Predictor::default()).await.unwrap();
+        let copied =
+            albatross(&source, &Throttle::new(None), Predictors::default().link(false)).await.unwrap();
         assert_eq!((copied.rounds.len(), source.warmed.lock().len()), (1, 1));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use fulmar_control::report::NodeReport;
+use fulmar_control::report::{MoveReport, NodeReport};
 use fulmar_engine::{Error, Result, sqlstate};
 use fulmar_gateway::StatementReport;
 use fulmar_transport::Error as TransportError;
@@ -42,7 +42,14 @@ impl Node {
         if observation.count {
             partitions.request_keys();
         }
-        Ok(partitions.load_report(observation.keys))
+        let mut report = partitions.load_report(observation.keys);
+        let costs = self.move_costs();
+        report.moves = MoveReport {
+            fixed_s: costs.fixed_ms.map(|ms| ms / 1e3),
+            site_bytes_per_s: costs.site_bytes_per_s,
+            wan_bytes_per_s: costs.wan_bytes_per_s,
+        };
+        Ok(report)
     }
 
     /// The reports of all nodes that live, by name, or why there is none: one that does not answer

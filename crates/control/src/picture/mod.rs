@@ -101,7 +101,7 @@ pub struct Partition {
     pub owner: String,
     /// Its load including its pieces', in CPUs.
     pub load: f64,
-    /// Its size including its pieces', in bytes: what a move copies.
+    /// What a move copies including its pieces, in bytes.
     #[serde(default)]
     pub bytes: u64,
     /// The memory that it needs including its pieces', in bytes.

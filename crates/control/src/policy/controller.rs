@@ -23,6 +23,7 @@ use super::when::{self, Rule, View};
 use super::which::{self, Cell, Link, Need, Step, Tenancy};
 use super::{Action, Decision, Effect, HotKey, MIN_GAIN, Reason, Settings, full_s};
 use crate::picture::{Node, NodeState, Partition, Picture};
+use crate::plan::CostModel;
 use crate::planners;
 
 /// Nodes with late tenants that are helped in one round.
@@ -91,6 +92,11 @@ impl Controller {
     /// have been set since that time began.
     pub fn set_utc_offset(&mut self, seconds: f64) {
         self.utc_offset_s = seconds;
+    }
+
+    /// Sets the cost model of moves, which was measured.
+    pub fn set_move_cost(&mut self, cost: CostModel) {
+        self.settings.planning.cost = cost;
     }
 
     /// The name of the rule.
@@ -446,7 +452,7 @@ impl Controller {
             false => Need::ScaleUp,
         };
         let tenancy = if used.tenants == 1 { Tenancy::Dedicated } else { Tenancy::Shared };
-        let candidates = candidates(picture, &home.name, Bottleneck::Cpu, self.settings.planning.cool_down_s);
+        let candidates = candidates(picture, &home.name, Bottleneck::Cpu, &self.settings.planning);
         let moved = match need {
             Need::ScaleUp => {
                 let excess = used.load - self.settings.target * home.capacity;
@@ -479,7 +485,11 @@ impl Controller {
             let mut reasons = vec![Reason::Latency { latency_ms, objective_ms }, Reason::Table1(cell)];
             if moved.name != tenant.name {
                 let Candidate { benefit, cost, .. } = *candidate;
-                reasons.push(Reason::CheaperTenant { late: tenant.name.clone(), load: benefit, bytes: cost });
+                reasons.push(Reason::CheaperTenant {
+                    late: tenant.name.clone(),
+                    load: benefit,
+                    seconds: cost,
+                });
             }
             reasons.extend(missing.into_iter().map(|mechanism| Reason::MissingMechanism { mechanism }));
             let to = if moves { to.map(|node| node.name.clone()) } else { None };

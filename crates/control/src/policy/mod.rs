@@ -230,8 +230,8 @@ pub enum Reason {
         late: String,
         /// The load that leaves, in CPUs.
         load: f64,
-        /// The bytes to transfer.
-        bytes: f64,
+        /// The predicted duration of the move, in seconds.
+        seconds: f64,
     },
     /// A tenant on an overloaded node has hot keys (E-Store).
     HotKeys {
@@ -295,7 +295,7 @@ pub struct Decision {
     pub predicted: Effect,
 }
 
-/// The time to move all data over one pair of nodes, in seconds.
+/// The time to move all partitions over one pair of nodes, in seconds.
 pub fn full_s(picture: &Picture, cost: &CostModel) -> f64 {
     let bytes: f64 = picture.partitions.iter().map(|partition| partition.bytes as f64).sum();
     bytes / cost.site_bytes_per_s + cost.fixed_s * picture.partitions.len() as f64

@@ -11,7 +11,7 @@
 //! capacity        Q / ((1 - f) / b + f / a)             after a share f of the move
 //! ```
 //!
-//! `Q` is what one node serves, `full_s` the time to move all data over one pair of nodes. The load
+//! `Q` is what one node serves, `full_s` the time to move all partitions over one pair of nodes. The load
 //! on a node falls with the data that has left it, which gives the *effective capacity* of the last
 //! line. A change costs the larger count of nodes for its whole duration.
 //!
@@ -29,7 +29,7 @@
 pub struct Model {
     /// What a node serves, in CPUs: capacity times target utilisation.
     pub node_load: f64,
-    /// The time to move all data over one pair of nodes, in steps.
+    /// The time to move all partitions over one pair of nodes, in steps.
     pub full_steps: f64,
     /// The time until a requested node accepts moves, in steps.
     pub start_steps: f64,

@@ -1,12 +1,14 @@
 //! Which tenants to move away from a node: ShuttleDB's cost-benefit analysis (4, step 2).
 //!
 //! The benefit of moving a tenant is the load that leaves, of the resource that is short at its
-//! node. The cost is what has to be transferred. Tenants are chosen greedily by benefit over cost,
-//! so the tenant that causes an overload stays if it is cheaper to move others away.
+//! node. The cost is the time that a move within the site takes, by the migrations that were
+//! measured. Tenants are chosen greedily by benefit over cost, so the tenant that causes an overload
+//! stays if it is cheaper to move others away.
 
 use std::cmp::Ordering;
 
 use crate::picture::{Partition, Picture};
+use crate::planners;
 
 /// The resource that is short at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,9 @@ pub enum Bottleneck {
     Memory,
 }
 
+/// No move takes less, in seconds.
+const MIN_COST_S: f64 = 1e-3;
+
 /// A tenant that could move.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate<'a> {
@@ -24,14 +29,14 @@ pub struct Candidate<'a> {
     pub partition: &'a Partition,
     /// What would leave: CPUs, or bytes of memory.
     pub benefit: f64,
-    /// The bytes to transfer.
+    /// The predicted duration of the move, in seconds.
     pub cost: f64,
 }
 
 impl Candidate<'_> {
-    /// Benefit over cost. A tenant without data costs one byte.
+    /// Benefit over cost.
     pub fn ratio(&self) -> f64 {
-        self.benefit / self.cost.max(1.0)
+        self.benefit / self.cost.max(MIN_COST_S)
     }
 }
 
@@ -41,10 +46,10 @@ pub fn candidates<'a>(
     picture: &'a Picture,
     node: &str,
     bottleneck: Bottleneck,
-    cool_down_s: f64,
+    planning: &planners::Settings,
 ) -> Vec<Candidate<'a>> {
     let is_movable = |partition: &&Partition| {
-        let cools = partition.moved_at_s.is_some_and(|at| picture.at_s - at < cool_down_s);
+        let cools = partition.moved_at_s.is_some_and(|at| picture.at_s - at < planning.cool_down_s);
         partition.owner == node && !partition.pinned && !cools
     };
     let candidate = |partition: &'a Partition| {
@@ -52,7 +57,7 @@ pub fn candidates<'a>(
             Bottleneck::Cpu => partition.load,
             Bottleneck::Memory => partition.memory as f64,
         };
-        Candidate { partition, benefit, cost: partition.bytes as f64 }
+        Candidate { partition, benefit, cost: planning.cost.seconds(partition.bytes, false) }
     };
     let mut candidates: Vec<Candidate> =
         picture.partitions.iter().filter(is_movable).map(candidate).collect();

@@ -209,20 +209,24 @@ fn the_cheaper_tenant_moves_away() {
     picture.partitions[0].bytes = 10_000_000_000;
     picture.partitions[1].bytes = 5_000_000_000;
     picture.partitions[2].bytes = 5_000_000_000;
-    let ranked = candidates(&picture, "n1", Bottleneck::Cpu, 600.0);
+    let mut planning = planners::Settings::default();
+    let ranked = candidates(&picture, "n1", Bottleneck::Cpu, &planning);
     let names: Vec<&str> = ranked.iter().map(|candidate| candidate.partition.name.as_str()).collect();
     assert_eq!(names, ["t1", "t0", "t2"], "ShuttleDB's example: the tenant of 5 GB before that of 10 GB");
     assert_eq!(choose(&ranked, 0.4).len(), 1);
     assert_eq!(choose(&ranked, 0.7).len(), 2);
+    planning.cost = CostModel { fixed_s: 1000.0, ..CostModel::default() };
+    let slow = candidates(&picture, "n1", Bottleneck::Cpu, &planning);
+    assert!((slow[0].cost - 1050.0).abs() < 1e-6, "as long as the moves that were measured: {slow:?}");
     picture.partitions[1].pinned = true;
     picture.partitions[0].moved_at_s = Some(9_500.0);
     assert_eq!(
-        candidates(&picture, "n1", Bottleneck::Cpu, 600.0).len(),
+        candidates(&picture, "n1", Bottleneck::Cpu, &planning).len(),
         1,
         "pinned and cooling tenants stay"
     );
     picture.partitions[2].memory = 7;
-    assert_eq!(candidates(&picture, "n1", Bottleneck::Memory, 600.0)[0].benefit, 7.0);
+    assert_eq!(candidates(&picture, "n1", Bottleneck::Memory, &planning)[0].benefit, 7.0);
 }
 
 #[test]
@@ -646,8 +650,8 @@ fn a_late_tenant_on_a_calm_node_is_helped_by_table_1() {
     let cell = Cell { tenancy: Tenancy::Shared, need: Need::ScaleUp, link: Link::Lan };
     assert!(decision.reasons.contains(&Reason::Table1(cell)));
 
-    // The neighbour frees as much for a tenth of the bytes.
-    picture.partitions[0].bytes = 10_000_000;
+    // The neighbour frees half as much in a fiftieth of the time.
+    picture.partitions[0].bytes = 1_000_000_000;
     let settings = Settings { overloaded_share: 2.0, ..Settings::default() };
     let cheaper = controller("thresholds", settings).decide(&picture, &outlook(&[]));
     let Action::Tenant { tenant, .. } = &cheaper[0].action else { panic!("{cheaper:?}") };

@@ -44,7 +44,7 @@ pub struct View {
     pub forecast: Vec<f64>,
     /// Length of a step, in seconds.
     pub step_s: f64,
-    /// The time to move all data over one pair of nodes, in seconds.
+    /// The time to move all partitions over one pair of nodes, in seconds.
     pub full_s: f64,
 }
 

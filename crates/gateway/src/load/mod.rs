@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fulmar_control::report::{NodeReport, PartitionReport};
+use fulmar_control::report::{MoveReport, NodeReport, PartitionReport};
 use fulmar_engine::{Engine, PartitionStatistics};
 use fulmar_meta::{Catalog, SYSTEM_PARTITION};
 use fulmar_pages::PartitionId;
@@ -189,6 +189,7 @@ impl LoadMonitor {
             read_bytes_per_s: rate(read_bytes as f64, seconds),
             written_bytes_per_s: rate(written_bytes as f64, seconds),
             requests_per_s: rate(requests as f64, seconds),
+            moves: MoveReport::default(),
             partitions,
             idle_partitions: owned,
         };

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use fulmar_control::picture::Picture;
+use fulmar_control::plan::CostModel;
 use fulmar_control::policy::which::Mechanism;
 use fulmar_control::policy::{Controller, Decision, horizon_s};
 use fulmar_elastic::settings::ControlSettings;
@@ -43,6 +44,12 @@ impl Brain {
     /// Forgets what was decided and is not carried out.
     pub fn forget_decisions(&mut self, drained: Vec<String>) {
         self.controller.forget_decisions(drained);
+    }
+
+    /// Sets the cost model of moves, which the nodes have measured.
+    pub fn set_move_cost(&mut self, cost: CostModel) {
+        self.settings.policy.planning.cost = cost;
+        self.controller.set_move_cost(cost);
     }
 
     /// Decides for one round, at this time of the machine's clock. While it is paused, it only observes.

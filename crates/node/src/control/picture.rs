@@ -97,8 +97,10 @@ pub(super) fn build(node: &Node, sources: &Sources<'_>) -> Pictured {
         if let Some(load) = sources.reports.partition(id) {
             let report = &load.report;
             partition.load = load.load;
-            partition.bytes = report.size;
-            let is_used = report.requests_per_s >= MIN_REQUESTS_PER_S && report.latency_ms > 0.0;
+            // In a common store, a move copies only what is in memory.
+            partition.bytes = if node.is_private() { report.size } else { report.memory.min(report.size) };
+            let is_used =
+                load.is_fresh && report.requests_per_s >= MIN_REQUESTS_PER_S && report.latency_ms > 0.0;
             partition.latency_ms = Some(report.latency_ms).filter(|ms| is_used && ms.is_finite());
             partition.hot_keys =
                 report.keys.as_ref().map(|keys| hot_keys(keys, load.load)).unwrap_or_default();

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_control::report::{NodeReport, PartitionReport};
+use fulmar_control::plan::CostModel;
+use fulmar_control::report::{MoveReport, NodeReport, PartitionReport};
 use fulmar_pages::PartitionId;
 use hashbrown::{HashMap, HashSet};
 
@@ -23,6 +24,10 @@ pub(super) const MAX_HOLE: Duration = Duration::from_secs(15);
 /// the cluster's load is, and in a large cluster there may always be one.
 const NODES_PER_HOLE: usize = 10;
 
+/// Bounds of what a node reports of its moves: their fixed time, and their rate.
+const FIXED_S: (f64, f64) = (0.0, 600.0);
+const BYTES_PER_S: (f64, f64) = (1e4, 1e11);
+
 /// What a node has reported.
 #[derive(Clone, Debug)]
 pub(super) struct Reported {
@@ -37,6 +42,8 @@ pub(super) struct PartitionLoad {
     pub load: f64,
     /// The newest report.
     pub report: PartitionReport,
+    /// Whether it is one of the last round.
+    pub is_fresh: bool,
     /// The node that has sent it.
     node: Option<Arc<str>>,
 }
@@ -62,7 +69,7 @@ impl Reports {
                 let cpu = finite(partition.cpu) * factor;
                 let known = self.partitions.entry(id).or_default();
                 known.load += (cpu - known.load) * weight;
-                (known.report, known.node) = (partition, Some(node.clone()));
+                (known.report, known.node, known.is_fresh) = (partition, Some(node.clone()), true);
                 seen.insert(id, ());
             }
             self.nodes.insert(report.node.clone(), Reported { report, at: now });
@@ -70,6 +77,7 @@ impl Reports {
         // A partition that no node has reported is idle, or its node has not answered.
         let silent: HashSet<&str> = silent.iter().map(String::as_str).collect();
         for (id, partition) in &mut self.partitions {
+            partition.is_fresh &= seen.contains_key(id);
             let is_silent = partition.node.as_deref().is_some_and(|node| silent.contains(node));
             if !seen.contains_key(id) && !is_silent {
                 partition.load *= 1.0 - weight;
@@ -110,6 +118,23 @@ impl Reports {
         let capacities = self.nodes.values().map(|reported| capacity(&reported.report));
         let sum: f64 = capacities.sum();
         (!self.nodes.is_empty()).then(|| sum / self.nodes.len() as f64)
+    }
+
+    /// What moves take: the means of what the nodes have measured, and otherwise the defaults.
+    pub fn move_cost(&self) -> CostModel {
+        let mean = |value: fn(&MoveReport) -> Option<f64>, (low, high): (f64, f64)| {
+            let measured = self.nodes.values().filter_map(|reported| value(&reported.report.moves));
+            let measured: Vec<f64> = measured.filter(|value| value.is_finite()).collect();
+            let sum: f64 = measured.iter().map(|value| value.clamp(low, high)).sum();
+            (!measured.is_empty()).then(|| sum / measured.len() as f64)
+        };
+        let default = CostModel::default();
+        let rate = |value, default| mean(value, BYTES_PER_S).unwrap_or(default);
+        CostModel {
+            fixed_s: mean(|moves| moves.fixed_s, FIXED_S).unwrap_or(default.fixed_s),
+            site_bytes_per_s: rate(|moves| moves.site_bytes_per_s, default.site_bytes_per_s),
+            wan_bytes_per_s: rate(|moves| moves.wan_bytes_per_s, default.wan_bytes_per_s),
+        }
     }
 }
 
@@ -208,6 +233,29 @@ mod tests {
         reports.update(vec![report(1.6, &[])], &[], MAX_AGE, now);
         assert!(reports.is_above("n1", 0.77, now) && !reports.is_above("n1", 0.8, now));
         assert!(!reports.is_above("n1", 0.77, now + MAX_AGE) && !reports.is_above("n2", 0.0, now));
+    }
+
+    #[test]
+    fn moves_cost_what_nodes_have_measured() {
+        let (mut reports, now) = (Reports::default(), Instant::now());
+        let with = |node: &str, fixed_s, site_bytes_per_s| {
+            let moves = MoveReport { fixed_s, site_bytes_per_s, wan_bytes_per_s: None };
+            NodeReport { node: node.to_owned(), moves, ..NodeReport::default() }
+        };
+        reports.update(vec![with("n1", None, None)], &[], MAX_AGE, now);
+        assert_eq!(reports.move_cost(), CostModel::default(), "nothing was measured");
+        let measured = vec![
+            with("n1", Some(0.1), Some(10e6)),
+            with("n2", Some(0.3), Some(30e6)),
+            with("n3", Some(0.2), None),
+        ];
+        reports.update(measured, &[], MAX_AGE, now);
+        let cost = reports.move_cost();
+        assert!((cost.seconds(20_000_000, false) - 1.2).abs() < 1e-9, "{cost:?}");
+        assert_eq!(cost.wan_bytes_per_s, CostModel::default().wan_bytes_per_s, "no node has measured it");
+        reports.update(vec![with("n1", Some(f64::NAN), Some(-1.0))], &[], MAX_AGE, now);
+        let cost = reports.move_cost();
+        assert!((cost.fixed_s - 0.25).abs() < 1e-9 && cost.site_bytes_per_s < 30e6, "{cost:?}");
     }
 
     #[test]

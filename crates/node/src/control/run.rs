@@ -372,6 +372,7 @@ impl Run {
             return Ok(());
         }
         let Some(mut brain) = self.brain.take() else { return Ok(()) };
+        brain.set_move_cost(self.reports.move_cost());
         let (is_paused, unix_s) = (self.is_paused(), unix_ms() as f64 / 1000.0);
         let decided = tokio::task::spawn_blocking(move || {
             let decisions = brain.decide(&Arc::new(picture), unix_s, is_paused);

@@ -81,8 +81,8 @@ pub(super) fn why(reason: &Reason) -> String {
         Reason::Latency { latency_ms, objective_ms } => {
             format!("latency is {latency_ms:.1} ms, objective {objective_ms:.1} ms")
         }
-        Reason::CheaperTenant { late, load, bytes } => {
-            format!("moving it frees {load:.2} CPUs for {late} by copying {}", size(*bytes))
+        Reason::CheaperTenant { late, load, seconds } => {
+            format!("moving it frees {load:.2} CPUs for {late} in {seconds:.1} s")
         }
         Reason::HotKeys { tenant, keys, highest } => {
             let each = |key: &HotKey| format!("{} ({:.2} CPUs)", key.key, key.load);

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use fulmar_cluster::environment::Environment;
 use fulmar_cluster::migration::{Journal, Mechanism, Step};
-use fulmar_cluster::{PartitionRecord, metadata};
+use fulmar_cluster::{NodeId, PartitionRecord, metadata};
 use fulmar_engine::{Archive, ArchiveSize, Error, OutgoingCopy, Result, Timeline, sqlstate};
 use fulmar_migrate::PageSource;
 use fulmar_migrate::report::Round;
@@ -180,6 +180,11 @@ impl CopyRounds<'_> {
         PartitionId(self.copy.opening.partition)
     }
 
+    /// The destination, and the limit of the copy.
+    fn link(&self) -> (NodeId, Option<u64>) {
+        (self.copy.destination, self.max_bytes_per_s)
+    }
+
     /// Sends the next rows. Returns the bytes sent; `None` at the end.
     async fn send_rows(&mut self) -> Result<Option<u64>> {
         let Some(rows) = &mut self.copy.rows else { return Ok(None) };
@@ -223,7 +228,7 @@ impl PageSource for CopyRounds<'_> {
         self.copy.stream(self.node).await?;
         if is_first && !self.is_last {
             let bytes = size.pages * PAGE_SIZE as u64;
-            self.node.show_rounds(self.partition(), &[], bytes, self.max_bytes_per_s).await;
+            self.node.show_rounds(self.partition(), &[], bytes, self.link()).await;
         }
         Ok(if self.copy.opening.mode == CopyMode::Segments { 0 } else { size.pages })
     }
@@ -256,7 +261,7 @@ impl PageSource for CopyRounds<'_> {
             return Ok(());
         }
         let pages = rounds.first().map_or(0, |round| round.pages);
-        self.node.show_rounds(self.partition(), rounds, pages * PAGE_SIZE as u64, self.max_bytes_per_s).await;
+        self.node.show_rounds(self.partition(), rounds, pages * PAGE_SIZE as u64, self.link()).await;
         self.warm().await
     }
 }

@@ -8,10 +8,11 @@ use fulmar_cluster::{NodeId, Read, Rules};
 use fulmar_engine::{CachedPages, Closing, Error, HoldReason, PendingMove, Result, sqlstate};
 use fulmar_gateway::cluster::Waits;
 use fulmar_meta::Transaction;
+use fulmar_migrate::Source;
 use fulmar_migrate::copy::{self, Copied};
 use fulmar_migrate::pace::{Throttle, Throttled};
+use fulmar_migrate::prediction::{Costs, Predictor};
 use fulmar_migrate::report::{Report, Round};
-use fulmar_migrate::{Source, prediction::Predictor};
 use fulmar_pages::{PageNo, PartitionId, Timeline};
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -140,7 +141,7 @@ impl Source for CopySource<'_> {
     async fn round_ended(&self, rounds: &[Round]) {
         let pages = rounds.first().map_or(0, |round| round.pages);
         let bytes = pages * fulmar_pages::PAGE_SIZE as u64;
-        self.node.show_rounds(self.partition, rounds, bytes, self.max_bytes_per_s).await;
+        self.node.show_rounds(self.partition, rounds, bytes, (self.destination, self.max_bytes_per_s)).await;
     }
 }
 
@@ -241,7 +242,7 @@ impl Node {
     }
 
     async fn copy(&self, partition: PartitionId, journal: &Journal, measured: &Measured) -> Result<()> {
-        let predictor = *self.running.predictor.lock();
+        let predictor = self.predictor(journal.destination);
         let throttle = Throttle::new(journal.options.max_bytes_per_s);
         let bounds = self.latency_bounds(partition, journal.destination).await;
         let source = CopySource {
@@ -321,7 +322,7 @@ impl Node {
             // This node has restarted since.
             (_, None) => return Err(Error::new(sqlstate::QUERY_CANCELED, "the copy was lost")),
         };
-        let predictor = *self.running.predictor.lock();
+        let predictor = self.predictor(journal.destination);
         let max_bytes_per_s = journal.options.max_bytes_per_s;
         // Latencies do not limit it: clients wait for its end.
         let throttle = Throttle::new(max_bytes_per_s);
@@ -357,15 +358,32 @@ impl Node {
         Ok(closed)
     }
 
+    /// Predicts migrations from this node to another one.
+    fn predictor(&self, destination: NodeId) -> Predictor {
+        self.running.predictors.lock().link(self.is_at_another_site(destination))
+    }
+
+    /// Whether another node is known to be at another site than this one.
+    fn is_at_another_site(&self, other: NodeId) -> bool {
+        let nodes = self.owners().nodes();
+        let site = |id| nodes.iter().find(|known| known.id == id).map(|known| &known.place.site);
+        matches!((site(self.id()), site(other)), (Some(own), Some(other)) if own != other)
+    }
+
+    /// What migrations from this node take.
+    pub(crate) fn move_costs(&self) -> Costs {
+        self.running.predictors.lock().costs()
+    }
+
     /// Shows the rounds of a copy, of which `bytes` were expected.
     pub(super) async fn show_rounds(
         &self,
         partition: PartitionId,
         rounds: &[Round],
         bytes: u64,
-        max_bytes_per_s: Option<u64>,
+        (destination, max_bytes_per_s): (NodeId, Option<u64>),
     ) {
-        let prediction = self.running.predictor.lock().predict(bytes, max_bytes_per_s);
+        let prediction = self.predictor(destination).predict(bytes, max_bytes_per_s);
         self.show_progress(partition, &Progress { rounds: rounds.to_vec(), prediction }).await;
     }
 
@@ -393,7 +411,9 @@ impl Node {
             {
                 tracing::warn!(%error, "cannot delete the pages of databases that were moved away; will retry");
             }
-            self.running.predictor.lock().learn(&report, journal.options.max_bytes_per_s.is_some());
+            let crosses_sites = self.is_at_another_site(journal.destination);
+            let is_limited = journal.options.max_bytes_per_s.is_some();
+            self.running.predictors.lock().learn(&report, is_limited, crosses_sites);
         }
         tracing::info!(
             partition = partition.0,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_cluster::NodeId;
 use fulmar_engine::{OutgoingCopy, PendingMove, RowReader};
-use fulmar_migrate::prediction::Predictor;
+use fulmar_migrate::prediction::Predictors;
 use fulmar_pages::PartitionId;
 use fulmar_transport::Stream;
 use hashbrown::{HashMap, HashSet};
@@ -22,7 +22,7 @@ pub(crate) struct Running {
     /// The partitions.
     pub(super) partitions: Mutex<HashSet<PartitionId>>,
     pub(super) slots: Semaphore,
-    pub(super) predictor: Mutex<Predictor>,
+    pub(super) predictors: Mutex<Predictors>,
     /// The copies that wait for their handover.
     pub(super) copies: Mutex<HashMap<PartitionId, CopyStream>>,
     /// The partitions in which no transaction is open, and their migrations.
@@ -66,7 +66,7 @@ impl Default for Running {
         Running {
             partitions: Mutex::default(),
             slots: Semaphore::new(CONCURRENT),
-            predictor: Mutex::default(),
+            predictors: Mutex::default(),
             copies: Mutex::default(),
             locked: Mutex::default(),
             attempts: AtomicU64::default(),
