@@ -5,6 +5,7 @@
 //! its outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 
 use fulmar_control::picture::{NodeState, Partition, Picture};
 use fulmar_pages::PartitionId;
@@ -115,14 +116,27 @@ impl Open {
         );
         let Measured { highest, mean, nodes } = measured;
         OutcomeRecord {
-            at_unix_ms,
-            result,
-            text,
             highest: Some(highest),
             mean: Some(mean),
             nodes: Some(nodes),
+            ..OutcomeRecord::new(at_unix_ms, result, text)
         }
     }
+}
+
+/// Adds the latency of the tenant that a decision was made for, if it was made because of that.
+/// `decision` is its record.
+pub(super) fn add_latency(outcome: &mut OutcomeRecord, decision: &serde_json::Value, picture: &Picture) {
+    let reasons = decision.get("reasons").and_then(serde_json::Value::as_array);
+    let reason = |kind: &str| reasons?.iter().find(|reason| reason["reason"] == kind);
+    let Some(before_ms) = reason("latency").and_then(|reason| reason["latency_ms"].as_f64()) else { return };
+    // The tenant that was moved may be another one.
+    let late = reason("cheaper-tenant").map_or(&decision["tenant"], |reason| &reason["late"]);
+    let Some(late) = late.as_str() else { return };
+    let shown = picture.partitions.iter().find(|partition| partition.name == late);
+    outcome.latency_ms = shown.and_then(|partition| partition.latency_ms);
+    let after = outcome.latency_ms.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
+    let _ = write!(outcome.text, "; latency of {late} {before_ms:.1} ms -> {after}");
 }
 
 /// The outcome of a decision of an earlier controller of which the plan contains nothing. `decision` is
@@ -139,7 +153,7 @@ pub(super) fn inherited(decision: &serde_json::Value, picture: &Picture, at_unix
         0 => "the controller has changed; what was completed is not known".to_owned(),
         all => format!("the controller has changed; moves that were made or have begun: {made} of {all}"),
     };
-    OutcomeRecord { at_unix_ms, result: OutcomeResult::Dropped, text, highest: None, mean: None, nodes: None }
+    OutcomeRecord::new(at_unix_ms, OutcomeResult::Dropped, text)
 }
 
 /// The outcome of a decision that is not carried out, or no longer.
@@ -148,7 +162,7 @@ pub(super) fn not_done(result: OutcomeResult, why: &str, at_unix_ms: u64) -> Out
         OutcomeResult::Advised => format!("not carried out: {why}"),
         _ => format!("given up: {why}"),
     };
-    OutcomeRecord { at_unix_ms, result, text, highest: None, mean: None, nodes: None }
+    OutcomeRecord::new(at_unix_ms, result, text)
 }
 
 /// The utilisation of the nodes that serve.
@@ -208,6 +222,7 @@ impl Advice {
 #[cfg(test)]
 mod tests {
     use fulmar_control::picture::Node;
+    use fulmar_control::policy::Reason;
 
     use super::*;
 
@@ -258,6 +273,29 @@ mod tests {
         let outcome = settled[0].1.outcome(&picture(), 1);
         assert_eq!(outcome.result, OutcomeResult::Dropped);
         assert!(outcome.text.starts_with("given up: cancelled by an administrator;"), "{}", outcome.text);
+    }
+
+    #[test]
+    fn outcome_has_the_latency_that_a_decision_was_made_for() {
+        let mut picture = picture();
+        picture.partitions[1].latency_ms = Some(12.0);
+        let text = |picture: &Picture, decision| {
+            let mut outcome = OutcomeRecord::new(1, OutcomeResult::Done, "done".to_owned());
+            add_latency(&mut outcome, &decision, picture);
+            (outcome.text, outcome.latency_ms)
+        };
+        let latency = Reason::Latency { latency_ms: 45.0, objective_ms: 20.0 };
+        let cheaper = Reason::CheaperTenant { late: "b".to_owned(), load: 0.2, seconds: 1.0 };
+        let decision = |tenant: &str, reasons: &[&Reason]| {
+            let reasons: Vec<&Reason> = reasons.to_vec();
+            serde_json::json!({"action": "tenant", "tenant": tenant, "reasons": reasons})
+        };
+        let expected = ("done; latency of b 45.0 ms -> 12.0 ms".to_owned(), Some(12.0));
+        assert_eq!(text(&picture, decision("b", &[&latency])), expected);
+        assert_eq!(text(&picture, decision("a", &[&latency, &cheaper])), expected, "the late tenant stays");
+        let unused = ("done; latency of a 45.0 ms -> unknown".to_owned(), None);
+        assert_eq!(text(&picture, decision("a", &[&latency])), unused, "no statements since");
+        assert_eq!(text(&picture, decision("a", &[&cheaper])), ("done".to_owned(), None));
     }
 
     #[test]

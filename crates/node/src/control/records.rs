@@ -124,12 +124,22 @@ pub(super) struct OutcomeRecord {
     /// Highest utilisation of a node, measured afterwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub highest: Option<f64>,
+    /// Of a decision for a late tenant: its smoothed latency in milliseconds, measured afterwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_ms: Option<f64>,
     /// Mean utilisation, measured afterwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean: Option<f64>,
     /// Number of nodes that serve, counted afterwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
+}
+
+impl OutcomeRecord {
+    /// An outcome for which nothing was measured.
+    pub fn new(at_unix_ms: u64, result: OutcomeResult, text: String) -> OutcomeRecord {
+        OutcomeRecord { at_unix_ms, result, text, highest: None, latency_ms: None, mean: None, nodes: None }
+    }
 }
 
 /// How a decision ended.

@@ -25,7 +25,7 @@ use tokio::time::sleep_until;
 use super::balance;
 use super::brain::Brain;
 use super::clock::{Clock, unix_ms};
-use super::decisions::{Advice, Part, Progress, inherited, not_done};
+use super::decisions::{Advice, Part, Progress, add_latency, inherited, not_done};
 use super::forecast::{self, Forecaster, Stored};
 use super::moves::{Moves, Queued};
 use super::nodes::NodeWork;
@@ -354,10 +354,11 @@ impl Run {
         for (number, open) in self.progress.settled(self.clock.at_s(), self.settle_s()) {
             let record = self.pending.remove(&number).filter(|_| self.kept.contains(&number));
             let Some(mut record) = record else { continue };
-            let outcome = match open.had_parts() {
+            let mut outcome = match open.had_parts() {
                 true => open.outcome(picture, unix_ms()),
                 false => inherited(&record.decision, picture, unix_ms()),
             };
+            add_latency(&mut outcome, &record.decision, picture);
             record.outcome = Some(outcome);
             let Ok(value) = encode(&record) else { continue };
             self.commit(Transaction::new().put(decision_key(number), value)).await?;
