@@ -12,14 +12,6 @@ use crate::common::{run, stdout, wait_until};
 /// Delay of the responses of one node's store: far above the minimum, and the latency of the others.
 const DELAY: Duration = Duration::from_millis(700);
 
-/// The URL of the S3 server.
-fn endpoint(cluster: &Cluster) -> String {
-    let command = cluster.command(0);
-    let mut variables = command.get_envs();
-    let found = variables.find(|(name, _)| *name == "AWS_ENDPOINT_URL").and_then(|(_, url)| url);
-    found.unwrap().to_str().unwrap().to_owned()
-}
-
 /// The nodes and resources in the events of a kind.
 async fn events(cluster: &Cluster, kind: &str) -> Vec<(String, Option<String>)> {
     let client = connect(cluster, 0, "fulmar").await;
@@ -34,9 +26,7 @@ async fn node_with_a_slow_store_is_reported_and_can_be_drained() {
     let binary = Path::new(env!("CARGO_BIN_EXE_fulmar"));
     let setup = ClusterSetup { store: ClusterStore::S3, ..ClusterSetup::default() };
     let mut cluster = Cluster::prepare(binary, setup).unwrap();
-    let store = endpoint(&cluster);
-    let gate = Gate::start(store.trim_start_matches("http://").to_owned(), State::Open(Duration::ZERO)).await;
-    cluster.set_environment(2, &[("AWS_ENDPOINT_URL", &gate.url())]);
+    let gate = Gate::start_for_node(&mut cluster, 2).await;
     for node in 0..3 {
         cluster.start_node(node).await.unwrap();
     }

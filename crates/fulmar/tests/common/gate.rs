@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use fulmar_workload::server::Cluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -58,6 +59,14 @@ impl Gate {
                 }));
             }
         });
+        gate
+    }
+
+    /// Starts an open proxy of the S3 server of a cluster, for one of its nodes.
+    pub async fn start_for_node(cluster: &mut Cluster, node: usize) -> Gate {
+        let variables = cluster.s3().unwrap().environment();
+        let gate = Gate::start(address(&variables), State::Open(Duration::ZERO)).await;
+        cluster.set_environment(node, &[("AWS_ENDPOINT_URL", &gate.url())]);
         gate
     }
 

@@ -10,6 +10,7 @@ mod keys;
 mod kills;
 mod nodes;
 mod provisioners;
+mod slow_nodes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -23,12 +23,12 @@ case "$1 $(cat behaviour)" in
 esac
 "#;
 
-struct Program {
+pub(super) struct Program {
     directory: tempfile::TempDir,
 }
 
 impl Program {
-    fn new() -> (Program, Vec<String>) {
+    pub(super) fn new() -> (Program, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("provision");
         std::fs::write(&program, PROGRAM).unwrap();
@@ -40,22 +40,27 @@ impl Program {
         (program, vec!["--provisioner".to_owned(), flag])
     }
 
-    /// Changes its behaviour. The file is replaced as a whole, because the program may be reading it.
-    fn behave(&self, behaviour: &str) {
+    /// Replaces a file as a whole, because the program may be reading it.
+    fn write(&self, name: &str, contents: &str) {
         let new = self.directory.path().join("new");
-        std::fs::write(&new, behaviour).unwrap();
-        std::fs::rename(new, self.directory.path().join("behaviour")).unwrap();
+        std::fs::write(&new, contents).unwrap();
+        std::fs::rename(new, self.directory.path().join(name)).unwrap();
+    }
+
+    /// Changes its behaviour.
+    pub(super) fn behave(&self, behaviour: &str) {
+        self.write("behaviour", behaviour);
     }
 
     /// How often a call was made.
-    fn count(&self, call: &str) -> usize {
+    pub(super) fn count(&self, call: &str) -> usize {
         self.calls().lines().filter(|line| *line == call).count()
     }
 
     /// The nodes that it lists.
-    fn list(&self, nodes: &[&str]) {
+    pub(super) fn list(&self, nodes: &[&str]) {
         let list = serde_json::json!({ "nodes": nodes });
-        std::fs::write(self.directory.path().join("list"), list.to_string()).unwrap();
+        self.write("list", &list.to_string());
     }
 
     fn calls(&self) -> String {
