@@ -50,15 +50,33 @@ const DEFAULT_WEIGHT: u64 = 100;
 
 /// How long a session works before it yields to other sessions of its worker.
 const SLICE: Duration = Duration::from_millis(1);
+/// The clock is read before one of this many messages of the extended protocol that execute nothing:
+/// most slices have fewer.
+const MESSAGES_PER_CHECK: u32 = 4;
 
 thread_local! {
     static QUEUE: Queue = Queue::default();
     static SLICE_BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
+    static UNTIL_CHECK: Cell<u32> = const { Cell::new(MESSAGES_PER_CHECK) };
 }
 
 /// Called when the poll of a session begins.
 pub(crate) fn slice_begins() {
     SLICE_BEGAN.set(Some(Instant::now()));
+    UNTIL_CHECK.set(MESSAGES_PER_CHECK);
+}
+
+/// Counts a message of the extended protocol, which may execute something or not. Returns true if
+/// [`slice_is_over`] is to be checked before it: after a message that executes something, and before
+/// one of [`MESSAGES_PER_CHECK`].
+pub(crate) fn count_message(executes: bool) -> bool {
+    let left = UNTIL_CHECK.get() - 1;
+    UNTIL_CHECK.set(match (executes, left) {
+        (true, _) => 1,
+        (false, 0) => MESSAGES_PER_CHECK,
+        (false, left) => left,
+    });
+    left == 0
 }
 
 /// Returns true if the session that is being polled should yield before it continues.

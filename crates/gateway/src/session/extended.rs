@@ -19,8 +19,8 @@ use super::rows::{Layout, Output};
 use super::slow::redact;
 use super::state::Session;
 use super::statements::{self, Plan, Prepared};
-use crate::Result;
 use crate::system::{self, Remote, Viewer};
+use crate::{Result, fair};
 
 /// Memory per token while a statement is prepared. The gateway and the engine each keep a list of
 /// tokens, one after the other.
@@ -32,10 +32,12 @@ impl Session {
     /// Handles a message of the extended protocol. `next` is the rest of the receive buffer.
     ///
     /// One read can receive thousands of messages, and only Sync and Flush require that responses
-    /// are sent. Therefore the session may yield before each message, and sends a large output
+    /// are sent. Therefore the session may yield between messages, and sends a large output
     /// after each message, as PostgreSQL sends a full buffer.
     pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), MessageError> {
-        self.link.yield_if_slice_is_over().await?;
+        if fair::count_message(matches!(message, Message::Parse { .. } | Message::Execute { .. })) {
+            self.link.yield_if_slice_is_over().await?;
+        }
         match message {
             Message::Parse { name, sql, types } => Box::pin(self.parse(name, sql, types)).await?,
             Message::Bind(bind) => self.bind(&bind)?,

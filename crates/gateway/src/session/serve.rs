@@ -1,6 +1,7 @@
 //! The loop of a session: receives messages, dispatches them, and ends or migrates the session.
 
 use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::ready;
 use std::time::Instant;
@@ -63,8 +64,10 @@ impl Session {
         let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
         loop {
             let handled = {
-                // Boxed, because its state is three times the size of an idle session.
-                let mut work = Box::pin(self.handle_input());
+                // Boxed, because its state is three times the size of an idle session. The box is
+                // allocated first, so that the compiler can construct the state in it: copying 5 kB
+                // takes 3 % of the user time of a point read.
+                let mut work = Pin::from(Box::write(Box::new_uninit(), self.handle_input()));
                 poll_fn(|cx| {
                     let began = Instant::now();
                     post.scaler.sample(post.number, began);
