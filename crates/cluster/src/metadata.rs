@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fulmar_meta::{Outcome, Transaction};
+use fulmar_meta::{Entry, Outcome, Transaction};
 use fulmar_pages::PartitionId;
 
 use crate::environment::Environment;
@@ -46,20 +46,24 @@ pub async fn read<E: Environment, T: Record>(env: &E, key: &str) -> Result<Optio
     }
 }
 
+/// All keys that begin with `prefix`, in order, and their values. Repeats the request until the store
+/// answers.
+pub async fn entries<E: Environment>(env: &E, prefix: &str) -> Vec<Entry> {
+    loop {
+        match env.metadata().scan(prefix).await {
+            Ok(entries) => return entries,
+            Err(_) => retry::pause(env).await,
+        }
+    }
+}
+
 /// The records of all keys that begin with `prefix`. Repeats the request until the store answers.
 pub async fn scan<E: Environment, T: Record>(env: &E, prefix: &str) -> Result<Vec<(String, Read<T>)>, Error> {
-    loop {
-        let Ok(entries) = env.metadata().scan(prefix).await else {
-            retry::pause(env).await;
-            continue;
-        };
-        let mut records = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let record = decode(&entry.key, &entry.value)?;
-            records.push((entry.key, Read { record, revision: entry.modified }));
-        }
-        return Ok(records);
-    }
+    let decoded = |entry: Entry| {
+        let record = decode(&entry.key, &entry.value)?;
+        Ok((entry.key, Read { record, revision: entry.modified }))
+    };
+    entries(env, prefix).await.into_iter().map(decoded).collect()
 }
 
 /// The records of all partitions. Repeats the request until the store answers.

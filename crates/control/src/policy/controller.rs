@@ -94,6 +94,11 @@ impl Controller {
         self.utc_offset_s = seconds;
     }
 
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Sets the cost model of moves, which was measured.
     pub fn set_move_cost(&mut self, cost: CostModel) {
         self.settings.planning.cost = cost;

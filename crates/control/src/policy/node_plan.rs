@@ -11,9 +11,9 @@
 //! capacity        Q / ((1 - f) / b + f / a)             after a share f of the move
 //! ```
 //!
-//! `Q` is what one node serves, `full_s` the time to move all partitions over one pair of nodes. The load
-//! on a node falls with the data that has left it, which gives the *effective capacity* of the last
-//! line. A change costs the larger count of nodes for its whole duration.
+//! `Q` is what one node serves, `full_s` the time to move all partitions over one pair of nodes. The
+//! load on a node falls with the data that has left it, which gives the *effective capacity* of the
+//! last line. A change costs the larger count of nodes for its whole duration.
 //!
 //! Beyond P-Store:
 //!

@@ -1,5 +1,5 @@
-//! A node whose store is many times slower than that of the others is replaced: it does not count for
-//! the minimum of nodes.
+//! A node whose store is many times slower than that of the others is replaced: it does not count
+//! for the minimum of nodes.
 
 use std::process::{Child, Command, Stdio};
 

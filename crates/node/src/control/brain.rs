@@ -48,7 +48,6 @@ impl Brain {
 
     /// Sets the cost model of moves, which the nodes have measured.
     pub fn set_move_cost(&mut self, cost: CostModel) {
-        self.settings.policy.planning.cost = cost;
         self.controller.set_move_cost(cost);
     }
 
@@ -61,7 +60,7 @@ impl Brain {
             self.controller.forget_times();
         }
         self.last_s = Some(at_s);
-        self.forecaster.observe(picture.clone(), horizon_s(picture, &self.settings.policy));
+        self.forecaster.observe(picture.clone(), horizon_s(picture, self.controller.settings()));
         if is_paused {
             return Vec::new();
         }

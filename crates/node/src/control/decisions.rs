@@ -4,15 +4,43 @@
 //! have. Its effect is measured two rounds later, when loads have been reported again, and stored with
 //! its outcome.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 
+use fulmar_cluster::environment::Environment;
+use fulmar_cluster::metadata;
 use fulmar_control::picture::{NodeState, Partition, Picture};
+use fulmar_meta::Entry;
 use fulmar_pages::PartitionId;
 use hashbrown::HashMap;
 
-use super::records::{OutcomeRecord, OutcomeResult};
+use super::observed::read;
+use super::records::{DECISION_PREFIX, DecisionRecord, OutcomeRecord, OutcomeResult, decision_of_key};
 use super::texts::{counted, listed, percent};
+
+/// The decisions that controllers have recorded.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    /// The numbers of all, in order: those of unreadable ones are not used again either.
+    pub numbers: VecDeque<u64>,
+    /// Those that can be read. One that cannot says nothing about the plan, so it stops no controller.
+    pub readable: Vec<DecisionRecord>,
+}
+
+impl Recorded {
+    /// Reads them. Repeats the request until the metadata store answers.
+    pub async fn read(environment: &impl Environment) -> Recorded {
+        Recorded::of(&metadata::entries(environment, DECISION_PREFIX).await)
+    }
+
+    /// Decodes them, in the order of their keys.
+    fn of(entries: &[Entry]) -> Recorded {
+        Recorded {
+            numbers: entries.iter().filter_map(|entry| decision_of_key(&entry.key)).collect(),
+            readable: entries.iter().filter_map(|entry| read(&entry.key, Some(&entry.value))).collect(),
+        }
+    }
+}
 
 /// A part of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -221,15 +249,30 @@ impl Advice {
 
 #[cfg(test)]
 mod tests {
+    use fulmar_cluster::records::encode;
     use fulmar_control::picture::Node;
     use fulmar_control::policy::Reason;
+    use fulmar_meta::Revision;
 
+    use super::super::records::decision_key;
     use super::*;
 
     fn picture() -> Picture {
         let nodes = vec![Node::new("n1", 1.0), Node::new("n2", 1.0)];
         let partitions = vec![Partition::new("a", "n1", 0.5), Partition::new("b", "n2", 0.1)];
         Picture { at_s: 0.0, nodes, partitions }
+    }
+
+    #[test]
+    fn unreadable_decision_is_skipped_and_its_number_is_not_used_again() {
+        let record = DecisionRecord::new(7, 0, "n1", "on");
+        let entry =
+            |number, value: Vec<u8>| Entry { key: decision_key(number), value, modified: Revision(1) };
+        let entries = [entry(7, encode(&record).unwrap()), entry(8, b"{".to_vec())];
+        let recorded = Recorded::of(&entries);
+        assert_eq!(recorded.numbers, [7, 8]);
+        let readable: Vec<u64> = recorded.readable.iter().map(|record| record.number).collect();
+        assert_eq!(readable, [7]);
     }
 
     #[test]

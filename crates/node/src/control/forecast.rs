@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use fulmar_cluster::environment::Environment;
+use fulmar_cluster::metadata;
 use fulmar_cluster::records::{decode, encode};
 use fulmar_control::forecast::series::{MethodReport, SeriesKind, SeriesReport};
 use fulmar_control::forecast::set::SeriesSet;
@@ -64,8 +64,6 @@ const MAX_RECORD_SERIES: usize = 100;
 /// kilobytes per series.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// Pause after the metadata store has not answered.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What the thread has published.
 #[derive(Default)]
@@ -118,12 +116,7 @@ pub(super) struct Stored {
 impl Stored {
     /// Reads them. Repeats the request until the metadata store answers.
     pub async fn read(node: &Node) -> Stored {
-        let entries = loop {
-            match node.metadata().scan(FORECAST_PREFIX).await {
-                Ok(entries) => break entries,
-                Err(_) => node.environment().sleep(RETRY_DELAY).await,
-            }
-        };
+        let entries = metadata::entries(node.environment(), FORECAST_PREFIX).await;
         let keys = entries.iter().map(|entry| entry.key.clone()).collect();
         let record = |entry: &fulmar_meta::Entry| {
             let decoded = decode::<SeriesRecord>(&entry.key, &entry.value);

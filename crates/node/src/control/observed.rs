@@ -181,7 +181,7 @@ impl State {
 }
 
 /// A record; `None` if it was deleted, or cannot be read.
-fn read<T: Record>(key: &str, value: Option<&[u8]>) -> Option<T> {
+pub(super) fn read<T: Record>(key: &str, value: Option<&[u8]>) -> Option<T> {
     let decoded = decode(key, value?);
     decoded.map_err(|error| tracing::error!(%error, "ignored an unreadable record of the controller")).ok()
 }

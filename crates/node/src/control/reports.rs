@@ -212,6 +212,9 @@ mod tests {
         let kept = load(&reports, 1);
         reports.update(Vec::new(), &["n1".to_owned()], ROUND, Instant::now());
         assert_eq!(load(&reports, 1), kept, "a node that does not answer is not idle");
+        let is_fresh =
+            |reports: &Reports| reports.partition(PartitionId(1)).is_some_and(|load| load.is_fresh);
+        assert!(!is_fresh(&reports), "its latencies are old");
         for _ in 0..100 {
             update(&mut reports, report(0.0, &[]));
         }

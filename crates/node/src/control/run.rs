@@ -25,15 +25,15 @@ use tokio::time::sleep_until;
 use super::balance;
 use super::brain::Brain;
 use super::clock::{Clock, unix_ms};
-use super::decisions::{Advice, Part, Progress, add_latency, inherited, not_done};
+use super::decisions::{Advice, Part, Progress, Recorded, add_latency, inherited, not_done};
 use super::forecast::{self, Forecaster, Stored};
 use super::moves::{Moves, Queued};
 use super::nodes::NodeWork;
 use super::observed::Marks;
 use super::picture::{self, Pictured, Sources};
 use super::records::{
-    Adding, CANCEL_KEY, DECISION_PREFIX, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult,
-    PLAN_KEY, Phase, PlanRecord, Removing, decision_key, shortened,
+    Adding, CANCEL_KEY, DecisionRecord, MAX_DECISIONS, OutcomeRecord, OutcomeResult, PLAN_KEY, Phase,
+    PlanRecord, Removing, decision_key, shortened,
 };
 use super::reports::{self, Reports};
 use super::{ROLE, texts};
@@ -104,7 +104,7 @@ impl Run {
     ) -> Result<Run, fulmar_cluster::Error> {
         let environment = node.environment();
         let plan = metadata::read::<_, PlanRecord>(environment, PLAN_KEY).await?;
-        let decisions = metadata::scan::<_, DecisionRecord>(environment, DECISION_PREFIX).await?;
+        let Recorded { numbers: kept, readable } = Recorded::read(environment).await;
         let stored = Stored::read(&node).await;
         let settings = node.control().settings();
         let clock = Clock::new();
@@ -112,9 +112,7 @@ impl Run {
         node.control().set_forecasts(Some(forecaster.forecasts.clone()));
         let brain = Brain::new(&settings, forecaster);
         let plan_revision = plan.as_ref().map(|read| read.revision);
-        let kept: VecDeque<u64> = decisions.iter().map(|(_, read)| read.record.number).collect();
-        let pending = decisions.into_iter().map(|(_, read)| read.record);
-        let pending = pending.filter(|record| record.outcome.is_none());
+        let pending = readable.into_iter().filter(|record| record.outcome.is_none());
         let mut run = Run {
             node,
             partitions,
