@@ -225,14 +225,15 @@ def types_are_found():
 
 def retry(work, attempts=5):
     """Runs a transaction, and retries it after a conflict. docs/clients.md shows this."""
-    for attempt in range(1, attempts + 1):
-        try:
-            with connect() as connection:
-                connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
-                return work(connection, attempt)
-        except (errors.SerializationFailure, errors.DeadlockDetected):
-            if attempt == attempts:
-                raise
+    with connect(autocommit=True) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        for attempt in range(1, attempts + 1):
+            try:
+                with connection.transaction():
+                    return work(connection, attempt)
+            except (errors.SerializationFailure, errors.DeadlockDetected):
+                if attempt == attempts:
+                    raise
 
 
 def conflicts_are_retried():

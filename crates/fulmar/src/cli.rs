@@ -48,7 +48,7 @@ pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
 Run the demo:
-  fulmar demo                                   one minute: three nodes, 100 tenants, a kill
+  fulmar demo                                   two minutes: three nodes, 100 tenants, a kill
 
 Run a node on this machine, without passwords:
   fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
@@ -481,7 +481,8 @@ pub enum Comparison {
 /// `fulmar demo`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Requires pgbench (Debian: apt-get install postgresql-15). Removes all its files at the end."
+    after_help = "Requires pgbench and etcd (Debian: apt-get install postgresql-15 etcd-server etcd-client). Removes \
+                  all its files at the end."
 )]
 pub struct DemoArgs {
     /// Seconds of load, half before a node is killed and half after it

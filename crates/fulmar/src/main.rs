@@ -14,7 +14,7 @@
 //!     ├── status   /healthz and /metrics of a node, as a table
 //!     ├── top      the busiest tenants of a node, refreshed periodically
 //!     ├── bench    the workloads of the crate `fulmar-workload`
-//!     └── demo     a node, 100 tenants and a crash, in one minute
+//!     └── demo     a cluster: 100 tenants, a crash and more load, in two minutes
 //! ```
 //!
 //! The crate has no server logic: it assembles a node from the other crates, and formats results.

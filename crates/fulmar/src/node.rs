@@ -20,6 +20,8 @@ use crate::tenant::{SYSTEM_DATABASE, literal, quoted};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of databases that a drain moves concurrently.
 const CONCURRENT_MOVES: usize = 16;
+/// Number of databases that an error names.
+const MAX_NAMED: usize = 10;
 
 /// A row of the node list.
 #[derive(Serialize)]
@@ -91,7 +93,8 @@ fn list(nodes: &[NodeRow], json: bool) -> anyhow::Result<()> {
     output::line(&table.to_string())
 }
 
-/// Moves all databases of a node, each to the node that has the fewest by then.
+/// Moves all databases of a node, each to the node that has the fewest by then. Fails after that if
+/// databases stay because they are local to the node, while others are in the common store.
 async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeArgs) -> anyhow::Result<()> {
     ensure!(nodes.iter().any(|node| node.name == name), "node \"{name}\" does not exist");
     let others: Vec<_> = nodes.iter().filter(|node| node.name != name && node.state == "alive").collect();
@@ -99,12 +102,9 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
     let others = others.iter().filter(|node| !has_fast || node.slow.is_none());
     let mut counts: BTreeMap<&str, i64> = others.map(|node| (node.name.as_str(), node.partitions)).collect();
     ensure!(!counts.is_empty(), "no other node is alive; start one first");
-    let sql =
-        "SELECT tenant FROM fulmar.partitions WHERE node = $1 AND durability = 'shared' ORDER BY partition";
-    let rows = client.query(sql, &[&name]).await.map_err(|error| server_error(&error))?;
-    let mut moves = Vec::with_capacity(rows.len());
-    for row in &rows {
-        let database: String = row.try_get(0)?;
+    let (databases, local) = databases(client, name).await?;
+    let mut moves = Vec::with_capacity(databases.len());
+    for database in databases {
         let least = counts.iter_mut().min_by_key(|(_, count)| **count);
         let (node, count) = least.context("no other node is alive; start one first")?;
         *count += 1;
@@ -133,9 +133,37 @@ async fn drain(client: &Client, name: &str, nodes: &[NodeRow], arguments: &NodeA
     bar.finish_and_clear();
     results.into_iter().collect::<anyhow::Result<()>>()?;
     match arguments.json {
-        true => output::json(&moves),
-        false => output::line(&format!("moved {} databases from {name}", moves.len())),
+        true => output::json(&moves)?,
+        false => output::line(&format!("moved {} databases from {name}", moves.len()))?,
     }
+    ensure!(
+        local.is_empty(),
+        "{} databases of node {name} have durability = 'local' and cannot be moved: {}; move them into the \
+         store first, with ALTER DATABASE ... SET durability = 'shared'",
+        local.len(),
+        local[..local.len().min(MAX_NAMED)].join(", ")
+    );
+    Ok(())
+}
+
+/// The databases of a node that can be moved, and those that cannot.
+async fn databases(client: &Client, node: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    let sql = "SELECT \"default\" FROM fulmar.limits WHERE tenant = $1 AND name = 'durability'";
+    let row = client.query_one(sql, &[&SYSTEM_DATABASE]).await.map_err(|error| server_error(&error))?;
+    let has_private_stores = row.try_get::<_, String>(0)? == "local";
+    let sql = "SELECT tenant, durability FROM fulmar.partitions WHERE node = $1 ORDER BY partition";
+    let rows = client.query(sql, &[&node]).await.map_err(|error| server_error(&error))?;
+    let (mut movable, mut local) = (Vec::new(), Vec::new());
+    for row in &rows {
+        let (database, durability): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        match has_private_stores {
+            // Each node has an empty system database of its own.
+            true if database == SYSTEM_DATABASE => {}
+            false if durability == "local" => local.push(database),
+            _ => movable.push(database),
+        }
+    }
+    Ok((movable, local))
 }
 
 /// Moves all databases of a node to another one.

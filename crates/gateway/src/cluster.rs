@@ -268,6 +268,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// Whether each node has a store of its own, so that all databases have local durability.
     fn has_private_stores(&self) -> bool;
 
+    /// The durability of a database for which none was chosen.
+    fn default_durability(&self) -> Durability {
+        if self.has_private_stores() { Durability::Local } else { Durability::Shared }
+    }
+
     /// Creates the ownership record of a new partition, at the least loaded node.
     async fn create_partition(&self, partition: PartitionId, durability: Durability) -> Result<()>;
 

@@ -249,16 +249,19 @@ public class Client {
 
     /** Runs a transaction, and retries it after a conflict. docs/clients.md shows this. */
     static <T> T retry(Work<T> work) throws Exception {
-        for (int attempt = 1; ; attempt++) {
-            try (Connection connection = connect()) {
-                connection.setAutoCommit(false);
-                connection.setTransactionIsolation(Connection.TRANSACTION_SERIALIZABLE);
-                T answer = work.run(connection);
-                connection.commit();
-                return answer;
-            } catch (SQLException failure) {
-                if (attempt == 5 || !List.of("40001", "40P01").contains(failure.getSQLState())) {
-                    throw failure;
+        try (Connection connection = connect()) {
+            connection.setAutoCommit(false);
+            connection.setTransactionIsolation(Connection.TRANSACTION_SERIALIZABLE);
+            for (int attempt = 1; ; attempt++) {
+                try {
+                    T answer = work.run(connection);
+                    connection.commit();
+                    return answer;
+                } catch (SQLException failure) {
+                    if (attempt == 5 || !List.of("40001", "40P01").contains(failure.getSQLState())) {
+                        throw failure;
+                    }
+                    connection.rollback();
                 }
             }
         }

@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{run, stdout, wait_until, with_timeout};
+use common::{run, stderr_of_failure, stdout, wait_until, with_timeout};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls};
@@ -120,6 +120,13 @@ async fn databases_are_reachable_through_every_node_and_move() {
     assert!(nodes.as_array().unwrap().iter().all(|node| node["state"] == "alive"), "{list}");
     stdout(&run(&["node", "drain", "n2", "--server", &server]));
     assert_ne!(owner(&cluster, 0, "shop").await, 1, "a drained node owns no databases");
+    // A local database stays, which is an error: the node may not be removed.
+    execute(&cluster, 2, "fulmar", "ALTER DATABASE shop SET durability = 'local'").await;
+    let owner_of_local = owner(&cluster, 0, "shop").await;
+    let drained = run(&["node", "drain", cluster.name(owner_of_local), "--server", &server]);
+    let error = stderr_of_failure(&drained, 1);
+    assert!(error.contains("1 databases of node") && error.contains("cannot be moved: shop"), "{error}");
+    assert_eq!(owner(&cluster, 0, "shop").await, owner_of_local);
     execute(&cluster, 2, "fulmar", "DROP DATABASE shop").await;
     let connected = try_connect(&cluster.url(1, "shop")).await;
     let error = connected.map(drop).unwrap_err();

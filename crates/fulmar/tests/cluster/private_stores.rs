@@ -86,6 +86,15 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
     cluster.start_node(others[1]).await.unwrap();
     assert_eq!(values(&cluster, source, "shop").await, expected);
     assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
+
+    // A drain moves all databases, although they are local: that is the default here.
+    let default = "SELECT \"default\" FROM fulmar.limits WHERE tenant = 'shop' AND name = 'durability'";
+    assert_eq!(text(&cluster, source, default).await, "local");
+    let server = cluster.url(source, "fulmar");
+    let drained = stdout(&run(&["node", "drain", cluster.name(others[1]), "--server", &server]));
+    assert_eq!(drained, format!("moved 1 databases from {}\n", cluster.name(others[1])));
+    assert_ne!(owner(&cluster, source, "shop").await, others[1]);
+    assert_eq!(rows(&cluster, source, "shop").await, ROWS);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,13 +25,12 @@ pub(super) fn durability(
     cluster: &dyn Cluster,
 ) -> Result<Durability> {
     match (cluster.has_private_stores(), given) {
-        (false, None) => Ok(Durability::Shared),
         (false, Some(_)) => Ok(parsed),
         (true, Some(_)) if parsed == Durability::Shared => Err(unsupported(
             "databases cannot have shared durability in a cluster whose nodes have stores of their own",
         )
         .hint("Start the nodes of a cluster with --store, a store that all of them reach.")),
-        (true, _) => Ok(Durability::Local),
+        _ => Ok(cluster.default_durability()),
     }
 }
 

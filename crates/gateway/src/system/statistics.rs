@@ -87,6 +87,8 @@ pub(super) const TABLES: &[Table] = &[
             ],
         ),
         |viewer, _| {
+            let cluster = viewer.sources.cluster.as_ref();
+            let default = cluster.map_or(Durability::default(), |cluster| cluster.default_durability());
             let rows = |tenant: Arc<Tenant>| {
                 let rows: Rows = tenant
                     .limits
@@ -98,7 +100,7 @@ pub(super) const TABLES: &[Table] = &[
                         tenant.name.as_str(),
                         "durability",
                         tenant.durability.name(),
-                        Durability::default().name(),
+                        default.name(),
                         "Where commits are made durable: local (the node's disk) or shared (the store).",
                     ]])
                     .collect();
