@@ -22,7 +22,9 @@ use fulmar_engine::{Config, Engine};
 use fulmar_gateway::cluster::Cluster;
 use fulmar_gateway::events::EventLog;
 use fulmar_meta::reject_unfinished;
-use fulmar_meta::{Catalog, Embedded, EtcdOptions, EtcdStore, MetadataStore, SYSTEM_PARTITION, TenantState};
+use fulmar_meta::{
+    Catalog, Embedded, EtcdOptions, EtcdStore, MetaError, MetadataStore, SYSTEM_PARTITION, TenantState,
+};
 use fulmar_node::directory::{Conversion, DirectoryOwner};
 use fulmar_node::metadata::{RemoteOptions, RemoteStore};
 use fulmar_node::registration::{self, Place, Registration};
@@ -47,8 +49,10 @@ pub(super) const CLUSTER_METADATA_FILE: &str = "cluster.db";
 const REMOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time from the start of a process to its replacement.
 const MIN_RUN_TIME: Duration = Duration::from_secs(1);
-/// How long a node that has joined the cluster before waits for the store.
+/// How long a node that has joined the cluster before waits for the metadata store, and then for the
+/// store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(300);
+const METADATA_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How long a node waits for the founder of the cluster to mark the store.
 const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
 const FOUNDING_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -202,16 +206,16 @@ async fn open_metadata(
             data.join(MARK_FILE).display()
         );
     }
+    let has_joined = DirectoryOwner::read(data)?.is_some();
     Ok(match metadata {
         Metadata::Url(MetaUrl::Etcd { endpoints, cluster }) => {
             let mut etcd = EtcdOptions::new(endpoints.clone(), cluster);
             security::secure_etcd(&mut etcd, &arguments.cluster.meta_security)?;
-            Arc::new(EtcdStore::open(etcd).await.map_err(with_remedy)?)
+            Arc::new(open_remote(has_joined, async || EtcdStore::open(etcd.clone()).await).await?)
         }
         Metadata::Url(MetaUrl::Embedded) => {
-            let is_member = DirectoryOwner::read(data)?.is_some();
             ensure!(
-                !is_member || embedded.exists(),
+                !has_joined || embedded.exists(),
                 "{0} is missing; if this node has started with --meta embedded, restore {0}, {0}-wal and {1} from a \
                  backup of this data directory, all three from the same moment; otherwise start it with the --join \
                  or --meta that it had",
@@ -230,9 +234,26 @@ async fn open_metadata(
             );
             let name = name.clone().unwrap_or_default();
             let options = RemoteOptions { address: *address, name, tls, timeout: REMOTE_TIMEOUT };
-            Arc::new(RemoteStore::open(options).await.map_err(with_remedy)?)
+            Arc::new(open_remote(has_joined, async || RemoteStore::open(options.clone()).await).await?)
         }
     })
+}
+
+/// Opens a metadata store of other processes. If this node has joined the cluster before, its flags
+/// are right, and a store that does not answer is only away: the node waits for it.
+async fn open_remote<T>(has_joined: bool, open: impl AsyncFn() -> Result<T, MetaError>) -> anyhow::Result<T> {
+    let began = Instant::now();
+    loop {
+        match open().await {
+            Err(error @ (MetaError::Unavailable { .. } | MetaError::OutcomeUnknown { .. }))
+                if has_joined && began.elapsed() < STORE_TIMEOUT =>
+            {
+                tracing::warn!(%error, "the metadata store does not answer; will retry");
+                tokio::time::sleep(METADATA_RETRY_DELAY).await;
+            }
+            opened => return opened.map_err(with_remedy),
+        }
+    }
 }
 
 async fn start_engine(

@@ -1,4 +1,4 @@
-//! A store that is away, and nodes that start.
+//! A store or etcd that is away, and nodes that start.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -44,6 +44,27 @@ async fn database_whose_move_has_failed_is_served_when_the_store_is_back() {
     move_to(&cluster, 0, "shop", 1).await;
     assert_eq!(owner(&cluster, 0, "shop").await, 1);
     assert_eq!(values(&cluster, 0, "shop").await, [1, 2]);
+}
+
+/// A node that was declared dead restarts itself, and etcd may not answer at that moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_has_joined_before_waits_for_etcd_at_its_start() {
+    let mut cluster = start().await;
+    create(&cluster, "shop").await;
+    cluster.kill(2).unwrap();
+    cluster.etcd().kill(0).unwrap();
+    cluster.spawn_node(2).unwrap();
+    let log = cluster.log(2).to_owned();
+    let waits = async || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        log.contains("the metadata store does not answer; will retry")
+    };
+    wait_until("the node waits", waits).await;
+    cluster.etcd().start_again(0).unwrap();
+    cluster.wait_for_node(2).await.unwrap();
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(!log.lines().any(|line| line.starts_with("fulmar: ")), "the process has ended: {log}");
+    execute(&cluster, 2, "shop", "INSERT INTO t VALUES (1)").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ use fulmar_workload::server::{Cluster, ClusterSetup};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::{Node, fulmar, refusal, stderr_of_failure, with_timeout};
+use crate::{execute, wait_until_alive};
 
 /// The command of a node with some of its arguments replaced.
 fn replaced(cluster: &Cluster, node: usize, flags: &[(&str, String)]) -> Command {
@@ -94,14 +95,18 @@ async fn wrong_directories_and_stores_are_refused_with_a_remedy() {
         assert!(error.contains(part), "{flag} {value}: {error}");
     }
     // No etcd. It is the absence of an answer that is expected here: the start is not repeated.
-    let mut command = replaced(&cluster, 1, &[("--meta", "etcd://127.0.0.1:1".to_owned())]);
+    // A node that has joined would wait for it.
+    let flags =
+        [("--meta", "etcd://127.0.0.1:1".to_owned()), ("--data", cluster.path("new").display().to_string())];
+    let mut command = replaced(&cluster, 1, &flags);
     let run = tokio::task::spawn_blocking(move || command.output().unwrap());
     let error = stderr_of_failure(&with_timeout("a start without etcd", run).await.unwrap(), 1);
     assert!(error.contains("metadata store"), "{error}");
 
     // The node itself was not disturbed by any of them, and a right one joins.
+    execute(&cluster, 0, "fulmar", "SELECT 1").await;
     cluster.start_node(1).await.unwrap();
-    assert!(cluster.is_running(0));
+    wait_until_alive(&cluster, 1, 0, 1).await;
 }
 
 /// Introduces a process with these protocol versions to a node. Returns the version to be used.
