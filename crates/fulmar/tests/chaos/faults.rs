@@ -141,11 +141,12 @@ impl Faults<'_> {
 
     pub async fn stop(&mut self, node: usize) {
         let status = self.cluster.stop(node).await.unwrap();
-        let log = self.cluster.log_tail(node);
+        let log = std::fs::read_to_string(self.cluster.log(node)).unwrap();
         // A process that has just replaced itself does not handle the signal yet.
         let was_restarting = status.signal() == Some(Signal::TERM.as_raw())
             && log.rfind("it restarts and joins the cluster") > log.rfind("fulmar ready:");
-        assert!(status.success() || was_restarting, "a graceful stop failed: {status}\n{log}");
+        let tail = self.cluster.log_tail(node);
+        assert!(status.success() || was_restarting, "a graceful stop failed: {status}\n{tail}");
         self.sleep(0, 1000).await;
         self.cluster.start_node(node).await.unwrap();
         self.injected.stops += 1;

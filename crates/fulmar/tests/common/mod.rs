@@ -131,6 +131,26 @@ pub fn stderr_of_failure(output: &Output, code: i32) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// The first line that a process writes to stdout, empty if it ends before. Kills the process and
+/// panics after [`WAIT_TIMEOUT`].
+pub fn first_line(process: &mut Child) -> String {
+    let mut stdout = process.stdout.take().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(&mut stdout).read_line(&mut line).map(|_| line);
+        // Fails if the test has given up.
+        let _ = sender.send((read, stdout));
+    });
+    let Ok((line, stdout)) = receiver.recv_timeout(WAIT_TIMEOUT) else {
+        let _ = process.kill();
+        panic!("the process has written nothing within {WAIT_TIMEOUT:?}");
+    };
+    // Open as long as the process runs, so that it can write.
+    process.stdout = Some(stdout);
+    line.unwrap()
+}
+
 /// A running node. Killed on drop.
 pub struct Node {
     pub process: Child,
@@ -168,8 +188,7 @@ impl Node {
     /// Runs a command that starts a node, and waits until it is ready.
     pub fn run(mut command: Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let line = first_line(&mut process);
         Self::ready(process, &line)
     }
 
@@ -180,8 +199,7 @@ impl Node {
         loop {
             command.stdout(Stdio::piped()).stderr(std::fs::File::create(log).unwrap());
             let mut process = command.spawn().unwrap();
-            let mut line = String::new();
-            BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            let line = first_line(&mut process);
             if !line.is_empty() {
                 return Self::ready(process, &line);
             }

@@ -16,7 +16,6 @@ mod cluster;
 mod files;
 mod salts;
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -96,10 +95,9 @@ impl Rig {
         command.args(self.cluster_flags());
         command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let line = common::first_line(&mut process);
         if line.is_empty() {
-            assert_eq!(process.wait().unwrap().code(), Some(1));
+            assert_eq!(common::wait(&mut process).code(), Some(1));
             return Err(self.stderr());
         }
         Ok(Node::ready(process, &line))

@@ -15,7 +15,7 @@ use rustix::fs::FallocateFlags;
 use rustix::process::Signal;
 
 use super::*;
-use crate::common::client;
+use crate::common::{client, first_line};
 
 /// Enough for two log files, which the node preallocates.
 const DISK_SIZE: &str = "160m";
@@ -54,8 +54,7 @@ impl SmallDisk {
             .stdout(Stdio::piped())
             .spawn()
             .expect("this test requires unshare of util-linux");
-        let mut line = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let line = first_line(&mut holder);
         assert_eq!(line, "mounted\n", "cannot mount a tmpfs: permit user namespaces, or run as root");
         let input = holder.stdin.take().unwrap();
         SmallDisk { directory, holder, _input: input, _lock: lock }

@@ -16,7 +16,6 @@ mod full_disk;
 mod slow_store;
 mod threads;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -27,8 +26,7 @@ use tokio_postgres::Client;
 fn start(mut command: Command, log: &Path) -> Result<Node, String> {
     command.stderr(std::fs::File::create(log).unwrap()).stdout(Stdio::piped());
     let mut process = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let line = common::first_line(&mut process);
     if line.is_empty() {
         let status = common::wait(&mut process);
         let error = std::fs::read_to_string(log).unwrap();

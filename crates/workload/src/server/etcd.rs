@@ -149,7 +149,9 @@ impl Etcd {
 
     /// Runs etcdctl on all members. Returns its output.
     pub fn etcdctl(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        self.etcdctl_at(&self.endpoints(), arguments)
+        // Longer than etcdctl's, for busy machines.
+        let timeouts = ["--dial-timeout=60s", "--command-timeout=120s"];
+        self.etcdctl_at(&self.endpoints(), &[&timeouts[..], arguments].concat())
     }
 
     /// Replaces the data of all members by that of a snapshot, and restarts them.
