@@ -481,8 +481,8 @@ pub enum Comparison {
 /// `fulmar demo`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Requires pgbench and etcd (Debian: apt-get install postgresql-15 etcd-server etcd-client). Removes \
-                  all its files at the end."
+    after_help = "Requires pgbench and etcd (Debian: apt-get install postgresql-15 etcd-server etcd-client).
+Removes all its files at the end."
 )]
 pub struct DemoArgs {
     /// Seconds of load, half before a node is killed and half after it

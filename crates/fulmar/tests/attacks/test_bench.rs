@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::client::{self, PASSWORD, Raw, Response};
 use crate::common::{Node, status, stdout};
 use crate::neighbour::{self, Neighbour};
-use crate::process::Monitor;
+use crate::process::{self, Monitor};
 
 /// The attacking tenant. Its user `OWNER` has all privileges in it, its user `READER` only SELECT.
 pub const TENANT: &str = "attacked";
@@ -172,7 +172,7 @@ impl TestBench {
     /// Returns the address of the node. Starts one if none is running.
     pub async fn target(&mut self) -> Target {
         let node = &self.stage().await.node;
-        Target { sql: node.sql.clone(), http: node.http.clone() }
+        Target { sql: node.sql.clone(), http: node.http.clone(), process: node.process.id() }
     }
 
     /// Runs an attack and checks its effects. The response must have one of the SQLSTATEs
@@ -264,12 +264,18 @@ impl TestBench {
 pub struct Target {
     sql: String,
     http: String,
+    process: u32,
 }
 
 impl Target {
     /// Returns the host and port for SQL.
     pub fn address(&self) -> &str {
         &self.sql
+    }
+
+    /// Returns the CPU time that the threads of the offload pool have used.
+    pub fn offload_cpu(&self) -> Duration {
+        process::cpu_of_threads(self.process, "fulmar-offload")
     }
 
     /// Returns the value of a metric. The node must run with `--public-metrics`.
