@@ -57,6 +57,14 @@ pub enum Error {
     /// The catalog does not allow the change: another one came first.
     #[error("{0}")]
     Rejected(String),
+    /// The metadata store has no space for the change.
+    #[error("{cause}")]
+    OutOfSpace {
+        /// The cause.
+        cause: String,
+        /// The remedy.
+        remedy: &'static str,
+    },
     /// The metadata store did not answer in time, or refused.
     #[error("metadata store unavailable: {0}")]
     Unavailable(String),

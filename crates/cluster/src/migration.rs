@@ -32,7 +32,7 @@
 //!   the new owner has stored all pages ([`pulled`]). The source keeps them as long as
 //!   [`is_pinned`].
 
-use fulmar_meta::Transaction;
+use fulmar_meta::{MetaError, Transaction};
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
@@ -323,7 +323,8 @@ pub async fn journal<E: Environment>(
 }
 
 /// Starts a migration, and returns its number. `None` if another one is running, or was started
-/// concurrently, or if the requester's term in its role has ended.
+/// concurrently, or if the requester's term in its role has ended. Fails if the metadata store has no
+/// space.
 pub async fn start<E: Environment>(
     env: &E,
     partition: PartitionId,
@@ -357,10 +358,17 @@ pub async fn start<E: Environment>(
         Some(fence) => fence.compare(start),
         None => start,
     };
-    metadata::transact(env, start).await;
+    let started = env.metadata().transact(start).await;
     // The outcome of the transaction may be unknown.
     let now = self::journal(env, partition).await?;
-    Ok(now.filter(|now| now.record.number == number && now.record.is_same(&journal)).map(|_| number))
+    let is_started = now.is_some_and(|now| now.record.number == number && now.record.is_same(&journal));
+    match started {
+        _ if is_started => Ok(Some(number)),
+        Err(error @ MetaError::OutOfSpace { remedy, .. }) => {
+            Err(Error::OutOfSpace { cause: error.to_string(), remedy })
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Why a migration was cancelled.

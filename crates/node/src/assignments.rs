@@ -228,6 +228,9 @@ pub(crate) fn protocol_error(error: &fulmar_cluster::Error) -> Error {
         fulmar_cluster::Error::Fenced { .. } => {
             Error::new(sqlstate::CANNOT_CONNECT_NOW, error.to_string()).hint("Retry: the node is restarting.")
         }
+        fulmar_cluster::Error::OutOfSpace { cause, remedy } => {
+            Error::new(sqlstate::DISK_FULL, cause.clone()).hint(*remedy)
+        }
         error => Error::new(sqlstate::INTERNAL, error.to_string()),
     }
 }
