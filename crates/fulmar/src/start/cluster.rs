@@ -239,8 +239,8 @@ async fn open_metadata(
     })
 }
 
-/// Opens a metadata store of other processes. If this node has joined the cluster before, its flags
-/// are right, and a store that does not answer is only away: the node waits for it.
+/// Opens a metadata store in other processes. A node that has joined the cluster before has the right
+/// flags, so it waits if the store does not answer.
 async fn open_remote<T>(has_joined: bool, open: impl AsyncFn() -> Result<T, MetaError>) -> anyhow::Result<T> {
     let began = Instant::now();
     loop {

@@ -131,6 +131,7 @@ async fn run(seed: u64, seconds: u64) {
     let summary = check(&cluster, LOAD, seed, &records).await;
     println!("{summary}");
     println!("{injected}");
+    moves::check_logs(&cluster);
     assert!(summary.committed > 0 && injected.total() > 0, "{summary}; {injected}");
     // Unmounted before the cluster removes its directory.
     drop(disks);

@@ -69,7 +69,7 @@ async fn full_etcd_stops_neither_reads_nor_commits() {
         count += 1;
         assert_eq!(values(&cluster, 1, "shop").await.len() as i64, count);
     }
-    // Not under a lease of before, however long a round took.
+    // The leases of before the loop have expired.
     assert_eq!(values(&cluster, 1, "shop").await.len() as i64, count);
 
     // Changes fail, and say why.

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use tokio::task::JoinHandle;
@@ -69,18 +69,22 @@ fn write(cluster: &Cluster, stop: &Arc<AtomicBool>, acknowledged: &Arc<AtomicI64
 }
 
 /// Reads until it is stopped. Every read must include what was acknowledged before it, and nothing
-/// may disappear. Returns the number of reads.
-fn read(client: Client, stop: &Arc<AtomicBool>, acknowledged: &Arc<AtomicI64>) -> JoinHandle<u64> {
-    let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
+/// may disappear. Counts the reads.
+fn read(
+    client: Client,
+    stop: &Arc<AtomicBool>,
+    acknowledged: &Arc<AtomicI64>,
+    reads: &Arc<AtomicU64>,
+) -> JoinHandle<()> {
+    let (stop, acknowledged, reads) = (stop.clone(), acknowledged.clone(), reads.clone());
     tokio::spawn(async move {
-        let (mut seen, mut reads) = (0, 0);
+        let mut seen = 0;
         while !stop.load(Ordering::Relaxed) {
             let least = acknowledged.load(Ordering::SeqCst).max(seen);
             seen = count(&client).await;
             assert!(seen >= least, "{seen} rows, although {least} were acknowledged or shown before");
-            reads += 1;
+            reads.fetch_add(1, Ordering::SeqCst);
         }
-        reads
     })
 }
 
@@ -101,10 +105,13 @@ async fn replica_follows_moves_and_failovers() {
 
     let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(0)));
     let writer = write(&cluster, &stop, &acknowledged);
-    let reading = read(client, &stop, &acknowledged);
+    let (stop_reading, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let reading = read(client, &stop_reading, &acknowledged, &reads);
     let progress = async || {
-        let before = acknowledged.load(Ordering::SeqCst);
-        wait_until("progress", async || acknowledged.load(Ordering::SeqCst) > before + 10).await;
+        let (written, read) = (acknowledged.load(Ordering::SeqCst), reads.load(Ordering::SeqCst));
+        let is_read = || reads.load(Ordering::SeqCst) > read + 2 || reading.is_finished();
+        let continues = async || acknowledged.load(Ordering::SeqCst) > written + 10 && is_read();
+        wait_until("progress", continues).await;
     };
     for round in 0..6 {
         move_to(&cluster, 0, "shop", (round + 1) % 2).await;
@@ -122,6 +129,8 @@ async fn replica_follows_moves_and_failovers() {
         wait_until_alive(&cluster, 0, 1, incarnation).await;
     }
     // A restart of the replica.
+    stop_reading.store(true, Ordering::Relaxed);
+    with_timeout("the reader", reading).await.unwrap();
     drop(replica);
     let restarted = start_replica(&cluster);
     let second = reader(&restarted, "shop").await;
@@ -129,8 +138,6 @@ async fn replica_follows_moves_and_failovers() {
     assert!(count(&second).await >= least);
     stop.store(true, Ordering::Relaxed);
     with_timeout("the writer", writer).await.unwrap();
-    // The first reader has lost its node.
-    reading.abort();
     let all = acknowledged.load(Ordering::SeqCst);
     assert_eq!(count(&second).await, all);
     assert_eq!(values(&cluster, 0, "shop").await, Vec::from_iter(0..all));
@@ -179,12 +186,18 @@ async fn replica_reads_all_databases_and_writes_none() {
         ("shop", "INSERT INTO t VALUES (2)"),
         ("books", "DROP TABLE t"),
         ("fulmar", "CREATE DATABASE other"),
-        ("fulmar", "ALTER DATABASE shop SET node = 'n2'"),
+        ("fulmar", "ALTER DATABASE shop MOVE TO 'n2'"),
+        ("fulmar", "ALTER NODE n1 MOVE TO 'n2'"),
+        ("fulmar", "ALTER DATABASE shop CANCEL MOVE"),
+        ("fulmar", "ALTER DATABASE shop PIN"),
+        ("fulmar", "ALTER SYSTEM SET control.mode = 'on'"),
+        ("fulmar", "CREATE TOKEN phone"),
         ("fulmar", "DROP NODE n2"),
     ] {
         let error = reader(&replica, database).await.batch_execute(sql).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "25006", "{sql}");
     }
+    assert_eq!(owner(&cluster, 0, "shop").await, 0);
 
     // Passwords and privileges are those of the cluster.
     let with_passwords =

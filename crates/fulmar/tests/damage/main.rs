@@ -218,6 +218,16 @@ async fn fill(rig: Rig, end: Signal) -> Rig {
         run(sql).await;
     }
     let contents = contents(&node, &password).await.unwrap();
+    for (user, privilege) in [
+        ("ada in shop", "write"),
+        ("ada in crm", "nothing"),
+        ("bob in crm", "read"),
+        ("bob in shop", "nothing"),
+        ("eve in shop", "nothing"),
+    ] {
+        let line = format!("privilege of {user}: {privilege}");
+        assert!(contents.contains(&line), "{line} is expected: {contents:?}");
+    }
     // Corruption of the last record of an unsealed log cannot be distinguished from a torn write,
     // so the last commit must not be part of the expected contents.
     let shop = log_in(&node, "fulmar", &password, "shop").await.unwrap();

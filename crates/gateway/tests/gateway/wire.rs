@@ -1,6 +1,6 @@
 //! Protocol messages that client libraries do not send.
 
-use crate::common::{Node, wait_until, with_timeout};
+use crate::common::{Node, state, wait_until, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -195,9 +195,6 @@ async fn malformed_input_closes_only_its_connection() {
     ] {
         assert_eq!(conversation(&node, silent).await, b"", "{silent:?}");
     }
-    // A cancel request with a wrong secret does nothing and gets no response.
-    let cancel = [&[0, 0, 0, 16][..], &80_877_102u32.to_be_bytes(), &[0, 0, 0, 1], &[1, 2, 3, 4]].concat();
-    assert_eq!(conversation(&node, &cancel).await, b"");
     // Without a certificate, an SSLRequest is answered with N, and the connection can be used
     // without TLS.
     let plain = [&[0, 0, 0, 8][..], &80_877_103u32.to_be_bytes()].concat();
@@ -209,6 +206,31 @@ async fn malformed_input_closes_only_its_connection() {
     let smuggled = [plain, startup("t1")].concat();
     assert_eq!(conversation(&node, &smuggled).await, b"");
     client.batch_execute("SELECT 1").await.unwrap();
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancel_request_with_a_wrong_secret_does_nothing() {
+    const ENDLESS: &str =
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+    let node = Node::insecure().await;
+    let client = node.database("t1").await;
+    let observer = node.client("t1").await;
+    let process: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let token = client.cancel_token();
+    let running = tokio::spawn(async move { state(client.batch_execute(ENDLESS).await) });
+    let is_active = async || {
+        let sql = format!("SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND query = '{ENDLESS}'");
+        observer.query_opt(&sql, &[]).await.unwrap().is_some()
+    };
+    wait_until("the statement runs", is_active).await;
+    // The secret is random.
+    let cancel =
+        [&16u32.to_be_bytes()[..], &80_877_102u32.to_be_bytes(), &process.to_be_bytes(), &[1, 2, 3, 4]];
+    assert_eq!(conversation(&node, &cancel.concat()).await, b"", "it gets no answer");
+    assert!(is_active().await && !running.is_finished());
+    token.cancel_query(tokio_postgres::NoTls).await.unwrap();
+    assert_eq!(with_timeout("the cancelled statement", running).await.unwrap(), "57014");
     node.stop().await;
 }
 
