@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fulmar_workload::server::{Cluster, ClusterSetup, ClusterStore};
+use tokio_postgres::error::SqlState;
 
 use super::store_proxy::{Proxy, Treatment};
 use super::{connect, create, execute, move_to, owner, start, try_connect, values};
@@ -36,7 +37,13 @@ async fn database_whose_move_has_failed_is_served_when_the_store_is_back() {
         moved.unwrap().expect_err("a database must not move while its records cannot be flushed");
     }
     proxy.set(Treatment::Pass);
-    execute(&cluster, 1, "shop", "INSERT INTO t VALUES (2)").await;
+    let client = connect(&cluster, 1, "shop").await;
+    wait_until("an insert", async || {
+        let inserted = with_timeout("an insert", client.batch_execute("INSERT INTO t VALUES (2)")).await;
+        // Until the node has noticed that the store is back.
+        inserted.map_err(|error| assert_eq!(error.code(), Some(&SqlState::IO_ERROR), "{error:?}")).is_ok()
+    })
+    .await;
     assert_eq!(values(&cluster, 0, "shop").await, [1, 2]);
     if !moving.is_finished() {
         let _ = with_timeout("the move", moving).await; // it may succeed now

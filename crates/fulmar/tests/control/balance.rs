@@ -12,7 +12,8 @@ async fn databases_of_a_busy_node_are_moved_once_and_pinned_ones_stay() {
     }
     let stop = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = names.iter().map(|name| burn(cluster.url(0, name), stop.clone())).collect();
-    let writer = write(cluster.url(1, "a"), Duration::from_millis(1), stop.clone());
+    let write_to = |name| write(cluster.url(1, name), Duration::from_millis(1), stop.clone());
+    let writers = ["b", "c"].map(write_to);
     set(&cluster, 0, QUICK);
     // The moves before this test are within it.
     set(&cluster, 0, &[("cool_down", "1s"), ("mode", "advise")]);
@@ -48,7 +49,9 @@ async fn databases_of_a_busy_node_are_moved_once_and_pinned_ones_stay() {
     for client in clients {
         client.await.unwrap();
     }
-    assert!(writer.await.unwrap() > 0, "transactions continue while their database is moved");
+    for writer in writers {
+        assert!(writer.await.unwrap() > 0, "transactions continue while their database is moved");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

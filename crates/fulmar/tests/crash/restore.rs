@@ -47,7 +47,10 @@ async fn restores_and_branches_are_atomic_across_crashes() {
                 response.is_err(),
                 "{statement} succeeded, but the node should have killed itself at {failpoint}"
             );
-            node.end_by_kill().await?;
+            ensure!(
+                node.is_killed_within(FAILPOINT_TIMEOUT).await?,
+                "the node did not reach {failpoint}: {response:?}"
+            );
             let node = start(directory.path(), None).await?;
             check(&node, "past", rows).await.context(failpoint)?;
             node.kill().await?;
