@@ -301,7 +301,8 @@ impl Registry {
         (!of_this_node).then_some(pid as u32 >> PID_BITS)
     }
 
-    /// Cancels the running statement of a session, through its front if that is here. Does nothing if the secret is wrong.
+    /// Cancels the running statement of a session, through its front if that is here. Does nothing if
+    /// the secret is wrong.
     pub(crate) fn cancel(&self, pid: i32, secret: i32) {
         let sessions = self.sessions.lock();
         let found = sessions.fronts.get(&pid).or_else(|| sessions.by_pid.get(&pid));
