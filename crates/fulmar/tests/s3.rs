@@ -244,6 +244,8 @@ async fn disk_cache_tolerates_crashes_corruption_and_removal() {
         let node = start_with_cache();
         let a = client(&node, "a").await;
         assert_eq!(query_i64(&a, DIGEST).await, expected, "round {round}");
+        let failures = metric(&node, "fulmar_disk_cache_failures_total");
+        assert!(round < 3 || failures > 0.0, "corrupted pages are read and rejected");
         // Kill the node during another scan.
         let scan = tokio::spawn(async move { a.query_one(DIGEST, &[]).await.map(drop) });
         let written = metric(&node, "fulmar_disk_cache_written_bytes_total");

@@ -1,7 +1,8 @@
 //! Point-in-time recovery: restore, branch, thinning and garbage collection of a partition's
 //! history, with crashes.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::history::{DAY, HOUR, MINUTE, Node, SHOP, five_minutes};
@@ -250,11 +251,13 @@ async fn expired_history_is_collected_except_for_segments_of_branches() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn collection_keeps_all_segments_of_branches() {
     let (node, _) = five_minutes(Duration::ZERO).await;
+    let passes = Arc::new(AtomicU64::new(0));
     let collecting = tokio::spawn({
-        let engine = node.engine.clone();
+        let (engine, passes) = (node.engine.clone(), passes.clone());
         async move {
             loop {
                 engine.collect().await.unwrap();
+                passes.fetch_add(1, Ordering::Relaxed);
             }
         }
     });
@@ -271,9 +274,12 @@ async fn collection_keeps_all_segments_of_branches() {
         assert_eq!(node.rows(id).await, 5);
         previous = id;
     }
+    wait_until("a pass", async || passes.load(Ordering::Relaxed) > 0 || collecting.is_finished()).await;
     collecting.abort();
-    let _ = collecting.await;
-    assert_eq!(node.rows(SHOP).await, 5);
+    assert!(collecting.await.unwrap_err().is_cancelled(), "no pass has failed");
+    for partition in [SHOP, previous] {
+        assert_eq!(node.rows(partition).await, 5);
+    }
 }
 
 /// A restore to a version that cannot be opened could not be undone, so a restore first opens that

@@ -21,6 +21,7 @@ use common::{run, stderr_of_failure, stdout, wait_until, with_timeout};
 use fulmar_workload::server::{Cluster, ClusterSetup};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
 /// Rounds and pauses in tenths of seconds.
@@ -54,10 +55,18 @@ async fn execute(cluster: &Cluster, node: usize, database: &str, sql: &str) {
 
 /// The first column of a query in the system database, as text.
 async fn query(cluster: &Cluster, node: usize, sql: &str) -> Vec<String> {
-    let client = try_connect(&cluster.url(node, "fulmar")).await.unwrap();
-    let rows = with_timeout(sql, client.query(sql, &[])).await;
-    let rows = rows.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-    rows.iter().map(|row| row.get(0)).collect()
+    let read = async {
+        loop {
+            let client = try_connect(&cluster.url(node, "fulmar")).await.unwrap();
+            match client.query(sql, &[]).await {
+                Ok(rows) => return rows,
+                // The owner of the system database has been killed or suspended.
+                Err(error) if error.code() == Some(&SqlState::TRANSACTION_RESOLUTION_UNKNOWN) => {}
+                Err(error) => panic!("{sql}: {error:?}"),
+            }
+        }
+    };
+    with_timeout(sql, read).await.iter().map(|row| row.get(0)).collect()
 }
 
 /// Runs `fulmar control`.
