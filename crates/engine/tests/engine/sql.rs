@@ -73,8 +73,9 @@ async fn write_skew_is_refused() {
         assert_eq!(client.int("SELECT sum(on_call) FROM d").await, 2);
     }
     a.run("UPDATE d SET on_call = 0 WHERE id = 1; COMMIT").await.unwrap();
-    b.run("UPDATE d SET on_call = 0 WHERE id = 2").await.unwrap();
-    assert_eq!(b.state("COMMIT").await, sqlstate::SERIALIZATION_FAILURE);
+    let update = "UPDATE d SET on_call = 0 WHERE id = 2";
+    assert_eq!(b.state(update).await, sqlstate::SERIALIZATION_FAILURE);
+    b.run("ROLLBACK").await.unwrap();
     assert_eq!(b.session.status(), TransactionStatus::Idle);
     assert_eq!(b.int("SELECT sum(on_call) FROM d").await, 1);
 }
