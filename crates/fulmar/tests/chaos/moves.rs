@@ -45,8 +45,11 @@ const GENTLE_SHARE: u32 = 4;
 /// How long a fault waits for a migration at a step.
 const STEP_PATIENCE: Duration = Duration::from_secs(2);
 const STEP_POLL_INTERVAL: Duration = Duration::from_millis(2);
+const MIGRATIONS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The reports that a cluster keeps.
 const MAX_REPORTS: usize = 1000;
+/// Fewer would test little.
+const MIN_MOVES_PER_S: u64 = 1;
 
 /// Where the databases are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,6 +138,9 @@ async fn run(stores: Stores, seed: u64, seconds: u64) {
     };
     faults.inject_into_moves(Instant::now() + time - time / GENTLE_SHARE).await;
     let injected = faults.injected;
+    // A slow machine needs more time for as many.
+    let enough = timeout(SETTLE_TIMEOUT, wait_for_migrations(&cluster, seconds * MIN_MOVES_PER_S)).await;
+    enough.unwrap_or_else(|_| panic!("too few migrations:\n{}", logs(&cluster)));
     let moves = movers.stop(&cluster).await;
     records.extend(clients.stop(&cluster).await);
     println!("with faults: {moves:?}");
@@ -150,6 +156,15 @@ async fn run(stores: Stores, seed: u64, seconds: u64) {
     assert!(gentle.moved > 0 && moves.moved > 0 && injected.total() > 0 && summary.committed > 0);
     // Unmounted before the cluster removes its directory.
     drop(disks);
+}
+
+/// Waits until this number of migrations has begun since the start of the cluster.
+async fn wait_for_migrations(cluster: &Cluster, least: u64) {
+    let sql = "SELECT CAST(sum(newest) AS BIGINT) FROM \
+               (SELECT max(number) AS newest FROM fulmar.migrations GROUP BY tenant)";
+    while query(cluster, 0, sql).await[0].get::<_, Option<i64>>(0) < Some(least as i64) {
+        sleep(MIGRATIONS_POLL_INTERVAL).await;
+    }
 }
 
 async fn fill_tenants(cluster: &Cluster) {
