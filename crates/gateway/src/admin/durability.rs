@@ -36,6 +36,9 @@ pub(super) async fn alter(database: &str, durability: Durability, context: &Cont
     let tenant = context.find_ordinary(database, problem, hint)?;
     if let Some(cluster) = &context.cluster {
         cluster.set_durability(tenant.partition, durability).await?;
+        // The owner has changed the catalog. Statements that follow on this node see the change, or
+        // see it later if etcd does not answer now.
+        let _ = context.catalog.catch_up().await;
         return Ok(tenant);
     }
     let hint = "End them first. Their commits wait for the log that the database would leave.";
