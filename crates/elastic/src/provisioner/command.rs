@@ -170,9 +170,9 @@ impl Provisioner for Command {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
+    use super::super::tests::write_program;
     use super::*;
 
     /// Longer than any call that does not hang.
@@ -180,8 +180,7 @@ mod tests {
 
     fn command(directory: &Path, script: &str) -> Command {
         let program = directory.join("provision");
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, script);
         Command::new(program, "c1".to_owned(), vec!["--insecure".to_owned()])
     }
 

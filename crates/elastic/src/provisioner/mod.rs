@@ -116,7 +116,24 @@ impl fmt::Display for ProvisionerUrl {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    /// Writes a shell script that can be executed.
+    ///
+    /// Another process writes the file. If this one opened it for writing, a process that another
+    /// test starts at that moment could inherit the descriptor for a while, and the kernel does not
+    /// execute a file that is open for writing (ETXTBSY).
+    pub(super) fn write_program(path: &Path, script: &str) {
+        let mut install = Command::new("install");
+        install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+        let mut child = install.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(format!("#!/bin/sh\n{script}\n").as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
 
     #[test]
     fn urls_are_parsed_and_shown() {

@@ -241,8 +241,8 @@ impl Provisioner for Processes {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::os::unix::fs::PermissionsExt;
 
+    use super::super::tests::write_program;
     use super::*;
 
     /// A program that behaves as a node for the provisioner: it runs until SIGTERM.
@@ -252,9 +252,7 @@ mod tests {
 
     fn processes_of(cluster: &str, directory: &Path, first_port: u16) -> Processes {
         let program = directory.join("program");
-        let script = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile :; do sleep 0.05; done\n";
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, "trap 'exit 0' TERM\nwhile :; do sleep 0.05; done");
         Processes::new(Options {
             program,
             cluster: cluster.to_owned(),
