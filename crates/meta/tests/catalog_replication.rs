@@ -258,7 +258,10 @@ async fn failing_store_delays_publication_only() {
     let missing = CatalogReplica::open(pages(&store)).await.map(drop).unwrap_err();
     assert!(missing.remedy().contains("start that node once"), "{missing}");
     faulty.always(StoreOperation::Put, None);
-    let (_, catalog) = open_replica(&store).await;
-    assert!(catalog.tenant("shop").is_some());
+    let (replica, catalog) = open_replica(&store).await;
+    wait_until("the change is published", async || {
+        replica.poll().await.is_ok() && catalog.tenant("shop").is_some()
+    })
+    .await;
     owner.publisher.stop().await;
 }

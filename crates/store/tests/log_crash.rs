@@ -108,10 +108,17 @@ impl Model {
                     let wait = log.wait_durable(self.entries[at].lsn);
                     // Checks the failure first: after one, records before a durable one may have
                     // been lost.
-                    match block_on(select(&mut failure, wait)) {
+                    let waited = match block_on(select(&mut failure, wait)) {
                         Either::Left(_) => return true,
-                        Either::Right((Ok(()), _)) => self.acknowledge(at),
-                        Either::Right((Err(LogError::Discarded { .. }), _)) => {
+                        Either::Right((waited, _)) => waited,
+                    };
+                    match waited {
+                        Ok(()) => self.acknowledge(at),
+                        Err(LogError::Discarded { .. }) => {
+                            // The log may have failed after the check.
+                            if (&mut failure).now_or_never().is_some() {
+                                return true;
+                            }
                             assert_eq!(
                                 self.entries[at].fate,
                                 Fate::Lost,
@@ -119,7 +126,7 @@ impl Model {
                                 self.seed
                             );
                         }
-                        Either::Right((Err(error), _)) => panic!("seed {}: {error}", self.seed),
+                        Err(error) => panic!("seed {}: {error}", self.seed),
                     }
                 }
                 3 => {

@@ -57,8 +57,11 @@ fn appends_are_rejected_while_too_much_is_pending() {
     let files = FaultyFiles::new();
     let options = LogOptions { pending_bytes: 2000, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
+    let syncs = files.count(Operation::Sync);
     files.hold(Operation::Sync, true);
-    let refused = (1..)
+    append(&log, 1, 100).unwrap();
+    wait_until("the first batch is being synced", || files.count(Operation::Sync) == syncs + 1);
+    let refused = (2..)
         .find(|transaction| log.append(&commit(*transaction, 100), Urgency::Immediate).is_err())
         .unwrap();
     let error = log.append(&commit(refused, 100), Urgency::Immediate).unwrap_err();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Permission, PermissionType};
+use etcd_client::{Client, CompactionOptions, ConnectOptions, Permission, PermissionType};
 use fulmar_meta::{
     EtcdOptions, EtcdStore, EtcdTls, MetaError, MetadataStore, Outcome, Revision, Transaction,
 };
@@ -105,7 +105,7 @@ async fn full_etcd_rejects_changes_but_not_leases() {
     // The documented remedy.
     let mut client = client(&etcd).await;
     let revision = client.status().await.unwrap().header().unwrap().revision();
-    client.compact(revision, None).await.unwrap();
+    client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
     client.defragment().await.unwrap();
     block_in_place(|| etcd.etcdctl(&["alarm", "disarm"])).unwrap();
     put(&*store, "small", "1").await.unwrap();

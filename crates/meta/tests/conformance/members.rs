@@ -13,14 +13,19 @@ use crate::{commit, eventually, follow_impatient, impatient, open, options, put,
 
 /// The index of the leader.
 async fn leader(etcd: &Etcd) -> usize {
-    for (index, endpoint) in etcd.endpoints().into_iter().enumerate() {
-        let mut client = Client::connect([endpoint], None).await.unwrap();
-        let status = client.status().await.unwrap();
-        if status.leader() == status.header().unwrap().member_id() {
-            return index;
+    let endpoints = etcd.endpoints();
+    // An election may end between the answers of two members.
+    eventually("a member is the leader", async || {
+        for (index, endpoint) in endpoints.iter().enumerate() {
+            let mut client = Client::connect([endpoint], None).await.unwrap();
+            let status = client.status().await.unwrap();
+            if status.leader() == status.header().unwrap().member_id() {
+                return Some(index);
+            }
         }
-    }
-    panic!("no leader");
+        None
+    })
+    .await
 }
 
 async fn replica_is_exact(store: &EtcdStore, replica: &Replica) {

@@ -90,13 +90,17 @@ async fn accept(listener: TcpListener, target: String, state: Arc<watch::Sender<
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         let state = state.subscribe();
-        if state.borrow().fault == Fault::Cut {
-            continue;
-        }
+        // Read together: a connection that is accepted before a cut does not survive it.
+        let generation = {
+            let current = state.borrow();
+            if current.fault == Fault::Cut {
+                continue;
+            }
+            current.generation
+        };
         let target = target.clone();
         tokio::spawn(async move {
             let Ok(server) = TcpStream::connect(&target).await else { return };
-            let generation = state.borrow().generation;
             let (client_reads, client_writes) = client.into_split();
             let (server_reads, server_writes) = server.into_split();
             // The first direction that ends closes both.
