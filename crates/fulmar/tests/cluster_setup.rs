@@ -94,6 +94,7 @@ async fn single_node_becomes_the_first_node_of_a_cluster() {
     let users = client.query("SELECT 1 FROM pg_user WHERE usename = 'ada'", &[]).await.unwrap();
     assert_eq!(users.len(), 1);
     cluster.start_node(1).await.unwrap();
+    wait_until("n2 is alive", async || state(&cluster, 1).await.as_deref() == Some("alive")).await;
     for database in ["shop", "common", "fulmar"] {
         execute(&cluster.url(1, "fulmar"), &format!("ALTER DATABASE {database} MOVE TO 'n2'")).await;
     }

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Node, client, fulmar, run, stderr_of_failure, stdout, wait, with_timeout};
+use common::{Node, client, fulmar, run, stderr_of_failure, stdout, wait, wait_until, with_timeout};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -12,6 +12,15 @@ fn events(node: &Node, arguments: &[&str]) -> Vec<Value> {
     let url = node.url();
     let printed = stdout(&run(&[&["events", "--server", &url, "-n", "1000", "--json"], arguments].concat()));
     printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// How many starts the files of a data directory record.
+fn starts_on_disk(directory: &Path) -> usize {
+    let files = std::fs::read_dir(directory.join("events")).unwrap();
+    let starts = |file: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(file.unwrap().path()).unwrap().matches("node.started").count()
+    };
+    files.map(starts).sum()
 }
 
 fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
@@ -38,6 +47,8 @@ async fn starts_shutdowns_and_crashes_are_recorded() {
     assert_eq!(of_kind(&second, "node.stopping")[0]["details"]["signal"], "SIGTERM");
     assert_eq!(of_kind(&second, "node.stopped").len(), 1);
     client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    // A crash can only be recorded after a start that is on disk.
+    wait_until("the start is on disk", async || starts_on_disk(directory.path()) == 2).await;
     assert_eq!(node.stop_with(Signal::KILL), None);
 
     let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);

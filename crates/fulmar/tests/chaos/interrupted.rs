@@ -10,7 +10,7 @@ use tokio_postgres::error::SqlState;
 
 use super::client::{ANSWER_TIMEOUT, describe};
 use super::disk::Disk;
-use super::moves::{check_logs, query, wait_for_end};
+use super::moves::{SYSTEM, check_logs, query, wait_for_end};
 use super::store::{Proxy, Treatment};
 use super::{SETTLE_TIMEOUT, connect, in_private, logs, setup, start};
 
@@ -84,7 +84,7 @@ async fn interrupt(cluster: &Cluster, proxies: &[Proxy], disks: &[Disk], fault: 
     let mut moving = tokio::spawn(async move { connect(&target, "fulmar").await?.batch_execute(&sql).await });
     let begun = Instant::now();
     let is_copying = "SELECT 1 FROM fulmar.migrations WHERE step = 'copying'";
-    while !moving.is_finished() && query(cluster, observer, is_copying).await.is_empty() {
+    while !moving.is_finished() && query(cluster, observer, SYSTEM, is_copying).await.is_empty() {
         sleep(RETRY_INTERVAL).await;
     }
     match fault {
@@ -158,7 +158,8 @@ async fn move_until_done(cluster: &Cluster, through: usize, database: &str, to: 
 
 /// The node that owns the database, as another one sees it.
 async fn owner(cluster: &Cluster, through: usize) -> usize {
-    let rows = query(cluster, through, "SELECT node FROM fulmar.partitions WHERE tenant = 'shop'").await;
+    let rows =
+        query(cluster, through, SYSTEM, "SELECT node FROM fulmar.partitions WHERE tenant = 'shop'").await;
     let name: String = rows[0].get(0);
     (0..cluster.nodes()).find(|node| cluster.name(*node) == name).unwrap()
 }

@@ -35,6 +35,8 @@ use super::{
     setup, start,
 };
 
+/// The system database.
+pub const SYSTEM: &str = "fulmar";
 const TENANTS: usize = 10;
 /// Each moves its own tenants.
 const MOVERS: usize = 5;
@@ -151,7 +153,7 @@ async fn run(stores: Stores, seed: u64, seconds: u64) {
     println!("{injected}");
     let migrations = check_reports(&cluster).await;
     println!("{migrations} migrations");
-    check_owners(&cluster).await;
+    check_filler(&cluster).await;
     check_logs(&cluster);
     assert!(gentle.moved > 0 && moves.moved > 0 && injected.total() > 0 && summary.committed > 0);
     // Unmounted before the cluster removes its directory.
@@ -162,7 +164,7 @@ async fn run(stores: Stores, seed: u64, seconds: u64) {
 async fn wait_for_migrations(cluster: &Cluster, least: u64) {
     let sql = "SELECT CAST(sum(newest) AS BIGINT) FROM \
                (SELECT max(number) AS newest FROM fulmar.migrations GROUP BY tenant)";
-    while query(cluster, 0, sql).await[0].get::<_, Option<i64>>(0) < Some(least as i64) {
+    while query(cluster, 0, SYSTEM, sql).await[0].get::<_, Option<i64>>(0) < Some(least as i64) {
         sleep(MIGRATIONS_POLL_INTERVAL).await;
     }
 }
@@ -406,10 +408,10 @@ impl Faults<'_> {
     }
 }
 
-/// Rows of a query through a node. Repeats it until it is answered.
-pub async fn query(cluster: &Cluster, through: usize, sql: &str) -> Vec<tokio_postgres::Row> {
+/// Rows of a query of a database through a node. Repeats it until it is answered.
+pub async fn query(cluster: &Cluster, through: usize, database: &str, sql: &str) -> Vec<tokio_postgres::Row> {
     loop {
-        let result = async { connect(&cluster.target(through), "fulmar").await?.query(sql, &[]).await };
+        let result = async { connect(&cluster.target(through), database).await?.query(sql, &[]).await };
         match result.await {
             Ok(rows) => return rows,
             Err(error) => {
@@ -420,20 +422,18 @@ pub async fn query(cluster: &Cluster, through: usize, sql: &str) -> Vec<tokio_po
     }
 }
 
-/// Waits until every node sees that all migrations have ended.
+/// Waits until all migrations have ended.
 pub async fn wait_for_end(cluster: &Cluster) {
     let sql = "SELECT count(*) FROM fulmar.migrations WHERE step NOT IN ('moved', 'undone')";
-    for node in 0..cluster.nodes() {
-        while query(cluster, node, sql).await[0].get::<_, i64>(0) > 0 {
-            sleep(Duration::from_millis(50)).await;
-        }
+    while query(cluster, 0, SYSTEM, sql).await[0].get::<_, i64>(0) > 0 {
+        sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Every migration of every tenant has a report, unless it is older than the newest 1,000. Returns
 /// the number of migrations.
 async fn check_reports(cluster: &Cluster) -> usize {
-    let rows = query(cluster, 0, "SELECT tenant, number FROM fulmar.migrations").await;
+    let rows = query(cluster, 0, SYSTEM, "SELECT tenant, number FROM fulmar.migrations").await;
     let mut numbers: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
     for row in &rows {
         numbers.entry(row.get(0)).or_default().insert(row.get(1));
@@ -473,15 +473,17 @@ pub fn check_logs(cluster: &Cluster) {
     }
 }
 
-/// All nodes agree on the owner of every tenant.
-async fn check_owners(cluster: &Cluster) {
-    let owners = async |node| {
-        let rows = query(cluster, node, "SELECT tenant, node FROM fulmar.partitions").await;
-        let pairs = rows.iter().map(|row| (row.get::<_, String>(0), row.get::<_, String>(1)));
-        pairs.collect::<BTreeMap<String, String>>()
-    };
-    let first = owners(0).await;
-    for node in 1..cluster.nodes() {
-        assert_eq!(owners(node).await, first, "{}", cluster.name(node));
+/// Every node finds the owner of every tenant, and all rows are there.
+async fn check_filler(cluster: &Cluster) {
+    for node in 0..cluster.nodes() {
+        for tenant in 0..TENANTS {
+            let rows = query(cluster, node, &database(tenant), "SELECT count(*) FROM filler").await;
+            assert_eq!(
+                rows[0].get::<_, i64>(0),
+                FILLER_ROWS as i64,
+                "{tenant} through {}",
+                cluster.name(node)
+            );
+        }
     }
 }

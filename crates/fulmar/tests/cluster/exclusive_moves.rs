@@ -78,6 +78,7 @@ async fn database_is_copied_as_rows_and_loses_nothing() {
     // It is durable at the destination, and moves back.
     cluster.kill(to).unwrap();
     cluster.start_node(to).await.unwrap();
+    wait_until_reachable(&cluster, 0, "shop").await;
     for back in [false, true] {
         if back {
             with_timeout("the move back", start_move(&cluster, source, "sql")).await.unwrap().unwrap();
@@ -191,6 +192,7 @@ async fn database_is_at_its_node_after_either_end_of_a_copy_as_rows_has_died() {
         cluster.start_node(victim).await.unwrap();
         wait_for_step(&cluster, other, "shop", "undone").await;
         assert_eq!(owner(&cluster, other, "shop").await, source);
+        wait_until_reachable(&cluster, other, "shop").await;
         assert_eq!(rows(&cluster, other, "shop").await, ROWS);
     }
     with_timeout("the move", start_move(&cluster, to, "sql")).await.unwrap().unwrap();

@@ -29,7 +29,7 @@ fn free(cluster: &mut Cluster) {
     let etcd = cluster.etcd();
     etcd.etcdctl(&["del", "--prefix", "large/"]).unwrap();
     let read = etcdctl_revision(&etcd.etcdctl(&["get", "x", "-w", "json"]).unwrap());
-    etcd.etcdctl(&["compact", &read]).unwrap();
+    etcd.etcdctl(&["compact", "--physical", &read]).unwrap();
     etcd.etcdctl(&["defrag"]).unwrap();
     etcd.etcdctl(&["alarm", "disarm"]).unwrap();
 }

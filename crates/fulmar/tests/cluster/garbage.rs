@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::{create, execute, move_to, start, values, wait_until_alive};
+use super::{create, execute, move_to, start, values, wait_until, wait_until_alive};
 
 /// Longer than the collector takes, whose pauses between passes are 10 s and more.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -43,21 +43,24 @@ async fn garbage_is_deleted_and_no_commit_is_lost() {
     let mut cluster = start().await;
     create(&cluster, "shop").await;
     execute(&cluster, 0, "fulmar", "ALTER DATABASE shop SET retention = 0").await;
-    let mut next = 0;
-    for round in 0..10 {
+    let store = cluster.path("store");
+    let (mut next, mut round) = (0, 0);
+    // Collections pass meanwhile.
+    wait_until("there is garbage", async || {
         // Each move stores a manifest.
         move_to(&cluster, 0, "shop", round % 3).await;
+        round += 1;
         for _ in 0..10 {
             execute(&cluster, next % 3, "shop", &format!("INSERT INTO t VALUES ({next})")).await;
             next += 1;
         }
-    }
+        let (manifests, _, _) = objects(&store);
+        round >= 10 && manifests > MANIFESTS
+    })
+    .await;
     move_to(&cluster, 0, "shop", 2).await;
     execute(&cluster, 0, "shop", &format!("INSERT INTO t VALUES ({next})")).await;
     let expected: Vec<i64> = (0..=next as i64).collect();
-    let store = cluster.path("store");
-    let (manifests, _, _) = objects(&store);
-    assert!(manifests > MANIFESTS, "{manifests} manifests are too few for this test");
     cluster.kill(2).unwrap();
     assert_eq!(values(&cluster, 0, "shop").await, expected);
     cluster.start_node(2).await.unwrap();

@@ -84,6 +84,9 @@ async fn databases_move_between_stores_and_no_transaction_fails() {
     // The destination has everything, also after its process was killed.
     cluster.kill(others[1]).unwrap();
     cluster.start_node(others[1]).await.unwrap();
+    for node in [source, 0] {
+        wait_until_reachable(&cluster, node, "shop").await;
+    }
     assert_eq!(values(&cluster, source, "shop").await, expected);
     assert_eq!(rows(&cluster, 0, "shop").await, ROWS);
 
@@ -133,6 +136,7 @@ async fn database_is_at_its_node_after_either_end_of_a_copy_has_died() {
         }
         wait_for_step(&cluster, other, "shop", "undone").await;
         assert_eq!(owner(&cluster, other, "shop").await, source);
+        wait_until_reachable(&cluster, other, "shop").await;
         assert_eq!(rows(&cluster, other, "shop").await, ROWS);
     }
     move_using(&cluster, "live", to).await;
@@ -156,6 +160,9 @@ async fn pages_that_were_not_copied_are_read_after_either_end_has_died() {
         cluster.kill(victim).unwrap();
         cluster.start_node(victim).await.unwrap();
         assert_eq!(owner(&cluster, to, "shop").await, to);
+        for node in [at, to] {
+            wait_until_reachable(&cluster, node, "shop").await;
+        }
         execute(&cluster, at, "shop", "UPDATE big SET text = hex(randomblob(500)) WHERE id % 10 = 0").await;
         assert_eq!(rows(&cluster, to, "shop").await, ROWS);
         wait_until("the source has no pages", async || manifests(&cluster, at, "shop").await == 0).await;

@@ -136,7 +136,7 @@ async fn node_that_is_not_removed_is_kept_and_serves() {
     for (value, (behaviour, expected)) in behaviours.into_iter().enumerate() {
         program.behave(behaviour);
         fails(expected).await;
-        assert_eq!(node_states(&cluster, 0).await, ["n1 alive", "n2 alive"]);
+        wait_for_nodes(&cluster, 0, &["n1 alive", "n2 alive"]).await;
         execute(&cluster, 1, "shop", &format!("INSERT INTO t VALUES ({value})")).await;
     }
     // A call that takes long stops the node in the end.
