@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_workload::server::{Cluster, ClusterSetup};
 
-use super::{connect, create, execute, move_to, owner, try_connect, values, wait_until_alive};
+use super::{connect, create, execute, move_to, owner, state, try_connect, values, wait_until_alive};
 use crate::common::{refusal, wait_until, with_timeout};
 
 /// Several leases.
@@ -81,13 +81,14 @@ async fn full_etcd_stops_neither_reads_nor_commits() {
     assert_eq!(owner(&cluster, 0, "shop").await, 1);
 
     // A death is failed over once there is space again.
+    let (_, before) = state(&cluster, 0, 1).await;
     cluster.kill(1).unwrap();
     execute(&cluster, 0, "fulmar", "SELECT 1").await;
     free(&mut cluster);
     assert_eq!(values(&cluster, 0, "shop").await, Vec::from_iter(0..count));
     execute(&cluster, 0, "fulmar", "CREATE DATABASE more").await;
     cluster.start_node(1).await.unwrap();
-    wait_until_alive(&cluster, 0, 1, 2).await;
+    wait_until_alive(&cluster, 0, 1, before + 1).await;
     execute(&cluster, 1, "shop", &format!("INSERT INTO t VALUES ({count})")).await;
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::{create, execute, move_to, start, values, wait_until, wait_until_alive};
+use super::{create, execute, move_to, start, state, values, wait_until, wait_until_alive};
 
 /// Longer than the collector takes, whose pauses between passes are 10 s and more.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -61,10 +61,11 @@ async fn garbage_is_deleted_and_no_commit_is_lost() {
     move_to(&cluster, 0, "shop", 2).await;
     execute(&cluster, 0, "shop", &format!("INSERT INTO t VALUES ({next})")).await;
     let expected: Vec<i64> = (0..=next as i64).collect();
+    let (_, before) = state(&cluster, 0, 2).await;
     cluster.kill(2).unwrap();
     assert_eq!(values(&cluster, 0, "shop").await, expected);
     cluster.start_node(2).await.unwrap();
-    wait_until_alive(&cluster, 0, 2, 2).await;
+    wait_until_alive(&cluster, 0, 2, before + 1).await;
     let collected = async {
         loop {
             let (manifests, segments, ended) = objects(&store);

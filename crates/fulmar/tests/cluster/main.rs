@@ -78,10 +78,14 @@ async fn state(cluster: &Cluster, through: usize, node: usize) -> (String, i64) 
     (row.get(0), row.get(1))
 }
 
-/// Waits until another node hears this incarnation of a node.
+/// Waits until another node hears this incarnation of a node, or a later one: a node that was not
+/// scheduled for seconds has been fenced, and has joined again.
 async fn wait_until_alive(cluster: &Cluster, through: usize, node: usize, incarnation: i64) {
-    let expected = ("alive".to_owned(), incarnation);
-    wait_until("a node is alive", async || state(cluster, through, node).await == expected).await;
+    wait_until("a node is alive", async || {
+        let (state, current) = state(cluster, through, node).await;
+        state == "alive" && current >= incarnation
+    })
+    .await;
 }
 
 /// Waits until a node accepts sessions of a database, whose owner was started again.
