@@ -7,20 +7,18 @@
 /// An element; `None` is NULL.
 pub type Element = Option<String>;
 
-/// Maximum number of elements read; the rest of an array is ignored.
-pub const MAX_ELEMENTS: usize = 1_000_000;
-
 /// Formats an array. If `texts` is true all elements except NULL are quoted.
-pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -> String {
+pub fn write<T: AsRef<str>>(elements: impl Iterator<Item = Option<T>>, texts: bool) -> String {
     let mut array = String::from("{");
     for (place, element) in elements.enumerate() {
         if place > 0 {
             array.push(',');
         }
-        let Some(text) = element else {
+        let Some(element) = element else {
             array.push_str("NULL");
             continue;
         };
+        let text = element.as_ref();
         let special = |byte: u8| b"{}\",\\".contains(&byte) || byte.is_ascii_whitespace();
         if !texts && !text.is_empty() && !text.eq_ignore_ascii_case("null") && !text.bytes().any(special) {
             array.push_str(text);
@@ -39,9 +37,10 @@ pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -
     array
 }
 
-/// Parses a one-dimensional array or a vector.
-pub fn read(text: &str) -> Vec<Element> {
-    elements(text).map(|(element, _)| element).collect()
+/// Parses a one-dimensional array or a vector. An array in memory may be many times larger than its
+/// text, so the elements are parsed one after another.
+pub fn read(text: &str) -> impl Iterator<Item = Element> + '_ {
+    elements(text).map(|(element, _)| element)
 }
 
 /// Converts an array to JSON, numbers as JSON numbers. NULL becomes `[null]`, so that a comparison
@@ -106,7 +105,7 @@ fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
         Some(((!is_null).then_some(element), quoted))
     });
     let vector = vector.into_iter().flatten().map(|element| (Some(element.to_owned()), false));
-    array.chain(vector).take(MAX_ELEMENTS)
+    array.chain(vector)
 }
 
 /// Parses the first element. Returns it, whether it was quoted, and the text after its comma.
@@ -134,17 +133,29 @@ fn element(text: &str) -> (String, bool, Option<&str>) {
 mod tests {
     use super::*;
 
+    fn all(text: &str) -> Vec<Element> {
+        read(text).collect()
+    }
+
+    #[test]
+    fn arrays_have_any_number_of_elements() {
+        let text = format!("{{1{}}}", ",1".repeat(2_000_000));
+        assert_eq!(read(&text).count(), 2_000_001);
+        assert_eq!(json(Some(&text)).len(), text.len());
+        assert_eq!(write(read(&text), false), text);
+    }
+
     #[test]
     fn arrays_are_written_and_read() {
         let elements = [Some("a"), Some("b c"), None, Some(""), Some("null"), Some("q\"\\"), Some("5")];
         let text = write(elements.into_iter(), false);
         assert_eq!(text, r#"{a,"b c",NULL,"","null","q\"\\",5}"#);
         let owned: Vec<Element> = elements.iter().map(|element| element.map(str::to_owned)).collect();
-        assert_eq!(read(&text), owned);
-        assert_eq!(read(&write(elements.into_iter(), true)), owned);
-        assert_eq!(read("{}"), []);
-        assert_eq!(read("{ a , \"b\" }"), [Some("a".to_owned()), Some("b".to_owned())]);
-        assert_eq!(read("1 2"), [Some("1".to_owned()), Some("2".to_owned())]);
+        assert_eq!(all(&text), owned);
+        assert_eq!(all(&write(elements.into_iter(), true)), owned);
+        assert_eq!(all("{}"), []);
+        assert_eq!(all("{ a , \"b\" }"), [Some("a".to_owned()), Some("b".to_owned())]);
+        assert_eq!(all("1 2"), [Some("1".to_owned()), Some("2".to_owned())]);
         assert_eq!(json(Some(&text)), r#"["a","b c",null,"","null","q\"\\",5]"#);
         assert_eq!(json(Some(r#"{"5",-1.5,007,1e3}"#)), r#"["5",-1.5,"007","1e3"]"#);
         assert_eq!((json(Some("{}")).as_str(), json(None).as_str()), ("[]", "[null]"));

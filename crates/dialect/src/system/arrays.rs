@@ -1,6 +1,8 @@
 //! Array functions. Arrays are represented as text ([`fulmar_sqlite::array`]). The translation
 //! converts them to JSON where SQLite's table-valued functions read them.
 
+use std::borrow::Cow;
+
 use fulmar_sqlite::array::{Element, read, write};
 use fulmar_sqlite::{Error, Value, ValueRef, sqlstate};
 
@@ -21,8 +23,9 @@ pub(crate) fn text_of(value: ValueRef<'_>) -> Element {
     }
 }
 
-fn elements(value: Option<&ValueRef<'_>>) -> Option<Vec<Element>> {
-    value.and_then(|value| text_of(*value)).map(|text| read(&text))
+/// The text of an argument that is an array.
+fn array(arguments: &[ValueRef<'_>]) -> Option<String> {
+    arguments.first().and_then(|array| text_of(*array))
 }
 
 /// `pg_array(a, b)` and `array_agg(a)`: creates an array of the arguments.
@@ -33,14 +36,12 @@ pub(crate) fn of_arguments(arguments: &[ValueRef<'_>]) -> Value {
 
 /// `array[n]`. Indexes start at 1, in vectors (`int2vector`, `oidvector`) at 0.
 pub(crate) fn item(arguments: &[ValueRef<'_>]) -> Value {
-    let (Some(text), Some(ValueRef::Integer(index))) =
-        (arguments.first().and_then(|array| text_of(*array)), arguments.get(1))
-    else {
+    let (Some(text), Some(ValueRef::Integer(index))) = (array(arguments), arguments.get(1)) else {
         return Value::Null;
     };
     let first = i64::from(text.trim_start().starts_with('{'));
     let index = usize::try_from(index.saturating_sub(first)).ok();
-    let element = index.and_then(|index| read(&text).into_iter().nth(index)).flatten();
+    let element = index.and_then(|index| read(&text).nth(index)).flatten();
     element.map_or(Value::Null, scalar)
 }
 
@@ -51,10 +52,11 @@ fn scalar(text: String) -> Value {
 
 /// `array_to_string(array, separator, null)`.
 pub(crate) fn join(arguments: &[ValueRef<'_>]) -> Result<Value> {
-    let Some(elements) = elements(arguments.first()) else { return Ok(Value::Null) };
+    let Some(array) = array(arguments) else { return Ok(Value::Null) };
     let separator = arguments.get(1).and_then(|value| text_of(*value)).unwrap_or_default();
     let null = arguments.get(2).and_then(|value| text_of(*value));
-    let shown = || elements.iter().filter_map(|element| element.as_deref().or(null.as_deref()));
+    let shown =
+        || read(&array).filter_map(|element| element.map(Cow::Owned).or(null.as_deref().map(Cow::Borrowed)));
     // The size is checked before anything is copied, because the separator and the text for NULL
     // are repeated for each element.
     let bytes = shown().map(|text| text.len() + separator.len()).sum::<usize>();
@@ -67,7 +69,7 @@ pub(crate) fn join(arguments: &[ValueRef<'_>]) -> Result<Value> {
         if index > 0 {
             joined.push_str(&separator);
         }
-        joined.push_str(text);
+        joined.push_str(&text);
     }
     Ok(Value::Text(joined))
 }
@@ -85,24 +87,22 @@ pub(crate) fn split(arguments: &[ValueRef<'_>]) -> Value {
 
 /// `array_length(array, dimension)`, `array_upper`, `cardinality`.
 pub(crate) fn length(arguments: &[ValueRef<'_>]) -> Value {
-    let count = elements(arguments.first()).map(|elements| elements.len() as i64);
+    let count = array(arguments).map(|array| read(&array).count() as i64);
     count.filter(|count| *count > 0).map_or(Value::Null, Value::Integer)
 }
 
 /// `array_position(array, element)`.
 pub(crate) fn position(arguments: &[ValueRef<'_>]) -> Value {
     let wanted = arguments.get(1).and_then(|value| text_of(*value));
-    let index = elements(arguments.first())
-        .and_then(|elements| elements.iter().position(|element| *element == wanted));
+    let index = array(arguments).and_then(|array| read(&array).position(|element| element == wanted));
     index.map_or(Value::Null, |index| Value::Integer(index as i64 + 1))
 }
 
 /// `array_remove(array, element)`.
 pub(crate) fn remove(arguments: &[ValueRef<'_>]) -> Value {
     let unwanted = arguments.get(1).and_then(|value| text_of(*value));
-    let Some(mut elements) = elements(arguments.first()) else { return Value::Null };
-    elements.retain(|element| *element != unwanted);
-    Value::Text(write(elements.iter().map(Option::as_deref), false))
+    let Some(array) = array(arguments) else { return Value::Null };
+    Value::Text(write(read(&array).filter(|element| *element != unwanted), false))
 }
 
 /// `generate_series(first, last, step)`.

@@ -7,7 +7,7 @@
 //! ```
 
 use bytes::{Buf, BufMut};
-use fulmar_sqlite::array::{Element, read, write};
+use fulmar_sqlite::array::{read, write};
 use fulmar_sqlite::{Value, ValueRef};
 
 use super::{Type, decode, encode};
@@ -26,33 +26,37 @@ pub fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
     if dimensions == 1 {
         next(&mut bytes)?;
     }
-    let mut elements: Vec<Element> = Vec::new();
-    for _ in 0..count {
+    let mut next_element = || {
         let length = bytes.try_get_i32().ok()?;
         if length == -1 {
-            elements.push(None);
-            continue;
+            return Some(None);
         }
         let (value, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
         bytes = rest;
-        elements.push(Some(text(&decode::value(value, element, Format::Binary).ok()?, element)?));
-    }
-    bytes.is_empty().then(|| write(elements.iter().map(Option::as_deref), element.is_text()))
+        text(&decode::value(value, element, Format::Binary).ok()?, element).map(Some)
+    };
+    // Written one after another, because NULLs in memory are many times larger than in the message.
+    let mut read = 0;
+    let elements = (0..count).map_while(|_| next_element().inspect(|_| read += 1));
+    let array = write(elements, element.is_text());
+    (read == count && bytes.is_empty()).then_some(array)
 }
 
 /// Writes the binary format of an array in text format. Returns `None` if an element is not of that
 /// type.
 pub fn put_binary(out: &mut Vec<u8>, array: &str, element: Type) -> Option<()> {
-    let elements = read(array);
-    out.put_u32(u32::from(!elements.is_empty()));
-    out.put_u32(u32::from(elements.contains(&None)));
+    let (count, nulls) = read(array).fold((0_u32, false), |(count, nulls), element| {
+        (count.saturating_add(1), nulls || element.is_none())
+    });
+    out.put_u32(u32::from(count > 0));
+    out.put_u32(u32::from(nulls));
     out.put_u32(element.oid());
-    if elements.is_empty() {
+    if count == 0 {
         return Some(());
     }
-    out.put_u32(elements.len().try_into().ok()?);
+    out.put_u32(count);
     out.put_u32(1);
-    for value in elements {
+    for value in read(array) {
         let Some(text) = value else {
             out.put_i32(-1);
             continue;

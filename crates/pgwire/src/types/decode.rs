@@ -62,11 +62,10 @@ fn from_text(text: &str, kind: Type) -> Option<Value> {
     if kind.element().is_some() {
         let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
         let is_text_array = kind.element().is_some_and(Type::is_text);
-        let elements = || fulmar_sqlite::array::read(text);
         return is_array.then(|| {
             Value::Text(match is_text_array {
                 // Quotes the elements, since texts may look like numbers.
-                true => fulmar_sqlite::array::write(elements().iter().map(Option::as_deref), true),
+                true => fulmar_sqlite::array::write(fulmar_sqlite::array::read(text), true),
                 false => text.trim().to_owned(),
             })
         });
@@ -163,7 +162,7 @@ fn number(text: &str) -> Option<Value> {
     if let Ok(integer) = text.parse() {
         return Some(Value::Integer(integer));
     }
-    if !numeric::put(&mut Vec::new(), text) {
+    if !numeric::is_valid(text) {
         return None;
     }
     let mantissa = text.split(['e', 'E']).next().unwrap_or(text);

@@ -71,8 +71,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
 
 /// Writes an array of booleans, which SQLite stores as numbers.
 fn put_booleans(out: &mut Vec<u8>, array: &str) {
-    let elements = fulmar_sqlite::array::read(array);
-    let letters = elements.iter().map(|element| match element.as_deref() {
+    let letters = fulmar_sqlite::array::read(array).map(|element| match element.as_deref() {
         Some("1" | "t" | "true") => Some("t"),
         Some(_) => Some("f"),
         None => None,
