@@ -25,6 +25,7 @@ impl Session {
     pub(super) async fn command(
         &mut self,
         command: &Command,
+        scope: Scope,
         layout: Layout<'_>,
         output: &mut Output,
     ) -> Result<PlanOutcome, MessageError> {
@@ -74,7 +75,7 @@ impl Session {
                 tag
             }
             Command::Batch { statements, tag } => {
-                self.batch(statements, output).await?;
+                self.batch(statements, scope, output).await?;
                 tag
             }
             Command::AddPrimaryKey(key) => {
@@ -275,12 +276,14 @@ impl Session {
         Ok(())
     }
 
-    async fn batch(&mut self, statements: &[String], output: &mut Output) -> Result<()> {
+    /// Runs the statements of a batch in one transaction. A single one (possibly a VACUUM, which
+    /// cannot run in a transaction) runs like any other statement.
+    async fn batch(&mut self, statements: &[String], scope: Scope, output: &mut Output) -> Result<()> {
+        let scope = if statements.len() == 1 { scope } else { Scope::Implicit };
         for sql in statements {
             let (statement, _) = self.link.prepare(sql).await?;
             let mut discarded = Collector::default();
-            let completion =
-                self.link.execute(&statement, &[], batch_scope(statements), &mut discarded).await?;
+            let completion = self.link.execute(&statement, &[], scope, &mut discarded).await?;
             self.completed(&completion, output);
         }
         Ok(())
@@ -346,10 +349,4 @@ impl Session {
         }
         Err(Error::new(sqlstate::ACTIVE_TRANSACTION, format!("{tag} cannot run inside a transaction block")))
     }
-}
-
-/// The statements of a batch share a transaction. A single statement (possibly a VACUUM, which
-/// cannot run in a transaction) runs on its own.
-fn batch_scope(statements: &[String]) -> Scope {
-    if statements.len() == 1 { Scope::Auto } else { Scope::Implicit }
 }

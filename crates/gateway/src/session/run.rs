@@ -127,7 +127,7 @@ impl Session {
             }
             // Boxed because it is rare. Unboxed, it would enlarge the future of every session.
             Plan::Command { command, .. } => {
-                let ran = Box::pin(self.command(command, layout, output)).await;
+                let ran = Box::pin(self.command(command, scope, layout, output)).await;
                 self.has_ended_transaction |=
                     ran.is_ok() && changes_data(command) && self.is_outside_of_transactions();
                 ran

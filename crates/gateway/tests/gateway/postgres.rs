@@ -210,3 +210,22 @@ async fn settings_are_reset_to_the_connection_options() {
     shows("7s", "till").await;
     node.stop().await;
 }
+
+/// PostgreSQL's statements that are several ones, or others, in SQLite.
+#[tokio::test]
+async fn translated_statements_join_the_transaction_of_their_query() {
+    let node = Node::insecure().await;
+    let client = node.database("shop").await;
+    client.batch_execute("CREATE TABLE t(a); CREATE TABLE u(a); INSERT INTO t VALUES (1)").await.unwrap();
+    let count = async || client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0);
+    for sql in ["TRUNCATE t", "TRUNCATE t, u", "DROP TABLE t CASCADE", "DROP TABLE t, u"] {
+        let query = format!("{sql}; INSERT INTO missing VALUES (1)");
+        assert_eq!(state(client.batch_execute(&query).await), "42P01");
+        assert_eq!(count().await, 1, "{sql} must be rolled back with its query");
+    }
+    assert_eq!(state(client.batch_execute("INSERT INTO t VALUES (2); VACUUM FULL").await), "25001");
+    assert_eq!(count().await, 1);
+    client.batch_execute("TRUNCATE t; INSERT INTO t VALUES (3), (4)").await.unwrap();
+    assert_eq!(count().await, 2);
+    node.stop().await;
+}
