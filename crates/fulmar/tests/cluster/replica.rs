@@ -50,6 +50,13 @@ async fn count(client: &Client) -> i64 {
     row.unwrap_or_else(|error| panic!("{error:?}")).get(0)
 }
 
+/// Whether a statement's transaction was committed, although its result is lost.
+fn is_committed(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|error| {
+        error.code().code() == "08007" && error.detail().is_some_and(|text| text.contains("was committed"))
+    })
+}
+
 /// Inserts ascending values through the first node until it is stopped. `acknowledged` is their
 /// number.
 fn write(cluster: &Cluster, stop: &Arc<AtomicBool>, acknowledged: &Arc<AtomicI64>) -> JoinHandle<()> {
@@ -62,7 +69,12 @@ fn write(cluster: &Cluster, stop: &Arc<AtomicBool>, acknowledged: &Arc<AtomicI64
             }
             let sql = format!("INSERT INTO t VALUES ({value})");
             let insert = client.batch_execute(&sql);
-            with_timeout("an insert", insert).await.unwrap_or_else(|error| panic!("{value}: {error:?}"));
+            match with_timeout("an insert", insert).await {
+                Ok(()) => {}
+                // The node was killed between the commit and the answer.
+                Err(error) if is_committed(&error) => {}
+                Err(error) => panic!("{value}: {error:?}"),
+            }
             acknowledged.fetch_add(1, Ordering::SeqCst);
         }
     })
