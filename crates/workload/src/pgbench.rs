@@ -98,8 +98,11 @@ fn parse(text: &str) -> anyhow::Result<Outcome> {
     };
     let failed: u64 = value("number of failed transactions:")?.parse()?;
     anyhow::ensure!(failed == 0, "{failed} transactions failed");
+    let transactions = value("number of transactions actually processed:")?.parse()?;
+    // pgbench then prints neither a throughput nor a latency.
+    anyhow::ensure!(transactions > 0, "no transaction committed");
     Ok(Outcome {
-        transactions: value("number of transactions actually processed:")?.parse()?,
+        transactions,
         throughput_tps: value("tps =")?.parse()?,
         latency_ms: value("latency average =")?.parse()?,
     })
@@ -129,6 +132,13 @@ tps = 654.432100 (without initial connection time)
     fn output_is_parsed() {
         let outcome = Outcome { transactions: 6543, throughput_tps: 654.4321, latency_ms: 12.224 };
         assert_eq!(parse(OUTPUT).unwrap(), outcome);
+    }
+
+    #[test]
+    fn run_without_a_transaction_is_an_error() {
+        let text = OUTPUT.replace("processed: 6543", "processed: 0").replace("(0.000%)", "(NaN%)");
+        let (text, _) = text.split_once("latency").unwrap();
+        assert_eq!(parse(text).unwrap_err().to_string(), "no transaction committed");
     }
 
     #[test]
