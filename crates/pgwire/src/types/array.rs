@@ -13,13 +13,24 @@ use fulmar_sqlite::{Value, ValueRef};
 use super::{Type, decode, encode};
 use crate::protocol::Format;
 
+/// Maximum number of elements of a parameter whose elements are decoded. A worker decodes a
+/// parameter at once, while its other sessions wait.
+pub const MAX_ELEMENTS: usize = 1_000_000;
+
+/// Whether an array in binary format has more than [`MAX_ELEMENTS`].
+pub fn is_too_large(bytes: &[u8]) -> bool {
+    let count = bytes.get(12..).and_then(|mut bytes| bytes.try_get_u32().ok());
+    count.is_some_and(|count| count as usize > MAX_ELEMENTS)
+}
+
 /// The text of an array in binary format. `None` if the bytes are not a one-dimensional array of
-/// that element type.
+/// that element type, or [`is_too_large`].
 pub fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
+    let is_large = is_too_large(bytes);
     let next = |bytes: &mut &[u8]| bytes.try_get_u32().ok();
     let dimensions = next(&mut bytes)?;
     let (_has_null, oid) = (next(&mut bytes)?, next(&mut bytes)?);
-    if oid != element.oid() || dimensions > 1 {
+    if oid != element.oid() || dimensions > 1 || is_large {
         return None;
     }
     let count = if dimensions == 0 { 0 } else { next(&mut bytes)? };

@@ -13,9 +13,14 @@ use crate::protocol::Format;
 /// Decodes a parameter that is not NULL.
 pub fn value(bytes: &[u8], kind: Type, format: Format) -> Result<Value> {
     if format == Format::Binary && !kind.is_textual() {
-        return from_binary(bytes, kind).ok_or_else(|| bad_binary(kind));
+        let is_too_large = || kind.element().is_some() && array::is_too_large(bytes);
+        return from_binary(bytes, kind)
+            .ok_or_else(|| if is_too_large() { too_many_elements() } else { bad_binary(kind) });
     }
     let text = utf8(bytes)?;
+    if kind.element().is_some_and(Type::is_text) && is_array(text) {
+        return text_array(text);
+    }
     from_text(text, kind).ok_or_else(|| bad_text(text, kind))
 }
 
@@ -58,17 +63,29 @@ fn bad_binary(kind: Type) -> Error {
     )
 }
 
+fn is_array(text: &str) -> bool {
+    text.trim_start().starts_with('{') && text.trim_end().ends_with('}')
+}
+
+/// Quotes the elements, since texts may look like numbers.
+fn text_array(text: &str) -> Result<Value> {
+    let mut elements = fulmar_sqlite::array::read(text);
+    let quoted = fulmar_sqlite::array::write(elements.by_ref().take(array::MAX_ELEMENTS), true);
+    match elements.next() {
+        None => Ok(Value::Text(quoted)),
+        Some(_) => Err(too_many_elements()),
+    }
+}
+
+fn too_many_elements() -> Error {
+    let message = format!("array parameter exceeds {} elements", array::MAX_ELEMENTS);
+    Error::new(sqlstate::PROGRAM_LIMIT, message)
+        .hint("Use several statements, or copy the elements into a table.")
+}
+
 fn from_text(text: &str, kind: Type) -> Option<Value> {
     if kind.element().is_some() {
-        let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
-        let is_text_array = kind.element().is_some_and(Type::is_text);
-        return is_array.then(|| {
-            Value::Text(match is_text_array {
-                // Quotes the elements, since texts may look like numbers.
-                true => fulmar_sqlite::array::write(fulmar_sqlite::array::read(text), true),
-                false => text.trim().to_owned(),
-            })
-        });
+        return is_array(text).then(|| Value::Text(text.trim().to_owned()));
     }
     Some(match kind {
         Type::Text | Type::Varchar | Type::Bpchar | Type::Name | Type::Unknown | Type::Json | Type::Jsonb => {
@@ -252,6 +269,26 @@ mod tests {
             Value::Text(value) => ValueRef::Text(value.as_bytes()),
             Value::Blob(value) => ValueRef::Blob(value),
             Value::Null => ValueRef::Null,
+        }
+    }
+
+    #[test]
+    fn arrays_with_too_many_elements_are_rejected_and_not_cut() {
+        let array = |count: usize| format!("{{1{}}}", ",1".repeat(count - 1));
+        let decoded = text(&array(array::MAX_ELEMENTS), Type::TextArray).unwrap();
+        let Value::Text(decoded) = decoded else { panic!("{decoded:?}") };
+        assert_eq!(decoded.matches("\"1\"").count(), array::MAX_ELEMENTS);
+        let binary = |count: u32| {
+            let header = [1, 1, Type::Int8.oid(), count, 1].map(u32::to_be_bytes).concat();
+            [header, vec![0xff; 4 * count as usize]].concat()
+        };
+        let limit = array::MAX_ELEMENTS as u32;
+        value(&binary(limit), Type::Int8Array, Format::Binary).unwrap();
+        for error in [
+            text(&array(array::MAX_ELEMENTS + 1), Type::TextArray).unwrap_err(),
+            value(&binary(limit + 1), Type::Int8Array, Format::Binary).unwrap_err(),
+        ] {
+            assert_eq!(error.state(), sqlstate::PROGRAM_LIMIT, "{error}");
         }
     }
 
